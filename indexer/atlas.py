@@ -1,0 +1,152 @@
+"""The atlas as a folder: where everything lies, who may write, and how its database is opened.
+
+Nothing here imports torch, transformers or huggingface_hub: a query starts from this file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.errors import AtlasError
+
+if TYPE_CHECKING:
+    import duckdb
+
+SCHEMA_VERSION = 1
+
+# Files that a DuckDB 1.4 shell can open too.
+STORAGE_VERSION = "v1.4.0"
+
+
+class AtlasFolder:
+    """Names every path of one atlas. Opening one creates nothing."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser().absolute()
+
+    @property
+    def database(self) -> Path:
+        """The one pointer: metadata, and the names of the FAISS files that belong to it."""
+        return self.root / "atlas.duckdb"
+
+    @property
+    def listings(self) -> Path:
+        """Folder of what the Hub said."""
+        return self.root / "listing"
+
+    @property
+    def bases(self) -> Path:
+        """Folder of the bases' block matrices."""
+        return self.root / "bases"
+
+    @property
+    def records(self) -> Path:
+        """Folder of records and of outcomes in place of records."""
+        return self.root / "records"
+
+    def listing(self, base: str) -> Path:
+        """The listing of one base."""
+        return self.listings / f"{file_name(base)}.jsonl"
+
+    def base(self, base: str, commit: str) -> Path:
+        """The block matrices of one base at one commit."""
+        return self.bases / f"{file_name(base)}@{commit}.safetensors"
+
+    def record(self, digest: str) -> Path:
+        """The record with this identity."""
+        return self.records / digest[:2] / f"{digest}.safetensors"
+
+    def outcome(self, digest: str) -> Path:
+        """What stands in place of a record that could not be made."""
+        return self.records / digest[:2] / f"{digest}.json"
+
+    def require(self) -> AtlasFolder:
+        """Raises AtlasError where there is no published atlas."""
+        if not self.database.is_file():
+            what = "is not an atlas" if self.root.is_dir() else "does not exist"
+            raise AtlasError(
+                f"{self.root} {what} (no atlas.duckdb there).",
+                "Give --atlas DIR, or make one: index build --base roberta-base --limit 50",
+            )
+        return self
+
+    @contextmanager
+    def locked(self, command: str) -> Iterator[None]:
+        """Hold the writer's lock. It goes with the process, however that ends.
+
+        Raises AtlasError naming the process that holds it.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise AtlasError(f"{self.root} cannot be written to: {error.strerror}.", "Choose another --atlas.") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise AtlasError(
+                    f"{self.root} is being written to by {_holder(handle)}.",
+                    "Wait for it to finish; queries go on meanwhile.",
+                ) from error
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _claim(command).encode(), 0)
+            yield
+            os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)
+
+
+def file_name(base: str) -> str:
+    """A base's id as part of a file name: "/" becomes "--", as in the Hugging Face cache."""
+    return base.replace("/", "--")
+
+
+def schema_sql() -> str:
+    """The text of schema.sql, from an installed wheel or from a source tree."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "schema.sql", here.parent / "schema.sql"):
+        if candidate.is_file():
+            return candidate.read_text(encoding="utf-8")
+    raise AtlasError("schema.sql is missing from this installation.", "Install vectors-in-the-wild again.")
+
+
+def check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Raises AtlasError where the file is no atlas, or one of another schema."""
+    import duckdb
+
+    try:
+        row = connection.execute("SELECT schema_version FROM atlas_info").fetchone()
+    except duckdb.Error as error:
+        raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another --atlas.") from error
+    version = row[0] if row else None
+    if version != SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
+        todo = "Upgrade vectors-in-the-wild." if newer else "Run `index rebuild` to bring it up to date."
+        raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)
+
+
+def _claim(command: str) -> str:
+    claim = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": command,
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return json.dumps(claim)
+
+
+def _holder(handle: int) -> str:
+    try:
+        claim = json.loads(os.pread(handle, 4096, 0))
+        return f"`{claim['command']}` (process {claim['pid']} on {claim['host']}, since {claim['since']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,189 @@
+"""The base model's block matrices: fetched once, kept in the atlas, read matrix by matrix.
+
+The file is an ordinary safetensors file whose tensors are named after deltas ("3.query") and oriented
+(out, in), in the base's own dtype.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from indexer.architecture import Layout, load_architecture
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError, Skipped
+from indexer.safetensors_index import DTYPE_NAMES, SafetensorsIndex, read_index
+from indexer.byterange import LocalFile
+from indexer.weights import Checkpoint
+from indexer.words import DeltaKey
+
+
+@dataclass
+class BaseMatrices:
+    """The base's block matrices on disk.
+
+    ``layout`` is that of the base's own checkpoint, ``norms`` the Frobenius norm of every matrix. With
+    ``resident`` the matrices stay in memory after their first use, else each is read again: page cache is
+    shared by processes, memory is not.
+    """
+
+    path: Path
+    resident: bool = True
+    _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _file(self) -> LocalFile:
+        return LocalFile(self.path)
+
+    @cached_property
+    def _index(self) -> SafetensorsIndex:
+        return read_index(self._file)
+
+    @cached_property
+    def description(self) -> Mapping[str, Any]:
+        """What was written beside the matrices: base, commit, config, shapes, norms."""
+        found: Mapping[str, Any] = json.loads(self._index.metadata["base"])
+        return found
+
+    @property
+    def base(self) -> str:
+        """The base's canonical id."""
+        return str(self.description["base"])
+
+    @property
+    def commit(self) -> str:
+        """The commit the matrices come from."""
+        return str(self.description["commit"])
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The base's config.json."""
+        found: Mapping[str, Any] = self.description["config"]
+        return found
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the block matrices lie in the base's own checkpoint."""
+        shapes = {name: tuple(shape) for name, shape in self.description["shapes"].items()}
+        return load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
+
+    @cached_property
+    def norms(self) -> dict[DeltaKey, float]:
+        """‖W_base‖ (Frobenius) of every matrix."""
+        return {DeltaKey.parse(name): float(norm) for name, norm in self.description["norms"].items()}
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of all block matrices as stored."""
+        return sum(info.nbytes for info in self._index.tensors.values())
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one stored number."""
+        return max(info.dtype.itemsize for info in self._index.tensors.values())
+
+    @property
+    def file_hashes(self) -> tuple[str | None, ...]:
+        """sha256 of the weight files that the matrices come from, where known."""
+        return tuple(self.description["file_hashes"])
+
+    def matrix(self, key: DeltaKey) -> torch.Tensor:
+        """One matrix, (out, in), in the base's own dtype. Not to be written to."""
+        held = self._held.get(key)
+        if held is None:
+            held = self._index.read(self._file, str(key))
+            if self.resident:
+                self._held[key] = held
+        return held
+
+    def close(self) -> None:
+        """Let go of the file and of what is held."""
+        self._held.clear()
+        if "_file" in self.__dict__:
+            self._file.close()
+
+
+def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> BaseMatrices:
+    """Stream the block matrices of ``checkpoint`` into ``path`` (by temporary file and rename).
+
+    Raises AtlasError where the base cannot be one: an architecture without a data file, tensors that are
+    missing, or weights that are not finite.
+    """
+    try:
+        layout = load_architecture(str(checkpoint.config.get("model_type"))).locate(
+            {name: info.shape for name, info in checkpoint.tensors.items()}, checkpoint.config
+        )
+        _write_matrices(checkpoint, layout, base, commit, path)
+    except Skipped as reason:
+        raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
+    return BaseMatrices(path)
+
+
+def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path) -> None:
+    """Write data first and header last known: offsets follow from shapes, norms only from the data."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for matrix in layout.matrices:
+        dtype = checkpoint.tensors[matrix.tensor].dtype
+        size = math.prod(matrix.shape) * dtype.itemsize
+        header[str(matrix.key)] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(matrix.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    norms: dict[str, float] = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_name(f".{path.name}.{os.getpid()}.data")
+    try:
+        with data.open("wb") as file:
+            for name, tensor in checkpoint.stream(layout.tensors):
+                for matrix in layout.by_tensor[name]:
+                    piece = matrix.extract(tensor).contiguous()
+                    norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float()))
+                    if not math.isfinite(norms[str(matrix.key)]):
+                        raise Skipped("not_finite", f"its tensor {name} holds NaN or infinite values")
+                    file.seek(header[str(matrix.key)]["data_offsets"][0])
+                    file.write(piece.view(torch.uint8).numpy().data)
+        description = {
+            "base": base,
+            "commit": commit,
+            "file_hashes": [facts.sha256 for facts in checkpoint.files],
+            "config": dict(checkpoint.config),
+            "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
+            "norms": norms,
+        }
+        _assemble(header | {"__metadata__": {"base": json.dumps(description)}}, data, path)
+    finally:
+        data.unlink(missing_ok=True)
+
+
+def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as target, data.open("rb") as source:
+            target.write(len(text).to_bytes(8, "little") + text)
+            while chunk := source.read(1 << 22):
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[BaseMatrices]:
+    """Bases kept in the atlas (all commits of ``base``, or of every base), newest first."""
+    paths = sorted(folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name))
+    found = [BaseMatrices(path, resident=False) for path in paths]
+    return [one for one in found if base is None or one.base == base]

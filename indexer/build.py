@@ -1,0 +1,322 @@
+"""A build: crawl a base's fine-tunes, vectorise what is new or changed, publish."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.base import BaseMatrices, store_base, stored_bases
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.executor import default_workers, executor_for
+from indexer.hub import BaseFacts
+from indexer.listing import ListedModel, Listing, select
+from indexer.plan import Planned, plan
+from indexer.publish import Publication, Thresholds, publish
+from indexer.record import Spec
+from indexer.records import RecordStore
+from indexer.rows import Entry
+from indexer.svd import SVD_METHOD
+from indexer.unit import Unit
+from indexer.weights import open_checkpoint
+from indexer.words import ModelRef
+from indexer.worker import Place, Result
+
+# The base stays in memory up to this size, beyond it is read again for every model.
+RESIDENT_BYTES = 2 << 30
+
+# Results are published as they come, so that an interrupted build is useful.
+PUBLISH_EVERY_SECONDS = 600.0
+
+# Past this share of failures (skips do not count) the fault is not the models'.
+STOP_AFTER_TRIES = 20
+STOP_ABOVE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a build is asked to do; see `index build --help`."""
+
+    limit: int | None = None
+    sort: str = "downloads"
+    rank: int = 8
+    relations: tuple[str, ...] = ("finetune", "adapter")
+    discover: str = "tags"
+    descendants: bool = False
+    since: datetime | None = None
+    author: str | None = None
+    spectra: bool = False
+    keep_factors: bool = True
+    workers: int = field(default_factory=default_workers)
+    device: str = "cpu"
+    retry_failed: bool = False
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+@dataclass
+class BuildReport:
+    """Counts of one run: discovered = indexed + unchanged + skipped + failed."""
+
+    base: str
+    base_commit: str
+    atlas: str
+    discovered: int = 0
+    indexed: int = 0
+    unchanged: int = 0
+    skipped: int = 0
+    failed: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
+    seconds: float = 0.0
+    stopped: str | None = None
+
+    def as_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        row = asdict(self)
+        if self.stopped is None:
+            del row["stopped"]
+        order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")
+        return {name: row.pop(name) for name in order} | {"atlas": row.pop("atlas")} | row
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the build ran to its end and something is indexed."""
+        return self.stopped is None and (self.indexed + self.unchanged > 0 or self.discovered == 0)
+
+
+class Watcher:
+    """Told of what happens; the command line shows it, a library user may ignore it."""
+
+    def started(self, base: str, units: int, planned: Sequence[Planned]) -> None:
+        """Work on ``units`` models begins."""
+
+    def finished(self, result: Result, report: BuildReport) -> None:
+        """One model is done."""
+
+    def say(self, sentence: str) -> None:
+        """Something that a person should know."""
+
+
+class Build:
+    """One base's build. The caller holds the writer's lock."""
+
+    def __init__(
+        self, folder: AtlasFolder, facts: BaseFacts, options: BuildOptions, watcher: Watcher | None = None
+    ) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.options = options
+        self.watcher = watcher or Watcher()
+        self.store = RecordStore(folder)
+        self.listing = Listing(folder.listing(facts.id))
+        self.report = BuildReport(facts.id, facts.commit, str(folder.root))
+        self.started = time.monotonic()
+        self.started_at = datetime.now(UTC)
+
+    @property
+    def spec(self) -> Spec:
+        """What this build computes."""
+        return Spec(rank=self.options.rank, spectra=self.options.spectra, svd=SVD_METHOD)
+
+    def base_matrices(self) -> BaseMatrices:
+        """The base's block matrices, fetched where the atlas does not have them yet.
+
+        A new commit that leaves the weight files as they were (an edited card) is not a new base: the commit
+        that the atlas knows stays, and with it every record.
+        """
+        path = self.folder.base(self.facts.id, self.facts.commit)
+        if path.is_file():
+            return BaseMatrices(path)
+        try:
+            checkpoint = open_checkpoint(
+                ModelRef(self.facts.id), commit=self.facts.commit, filenames=self.facts.filenames
+            )
+        except ModelError as error:
+            raise AtlasError(
+                f"The weights of the base {self.facts.id} cannot be read: {error.detail}.",
+                "Try again later." if isinstance(error, Failed) else "Choose another base.",
+            ) from error
+        try:
+            hashes = tuple(facts.sha256 for facts in checkpoint.files)
+            for stored in stored_bases(self.folder, self.facts.id):
+                if None not in hashes and stored.file_hashes == hashes:
+                    self._keep_commit(stored.commit)
+                    return stored
+            self.watcher.say(f"fetching the block matrices of {self.facts.id}")
+            return store_base(checkpoint, self.facts.id, self.facts.commit, path)
+        finally:
+            checkpoint.close()
+
+    def _keep_commit(self, commit: str) -> None:
+        self.facts = replace(self.facts, commit=commit)
+        self.report.base_commit = commit
+
+    def plan(self, base: BaseMatrices, selected: Sequence[ListedModel] | None = None) -> list[Planned]:
+        """What there is to do for every listed model; ``selected`` by the options unless given."""
+        options = self.options
+        models = self.listing.models()
+        if selected is None:
+            selected = select(
+                models,
+                limit=options.limit,
+                sort=options.sort,
+                since=options.since,
+                author=options.author,
+                relations=options.relations,
+            )
+        chosen = {model.id for model in selected}
+        template = Unit(
+            model=ModelRef(self.facts.id),
+            commit="",
+            base=self.facts.id,
+            base_commit=self.facts.commit,
+            relation="finetune",
+            spec=self.spec,
+            device=options.device,
+            keep_factors=options.keep_factors,
+        )
+        planned = plan(models, selected, base, self.store, template, options.retry_failed)
+        for one in planned:
+            if one.entry.listed.id in chosen and one.unit is None:
+                self._count_settled(one)
+        self.report.discovered = len(chosen)
+        return planned
+
+    def _count_settled(self, one: Planned) -> None:
+        if one.is_unchanged:
+            self.report.unchanged += 1
+        elif one.entry.status == "failed":
+            self.report.failed += 1
+        else:
+            self.report.skipped += 1
+
+    def run(self, planned: Sequence[Planned], base: BaseMatrices) -> BuildReport:
+        """Do what is planned, and publish. Ctrl-C publishes what was done and goes on upwards."""
+        units = [one.unit for one in planned if one.unit is not None]
+        settled = {one.entry.listed.id: one.entry for one in planned}
+        self.watcher.started(self.facts.id, len(units), planned)
+        place = Place(self.folder.root, base.path, resident=self._is_resident(base))
+        published = time.monotonic()
+        results = executor_for(self.options.workers, len(units)).run(units, place)
+        try:
+            for result in results:
+                settled[result.unit.model.id] = self._settle(settled[result.unit.model.id], result)
+                self.watcher.finished(result, self.report)
+                if self._is_hopeless():
+                    break
+                if time.monotonic() - published > PUBLISH_EVERY_SECONDS:
+                    self._publish(settled.values(), base, None)
+                    published = time.monotonic()
+        except BaseException:
+            self.report.stopped = "interrupted"
+            self._publish(settled.values(), base, "stopped")
+            raise
+        self._publish(settled.values(), base, "stopped" if self.report.stopped else "finished")
+        return self.report
+
+    def _is_resident(self, base: BaseMatrices) -> bool:
+        return base.block_bytes * max(self.options.workers, 1) <= RESIDENT_BYTES
+
+    def _settle(self, entry: Entry, result: Result) -> Entry:
+        report, digest = self.report, result.unit.identity.digest
+        report.bytes_read += result.bytes_read
+        report.bytes_total += result.bytes_total
+        if result.error is None:
+            report.indexed += 1
+            return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
+        if isinstance(result.error, Failed):
+            report.failed += 1
+        else:
+            report.skipped += 1
+        return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
+
+    def _is_hopeless(self) -> bool:
+        """Whether so much fails that going on would only fill the atlas with failures."""
+        tried = self.report.indexed + self.report.failed
+        if tried < STOP_AFTER_TRIES or self.report.failed <= STOP_ABOVE_SHARE * tried:
+            return False
+        self.report.stopped = f"{self.report.failed} of {tried} models failed"
+        return True
+
+    def _publish(self, entries: Iterable[Entry], base: BaseMatrices, outcome: str | None) -> None:
+        self.report.seconds = round(time.monotonic() - self.started, 3)
+        publish(
+            self.folder,
+            [
+                Publication(
+                    base=base,
+                    aliases=self.facts.aliases,
+                    entries=list(entries),
+                    rank=self.options.rank,
+                    bad_rows=[row.as_row() for row in self.listing.bad_rows()],
+                    build=self._build_row(outcome) if outcome else None,
+                    thresholds=self.options.thresholds,
+                )
+            ],
+        )
+
+    def _build_row(self, outcome: str) -> dict[str, Any]:
+        from indexer.record import canonical_json
+
+        report = self.report
+        return {
+            "base_commit": report.base_commit,
+            "started": self.started_at,
+            "finished": datetime.now(UTC),
+            "outcome": outcome,
+            "discovered": report.discovered,
+            "indexed": report.indexed,
+            "unchanged": report.unchanged,
+            "skipped": report.skipped,
+            "failed": report.failed,
+            "bytes_read": report.bytes_read,
+            "bytes_total": report.bytes_total,
+            "seconds": report.seconds,
+            "spec": canonical_json(asdict(self.spec)),
+            "thresholds": canonical_json(asdict(self.options.thresholds)),
+            "versions": canonical_json(library_versions()),
+        }
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what a record depends on."""
+    names = ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except Exception:  # noqa: BLE001 - a source tree on the path has no metadata
+            found[name] = "unknown"
+    return found
+
+
+def estimate(planned: Sequence[Planned], base: BaseMatrices) -> dict[str, int]:
+    """What a build would read: models, and the bytes of block matrices of the full ones among them.
+
+    Rows that name their dtypes (``safetensors.parameters``) are taken at their word, others at the base's.
+    """
+    units = [one for one in planned if one.unit is not None]
+    full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
+    return {
+        "models": len(units),
+        "bytes_estimated": sum(int(base.block_bytes * _width(one.entry.listed.row, base)) for one in full),
+        "adapters": len(units) - len(full),
+    }
+
+
+def _width(row: dict[str, Any], base: BaseMatrices) -> float:
+    parameters = (row.get("safetensors") or {}).get("parameters") if isinstance(row.get("safetensors"), dict) else None
+    if not isinstance(parameters, dict) or not parameters:
+        return 1.0
+    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    counts = {name: count for name, count in parameters.items() if isinstance(count, int) and name in sizes}
+    if not counts:
+        return 1.0
+    return sizes[max(counts, key=lambda name: counts[name])] / base.item_bytes
+
+

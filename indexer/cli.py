@@ -1,0 +1,199 @@
+"""The `index` command: build an atlas and look after it. A thin skin over the library."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from indexer.errors import AtlasError
+from indexer.terminal import (
+    AtlasGroup,
+    Progress,
+    atlas_option,
+    emit,
+    output_options,
+    say,
+)
+
+if TYPE_CHECKING:
+    from indexer.build import BuildOptions, BuildReport
+    from indexer.plan import Planned
+    from indexer.worker import Result
+
+SORTS = ("downloads", "created", "likes")
+
+
+@click.group(cls=AtlasGroup)
+def main() -> None:
+    """Build an atlas of fine-tuned models: crawl, read, vectorise, publish."""
+
+
+def _build_options(function: Any) -> Any:
+    options = [
+        click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Singular triplets kept."),
+        click.option("--spectra", is_flag=True, help="Also keep all singular values (needed by rank studies)."),
+        click.option("--no-keep-factors", is_flag=True, help="Keep only vectors and norms: saves disk."),
+        click.option("--device", default="cpu", show_default=True, help="Where the SVD runs: cpu, cuda, cuda:1 …"),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@main.command()
+@click.option("--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N models of the listing.")
+@click.option("--sort", type=click.Choice(SORTS), default="downloads", show_default=True, help="Which come first.")
+@click.option("--relation", default="finetune,adapter", show_default=True, help="finetune, adapter, merge, quantized.")
+@click.option("--discover", type=click.Choice(["tags", "names"]), default="tags", show_default=True,
+              help="names: also look for untagged fine-tunes by card, config and name.")  # fmt: skip
+@click.option("--descendants", is_flag=True, help="Follow fine-tunes of fine-tunes.")
+@click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31).")
+@click.option("--author", help="Only this author's models.")
+@_build_options
+@click.option("--workers", type=click.IntRange(1, 256), help="Processes; one for each processor by default.")
+@click.option("--dry-run", is_flag=True, help="Crawl, then only say how many models and bytes.")
+@click.option("--retry-failed", is_flag=True, help="Try every failure again now, however recent.")
+@atlas_option
+@output_options
+def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
+    """Crawl the fine-tunes of a base, read what is new, publish.
+
+    Run it again at any time: unchanged models are not read again, failures are.
+    """
+    from indexer.commands import build_bases
+
+    options = _options(chosen)
+    reports = build_bases(atlas, bases, options, dry_run, BuildView())
+    rows = [report.as_row() for report in reports]
+    emit(rows[0] if len(rows) == 1 else rows, output)
+    stopped = [report for report in reports if report.stopped]
+    if stopped:
+        raise AtlasError(f"Stopped: {stopped[0].stopped}.", "What was done is published; run it again to go on.")
+    if not any(report.is_success for report in reports):
+        raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
+
+
+@main.command()
+@click.argument("model")
+@click.option("--base", required=True, metavar="ID", help="The base it was tuned from.")
+@_build_options
+@atlas_option
+@output_options
+def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
+    """Add one model: a Hub id, owner/name@revision, or a local checkpoint folder."""
+    from indexer.commands import add_model
+
+    report = add_model(atlas, model, base, _options(chosen), BuildView())
+    emit(report.as_row(), output)
+    if not report.is_success:
+        raise AtlasError(f"{model} was not indexed.", f"See why: query show {model}")
+
+
+@main.command()
+@atlas_option
+@output_options
+def status(atlas: str, output: str) -> None:
+    """What is in the atlas."""
+    from indexer.atlas import AtlasFolder
+    from indexer.maintenance import status as status_of
+
+    emit(status_of(AtlasFolder(atlas)), output)
+
+
+@main.command()
+@atlas_option
+@output_options
+@click.pass_context
+def verify(context: click.Context, atlas: str, output: str) -> None:
+    """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
+    from indexer.atlas import AtlasFolder
+    from indexer.maintenance import verify as verify_atlas
+
+    found = verify_atlas(AtlasFolder(atlas))
+    emit({"ok": not found, "disagreements": [one.as_row() for one in found]}, output)
+    if found:
+        context.exit(1)
+
+
+@main.command()
+@atlas_option
+@output_options
+def rebuild(atlas: str, output: str) -> None:
+    """Make the database and the FAISS files again from listing and records."""
+    from indexer.atlas import AtlasFolder
+    from indexer.maintenance import rebuild as rebuild_atlas
+
+    folder = AtlasFolder(atlas)
+    with folder.locked("index rebuild"):
+        emit(rebuild_atlas(folder), output)
+
+
+@main.command()
+@click.argument("name")
+@atlas_option
+@output_options
+def represent(name: str, atlas: str, output: str) -> None:
+    """Publish another representation (output, delta, seed, seed_scaled, spectrum) from the records."""
+    from indexer.atlas import AtlasFolder
+    from indexer.maintenance import represent as represent_atlas
+
+    folder = AtlasFolder(atlas).require()
+    with folder.locked(f"index represent {name}"):
+        emit(represent_atlas(folder, name), output)
+
+
+def _options(chosen: dict[str, Any]) -> BuildOptions:
+    from indexer.build import BuildOptions
+    from indexer.executor import default_workers
+    from indexer.words import RELATIONS
+
+    relations = tuple(dict.fromkeys(part.strip() for part in str(chosen.pop("relation", "finetune,adapter")).split(",")))
+    unknown = [relation for relation in relations if relation not in RELATIONS]
+    if unknown:
+        raise click.UsageError(f"--relation {unknown[0]!r} is none of {', '.join(RELATIONS)}.")
+    since = chosen.pop("since", None)
+    return BuildOptions(
+        relations=relations,
+        since=_day(since) if since else None,
+        workers=chosen.pop("workers", None) or default_workers(),
+        keep_factors=not chosen.pop("no_keep_factors"),
+        **chosen,
+    )
+
+
+def _day(text: str) -> datetime:
+    from datetime import UTC
+
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since {text!r} is not a date like 2024-01-31.") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+class BuildView:
+    """Shows a build on stderr: one bar of models, and a line for what a person should know."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+
+    def started(self, base: str, units: int, planned: list[Planned]) -> None:
+        """Work on ``units`` models begins."""
+        self.progress = Progress(units, f"reading fine-tunes of {base}")
+
+    def finished(self, result: Result, report: BuildReport) -> None:
+        """One model is done."""
+        assert self.progress is not None
+        self.progress.update(1, f"{report.failed} failed, {report.bytes_read / 1e6:.0f} MB")
+
+    def ended(self) -> None:
+        """The last model is done."""
+        if self.progress is not None:
+            self.progress.close()
+
+    def say(self, sentence: str) -> None:
+        """A line for people."""
+        say(sentence)

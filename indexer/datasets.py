@@ -1,0 +1,211 @@
+"""Dataset names as people write them → one canonical name each.
+
+What is known stands in ``dataset_aliases.toml``: other ids and spellings of the same examples, collections
+whose configs are tasks, and the words people write where there is no dataset. The rules here are few, and
+each errs towards keeping two names apart:
+
+- A name without an owner is compared with the table without regard to case, blanks, ``-``, ``_``, ``.``,
+  brackets, or a "dataset" at its end. If the table does not have it and it looks like an id, it keeps its
+  spelling, lower-cased, with ``_`` for ``-`` (``Commonlit-Readibility`` → ``commonlit_readibility``).
+- A name with an owner is either in the table or keeps its owner: ``alice/reviews`` is never ``bob/reviews``.
+- A config names a dataset of its own only where the table says that the collection's configs are tasks
+  (``glue`` + ``mrpc`` → ``glue/mrpc`` with the parent ``glue``); languages, versions and sizes do not.
+- Free text has no canonical name.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from indexer.untrusted import hub_address
+from indexer.words import is_hub_id
+
+MAX_NAME = 100
+MAX_ADDRESS = 300
+MAX_PARTS = 30
+
+_TABLE = Path(__file__).with_name("dataset_aliases.toml")
+_SEPARATORS = str.maketrans("", "", " \t\r\n\xa0-_.()[]{}'\"`:")
+_BETWEEN = re.compile(r"[,;&]|\s+and\s+|\n", re.IGNORECASE)
+_DATASET_WORD = re.compile(r"datasets?$")
+_ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
+_LOOKS_LIKE_AN_ID = re.compile(r"[0-9_\-/]")
+
+
+@dataclass(frozen=True)
+class CanonicalDataset:
+    """One dataset; where it is one task of a collection, ``parent`` and ``subtask`` say which of which."""
+
+    name: str
+    parent: str | None = None
+    subtask: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name, and the collection's where there is one: a model tuned on glue/mrpc has both."""
+        return (self.parent, self.name) if self.parent else (self.name,)
+
+
+@dataclass
+class AliasTable:
+    """``dataset_aliases.toml``, turned round so that every spelling finds its dataset."""
+
+    ids: dict[str, CanonicalDataset] = field(default_factory=dict)
+    spellings: dict[str, CanonicalDataset] = field(default_factory=dict)
+    tasks: dict[str, dict[str, CanonicalDataset]] = field(default_factory=dict)
+    placeholders: set[str] = field(default_factory=set)
+    path_roots: set[str] = field(default_factory=set)
+    path_endings: tuple[str, ...] = ()
+    evaluations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, dataset: CanonicalDataset, written: str) -> None:
+        """Let ``written`` mean ``dataset``. Raises ValueError where it already means another."""
+        names, key = (self.ids, written.casefold()) if "/" in written else (self.spellings, fold(written))
+        if names.setdefault(key, dataset) != dataset or key in self.placeholders:
+            raise ValueError(f"{_TABLE.name}: {written!r} stands for more than one thing")
+
+    def add_group(self, name: str, group: Mapping[str, Any]) -> None:
+        """A collection, its tasks by ``collection/task``, and by their own names where ``bare`` says so."""
+        collection = CanonicalDataset(name)
+        for written in (name, *group["ids"]):
+            self.add(collection, written)
+        self.tasks[name] = {}
+        for task, others in group["tasks"].items():
+            dataset = CanonicalDataset(f"{name}/{task}", name, task)
+            for written in (task, *others):
+                if "/" in written:
+                    self.add(dataset, written)
+                    continue
+                self.tasks[name][fold(written)] = dataset
+                self.add(dataset, f"{name} {written}")
+                self.add(dataset, f"{written} {name}")
+                if task in group.get("bare", ()):
+                    self.add(dataset, written)
+
+
+def fold(text: str) -> str:
+    """What two spellings of one name have in common: ``CoNLL-2003`` and ``conll_2003`` → ``conll2003``."""
+    return unicodedata.normalize("NFKC", text).casefold().translate(_SEPARATORS)
+
+
+def _without_article(text: str) -> str:
+    return _ARTICLE.sub("", text.strip())
+
+
+@cache
+def alias_table() -> AliasTable:
+    """The table, read once. Raises ValueError where it contradicts itself."""
+    written = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    table = AliasTable(
+        placeholders={fold(word) for words in written["placeholders"].values() for word in words},
+        path_roots=set(written["paths"]["roots"]),
+        path_endings=tuple(written["paths"]["endings"]),
+        evaluations={key: tuple(value) for key, value in written["evaluations"].items()},
+    )
+    for name, group in written["groups"].items():
+        table.add_group(name, group)
+    for name, others in written["datasets"].items():
+        for spelling in (name, *others):
+            table.add(CanonicalDataset(name), spelling)
+    return table
+
+
+def is_placeholder(raw: str | None) -> bool:
+    """Whether ``raw`` stands where a dataset should but names none: "None", "unknown", "imagefolder", "-"."""
+    if raw is None:
+        return True
+    if not any(character.isalnum() for character in raw[:MAX_ADDRESS]):
+        return True
+    key = fold(_without_article(raw[:MAX_ADDRESS]))
+    placeholders = alias_table().placeholders
+    return key in placeholders or _DATASET_WORD.sub("", key) in placeholders
+
+
+def canonical_dataset(raw: str | None, *, config: str | None = None) -> CanonicalDataset | None:
+    """The one dataset that ``raw`` names, or None: a placeholder, free text, or a list of several.
+
+    ``config`` is the dataset's config as the card tells it ("mrpc", "plain_text", "es").
+    """
+    if not isinstance(raw, str) or len(raw) > MAX_ADDRESS:
+        return None
+    return _canonical(raw, config if isinstance(config, str) and len(config) <= MAX_NAME else None)
+
+
+def canonical_datasets(raw: str | None, *, config: str | None = None) -> tuple[CanonicalDataset, ...]:
+    """All datasets that ``raw`` names: "common_voice, infore_25h" names two.
+
+    A list is only split where every part is a known name, a placeholder, or an id, and at least one part
+    is known or has more to it than letters; a sentence with commas names nothing.
+    """
+    whole = canonical_dataset(raw, config=config)
+    if whole or not isinstance(raw, str) or len(raw) > MAX_NAME * MAX_PARTS:
+        return (whole,) if whole else ()
+    parts = [_without_article(part) for part in _BETWEEN.split(raw)]
+    parts = [part for part in parts if not is_placeholder(part)]
+    if len(parts) > MAX_PARTS:
+        return ()
+    datasets = [canonical_dataset(part) for part in parts]
+    named = [dataset for dataset in datasets if dataset]
+    if len(named) < len(parts) or not any(_LOOKS_LIKE_AN_ID.search(part) or is_known(part) for part in parts):
+        return ()
+    return tuple(dict.fromkeys(named))
+
+
+def is_known(raw: str) -> bool:
+    """Whether the table has ``raw``, under whatever spelling."""
+    return _known(raw.strip()) is not None
+
+
+@lru_cache(maxsize=16384)
+def _canonical(raw: str, config: str | None) -> CanonicalDataset | None:
+    text = raw.strip()
+    if "huggingface.co/" in text.lower() or "hf.co/" in text.lower():
+        address = hub_address(text, "datasets")
+        # An address inside a sentence says what was looked at, not what the model was tuned on.
+        text = address if address and " " not in text else ""
+    text = text.removeprefix("dataset:").removeprefix("datasets/").strip()
+    if not text or len(text) > MAX_NAME or is_placeholder(text):
+        return None
+    dataset = _known(text) or _by_its_own_name(text)
+    if dataset and config and dataset.name in alias_table().tasks:
+        return _task(dataset.name, config) or dataset
+    return dataset
+
+
+def _known(text: str) -> CanonicalDataset | None:
+    """What the table says: an id, a spelling, a spelling and "dataset", or a collection and its task."""
+    table = alias_table()
+    if "/" not in text:
+        key = fold(_without_article(text))
+        return table.spellings.get(key) or table.spellings.get(_DATASET_WORD.sub("", key))
+    found = table.ids.get(text.casefold())
+    if found:
+        return found
+    head, _, task = text.rpartition("/")
+    collection = table.ids.get(head.casefold()) if "/" in head else table.spellings.get(fold(head))
+    return _task(collection.name, task) if collection and collection.name in table.tasks else None
+
+
+def _task(collection: str, config: str) -> CanonicalDataset | None:
+    """The task that a config names; "PAN-X.de" is the task "pan-x" in one language."""
+    tasks = alias_table().tasks[collection]
+    return tasks.get(fold(config)) or tasks.get(fold(config.partition(".")[0]))
+
+
+def _by_its_own_name(text: str) -> CanonicalDataset | None:
+    """The name of a dataset that the table does not have: an id, lower-cased, or nothing."""
+    name = text.lower()
+    table = alias_table()
+    owner, slash, _ = name.partition("/")
+    if not is_hub_id(text) or name.endswith(table.path_endings) or (slash and owner in table.path_roots):
+        return None
+    if not any(character.isalpha() for character in name):
+        return None
+    return CanonicalDataset(name if slash else name.replace("-", "_"))

@@ -1,0 +1,130 @@
+"""Deltas: what fine-tuning added to each block matrix, W_fine-tuned − W_base.
+
+A full checkpoint gives dense deltas, an adapter gives factors. Both come as a stream in the order in which the
+file stores them, one matrix alive at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from indexer.adapter import LoraModule, read_lora
+from indexer.architecture import Layout, Matrix, compare, load_architecture
+from indexer.base import BaseMatrices
+from indexer.errors import Skipped
+from indexer.weights import Checkpoint
+from indexer.words import DeltaKey
+
+
+@dataclass(frozen=True)
+class DenseDelta:
+    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩."""
+
+    key: DeltaKey
+    matrix: torch.Tensor
+    norm: float
+    inner: float
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class LoraDelta:
+    """δW = scale · b @ a, with ``a`` (k, in) and ``b`` (out, k) float32; never multiplied out."""
+
+    key: DeltaKey
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+    transposed: bool
+
+
+def dense_deltas(checkpoint: Checkpoint, layout: Layout, base: BaseMatrices) -> Iterator[DenseDelta]:
+    """Stream the deltas of a full checkpoint.
+
+    Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
+    """
+    for name, tensor in checkpoint.stream(layout.tensors):
+        for matrix in layout.by_tensor[name]:
+            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key))
+
+
+def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
+    """Where the block matrices of a full checkpoint lie, checked against the base's, header only.
+
+    Raises Skipped: another architecture, matrices missing, another depth, another shape.
+    """
+    config = checkpoint.config or dict(base.config)
+    model_type = str(config.get("model_type") or base.config.get("model_type"))
+    layout = load_architecture(model_type).locate(
+        {name: info.shape for name, info in checkpoint.tensors.items()}, config
+    )
+    if layout.architecture != base.layout.architecture:
+        raise Skipped(
+            "shape_mismatch",
+            f"its architecture is {layout.architecture} ({model_type}), the base's is {base.layout.architecture}",
+        )
+    compare(base.layout, layout)
+    return layout
+
+
+def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelta]:
+    """Stream the deltas of a LoRA adapter; matrices it leaves alone do not appear.
+
+    Raises Skipped: factors whose shapes do not fit the base, values that are not finite, nothing that adapts
+    a block matrix.
+    """
+    architecture = load_architecture(str(base.config["model_type"]))
+    modules = {module.path: module for module in read_lora(checkpoint)}
+    located = architecture.locate_modules(modules, base.layout)
+    for path, module in modules.items():
+        for matrix in located.matrices.get(path, ()):
+            yield _lora_delta(matrix, module)
+
+
+def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype with the fewest significant bits that holds every value of ``tensor`` exactly.
+
+    bfloat16 (8 bits) is tried before float16 (11): nearly every bfloat16 value is also a float16 one, and
+    not the reverse.
+    """
+    sample = tensor.flatten()[:2048]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if _fits(sample, dtype) and _fits(tensor, dtype):
+            return dtype
+    return tensor.dtype
+
+
+def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype == dtype or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
+
+
+def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor) -> DenseDelta:
+    if tuple(weight.shape) != tuple(base.shape):
+        raise Skipped(
+            "shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
+        )
+    # Through the narrow dtype and then the stored one: a bfloat16 model saved as float16 was rounded twice.
+    reference = base.to(narrowest_dtype(weight)).to(weight.dtype).to(torch.float32)
+    delta = weight.to(torch.float32) - reference
+    norm = float(torch.linalg.vector_norm(delta))
+    inner = float(torch.vdot(reference.flatten(), delta.flatten()))
+    if not (math.isfinite(norm) and math.isfinite(inner)):
+        raise Skipped("not_finite", f"the tensor {matrix.tensor} holds NaN or infinite values")
+    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed)
+
+
+def _lora_delta(matrix: Matrix, module: LoraModule) -> LoraDelta:
+    a, b = matrix.extract_lora(module.a, module.b)
+    if (b.shape[0], a.shape[1]) != tuple(matrix.shape):
+        raise Skipped(
+            "shape_mismatch",
+            f"the adapter's {module.path} makes {(b.shape[0], a.shape[1])}, the base's matrix is {tuple(matrix.shape)}",
+        )
+    a, b = a.to(torch.float32), b.to(torch.float32)
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        raise Skipped("not_finite", f"the adapter's {module.path} holds NaN or infinite values")
+    return LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)

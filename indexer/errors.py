@@ -1,0 +1,39 @@
+"""The three ways a thing can go wrong: for the user, for good with one model, for now with one model."""
+
+from __future__ import annotations
+
+
+class AtlasError(Exception):
+    """Something the user can act on: printed as one line, then exit 1.
+
+    ``message`` says what is wrong and where, ``hint`` what to do next.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class ModelError(Exception):
+    """One model came to nothing; ``reason`` is a stable code to group by, ``detail`` the sentence for people."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[ModelError], tuple[str, str]]:
+        # Exceptions cross process borders; the default reduce would lose the second argument.
+        return type(self), (self.reason, self.detail)
+
+
+class Skipped(ModelError):
+    """This model at this commit can never be a record: the same bytes would be refused again."""
+
+
+class Failed(ModelError):
+    """It went wrong this time (network, rate limit, a server that misbehaved) and is worth another try."""

@@ -1,0 +1,142 @@
+"""What went wrong on the way to the Hub, in our words: an error of one model, or one a user must act on.
+
+Everything that huggingface_hub and httpx2 raise passes through here, so that a 429 or a 5xx is never taken for
+"there is no such model", and a gated repository (which the library derives from "not found") is told as gated.
+"""
+
+from __future__ import annotations
+
+import httpx2
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    EntryNotFoundError,
+    FileMetadataError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
+
+_LONGEST = 200
+_INVALID_TOKEN = "Invalid credentials"
+
+# The first class that fits decides, so what derives from another stands before it.
+_BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
+    (OfflineModeIsEnabled, Failed, "network", "the Hub may not be asked: HF_HUB_OFFLINE is set"),
+    (GatedRepoError, Skipped, "gated", "the repository is gated and this account has no access"),
+    (DisabledRepoError, Skipped, "disabled", "the repository is disabled"),
+    (
+        LocalEntryNotFoundError,
+        Failed,
+        "network",
+        "the file is not in the local cache and the Hub did not answer",
+    ),
+    (RevisionNotFoundError, Failed, "not_found", "there is no such revision"),
+    (EntryNotFoundError, Failed, "not_found", "there is no such file"),
+    (RepositoryNotFoundError, Failed, "not_found", "there is no such repository, or it is private"),
+    (FileMetadataError, Failed, "server_error", "the Hub does not say what the file is"),
+    (HFValidationError, Skipped, "malformed", "this is not a name the Hub can know"),
+    (httpx2.TimeoutException, Failed, "timeout", "no answer in time"),
+    (httpx2.TooManyRedirects, Failed, "server_error", "the answer is a chain of redirects"),
+    (httpx2.DecodingError, Failed, "server_error", "the answer cannot be read"),
+    (httpx2.HTTPError, Failed, "network", "the connection failed"),
+    (httpx2.InvalidURL, Failed, "server_error", "the address is not valid"),
+    (TimeoutError, Failed, "timeout", "no answer in time"),
+    (ConnectionError, Failed, "network", "the connection failed"),
+)
+
+# The hints that go with a reason, for people.
+_HINTS = {
+    "network": "Check the network and HF_ENDPOINT, then run it again; set HF_HUB_OFFLINE=1 to use only what is here.",
+    "timeout": "The Hub may be slow or down: run it again later, what is already here is kept.",
+    "rate_limited": "Wait a few minutes and run it again, or set HF_TOKEN: an account has a higher limit.",
+    "server_error": "The Hub may be down: run it again later, what is already here is kept.",
+    "gated": "Ask for access on its page on the Hub, then log in with `hf auth login` or set HF_TOKEN.",
+    "disabled": "Nobody can read it any more; choose another.",
+    "not_found": "Check the spelling; for a private repository log in with `hf auth login` or set HF_TOKEN.",
+    "refused": "Check that HF_TOKEN (or the login of `hf auth login`) may read it.",
+}
+
+
+def as_model_error(exception: Exception) -> ModelError:
+    """The ``Skipped`` or ``Failed`` that ``exception`` means for one model.
+
+    Raises ``exception`` again where it is not about the network or the Hub: that is a bug, not bad luck.
+    """
+    if isinstance(exception, ModelError):
+        return exception
+    if isinstance(exception, HfHubHTTPError) and _is_plain(exception):
+        return _by_status(exception)
+    for known, kind, reason, sentence in _BY_CLASS:
+        if isinstance(exception, known):
+            return kind(reason, _with_detail(sentence, exception))
+    raise exception
+
+
+def as_user_error(exception: Exception, what: str) -> AtlasError:
+    """The sentence and the next step for a person; ``what`` names what was asked for ("the base model x/y").
+
+    Raises ``exception`` again where it is not about the network or the Hub.
+    """
+    if isinstance(exception, AtlasError):
+        return exception
+    if isinstance(exception, OfflineModeIsEnabled):
+        return AtlasError(
+            f"{what} is not here, and HF_HUB_OFFLINE forbids to ask the Hub.",
+            "Unset HF_HUB_OFFLINE and run it again.",
+        )
+    if isinstance(exception, HfHubHTTPError) and _token_is_invalid(exception):
+        return AtlasError(
+            f"The Hub does not accept the access token (asked for {what}).",
+            "Log in again with `hf auth login`, or correct or unset HF_TOKEN.",
+        )
+    error = as_model_error(exception)
+    return AtlasError(
+        f"Cannot get {what} from {constants.ENDPOINT}: {error.detail}.", _HINTS.get(error.reason, "")
+    )
+
+
+def _is_plain(exception: HfHubHTTPError) -> bool:
+    """Whether the library could not say more than the status."""
+    known = (
+        GatedRepoError,
+        DisabledRepoError,
+        EntryNotFoundError,
+        RevisionNotFoundError,
+        RepositoryNotFoundError,
+    )
+    return not isinstance(exception, known)
+
+
+def _by_status(exception: HfHubHTTPError) -> ModelError:
+    status = exception.response.status_code
+    if _token_is_invalid(exception):
+        return Failed("refused", "the Hub does not accept the access token")
+    if status in (401, 403):
+        return Failed("refused", _with_detail(f"the Hub refuses to answer (HTTP {status})", exception))
+    if status in (404, 410):
+        return Failed("not_found", f"the Hub knows nothing there (HTTP {status})")
+    if status == 408:
+        return Failed("timeout", "the Hub gave up waiting (HTTP 408)")
+    if status == 429:
+        return Failed("rate_limited", "the rate limit is used up (HTTP 429)")
+    return Failed("server_error", _with_detail(f"the Hub answered HTTP {status}", exception))
+
+
+def _token_is_invalid(exception: HfHubHTTPError) -> bool:
+    said = f"{exception.response.headers.get('X-Error-Message', '')} {exception.server_message or ''}"
+    return exception.response.status_code == 401 and _INVALID_TOKEN in said
+
+
+def _with_detail(sentence: str, exception: Exception) -> str:
+    """The sentence and the first line of what was said, which came from a stranger: printable and short."""
+    said = exception.server_message if isinstance(exception, HfHubHTTPError) else str(exception)
+    lines = (said or "").strip().splitlines()
+    line = "".join(letter for letter in lines[0] if letter.isprintable())[:_LONGEST] if lines else ""
+    return f"{sentence} ({line.rstrip('.')})" if line else sentence

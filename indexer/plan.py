@@ -1,0 +1,132 @@
+"""What a build has to do: for every selected model whether it is done, known to be hopeless, or due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from indexer.base import BaseMatrices
+from indexer.errors import Skipped
+from indexer.listing import ListedModel
+from indexer.record import Identity, Spec
+from indexer.records import Outcome, RecordStore
+from indexer.rows import Entry
+from indexer.unit import Unit
+from indexer.words import ModelRef
+
+# Skips that may end without a new commit: access can be granted, a repository enabled again.
+RECHECKED = frozenset({"gated", "disabled"})
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One model of the listing: ``unit`` is what to do, or None where ``entry`` already says all."""
+
+    entry: Entry
+    unit: Unit | None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether its record of this commit is there already."""
+        return self.unit is None and self.entry.record_key is not None
+
+    @property
+    def is_known_skip(self) -> bool:
+        """Whether it was skipped before, for good."""
+        return self.unit is None and self.entry.status == "skipped"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it failed too recently and too often to be tried now."""
+        return self.unit is None and self.entry.status == "failed"
+
+
+def plan(
+    models: Iterable[ListedModel],
+    selected: Sequence[ListedModel],
+    base: BaseMatrices,
+    store: RecordStore,
+    template: Unit,
+    retry_failed: bool,
+) -> list[Planned]:
+    """Look at every listed model; only those in ``selected`` get a unit.
+
+    ``template`` holds what all units share. A model outside the selection keeps the record it has.
+    """
+    chosen = {model.id for model in selected}
+    return [_planned(model, model.id in chosen, base, store, template, retry_failed) for model in models]
+
+
+def _planned(
+    listed: ListedModel,
+    is_selected: bool,
+    base: BaseMatrices,
+    store: RecordStore,
+    template: Unit,
+    retry_failed: bool,
+) -> Planned:
+    commit = commit_of(listed.row)
+    if commit is None:
+        return Planned(Entry(listed, base.base, None), None)
+    unit = replace(
+        template,
+        model=_reference(listed),
+        commit=commit,
+        relation=listed.relation,
+        filenames=filenames_of(listed.row),
+        card=None,
+    )
+    record_key = existing_record(unit.identity, store)
+    if record_key is not None:
+        return Planned(Entry(listed, base.base, commit, record_key=record_key), None)
+    outcome = store.outcome(unit.identity.digest)
+    entry = Entry(listed, base.base, commit, outcome=outcome)
+    is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
+    return Planned(entry, unit if is_wanted else None)
+
+
+def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
+    """Whether a model without a record is to be tried by this build."""
+    if outcome is None or outcome.reason in RECHECKED:
+        return True
+    return outcome.status == "failed" and (retry_failed or outcome.is_due)
+
+
+def existing_record(identity: Identity, store: RecordStore) -> str | None:
+    """The digest of a record that answers ``identity``; one with spectra also answers for one without."""
+    candidates = [identity]
+    if not identity.spec.spectra:
+        candidates.append(replace(identity, spec=replace(identity.spec, spectra=True)))
+    return next((one.digest for one in candidates if store.has(one.digest)), None)
+
+
+def without_commit(listed: ListedModel) -> Skipped:
+    """Why a model without a commit cannot be read."""
+    return Skipped("malformed", f"the listing gives no commit for {listed.id}")
+
+
+def commit_of(row: dict[str, Any]) -> str | None:
+    """The commit a listing row names, None where it names none."""
+    sha = row.get("sha")
+    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isalnum() else None
+
+
+def _reference(listed: ListedModel) -> ModelRef:
+    if listed.claimed_by == "user" and listed.id.startswith("/"):
+        return ModelRef.parse(listed.id)
+    return ModelRef(listed.id)
+
+
+def filenames_of(row: dict[str, Any]) -> tuple[str, ...] | None:
+    """The file names a listing row gives, None where it gives none."""
+    siblings = row.get("siblings")
+    if not isinstance(siblings, list):
+        return None
+    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in siblings]
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def spec_of(rank: int, spectra: bool, svd: str) -> Spec:
+    """The spec of a build."""
+    return Spec(rank=rank, spectra=spectra, svd=svd)

@@ -1,0 +1,80 @@
+"""One model that is not in the atlas, vectorised on the fly for a query. Nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from indexer.base import BaseMatrices
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.hub import conversion_revision, model_row
+from indexer.local import local_row
+from indexer.modelcard import read_row
+from indexer.plan import commit_of, filenames_of
+from indexer.record import Record, Spec
+from indexer.session import as_model_error, install_session
+from indexer.svd import SVD_METHOD
+from indexer.unit import Unit, vectorise
+from indexer.words import ModelRef
+
+
+@dataclass(frozen=True)
+class PublishedBase:
+    """A base of an atlas: its matrices on disk, and the rank its published vectors were made with."""
+
+    base: str
+    commit: str
+    file: Path
+    rank: int
+
+
+def read_model(reference: ModelRef, choose_base: Callable[[list[str]], PublishedBase]) -> Record:
+    """Read ``reference`` (a Hub id or a folder) and vectorise it against one base of an atlas.
+
+    ``choose_base`` is given the bases that the model claims, in falling order of trust. Raises ModelError
+    ("not_found" where the Hub does not know the model), AtlasError where the choice or the folder is impossible.
+    """
+    install_session()
+    torch.set_num_threads(1)
+    row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
+    base = choose_base([claim.base for claim in read_row(row).base_claims])
+    if not base.file.is_file():
+        raise AtlasError(
+            f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
+            f"Fetch them: index build --base {base.base}",
+        )
+    model = reference.id if reference.folder is not None else str(row["id"])
+    unit = Unit(
+        model=ModelRef(model, folder=reference.folder),
+        commit=commit_of(row) or "main",
+        base=base.base,
+        base_commit=base.commit,
+        relation=_relation(row),
+        spec=Spec(rank=base.rank, svd=SVD_METHOD),
+        filenames=filenames_of(row),
+        representations=(),
+    )
+    matrices = BaseMatrices(base.file, resident=False)
+    try:
+        return vectorise(unit, matrices, lambda: conversion_revision(model))
+    except (ModelError, AtlasError):
+        raise
+    except Exception as error:
+        raise as_model_error(error) from error
+    finally:
+        matrices.close()
+
+
+def unreadable(model: str, error: ModelError) -> AtlasError:
+    """What a person is told of a model that cannot be read."""
+    return AtlasError(
+        f"{model} cannot be read: {error.detail}.", "Try again later." if isinstance(error, Failed) else ""
+    )
+
+
+def _relation(row: dict[str, Any]) -> str:
+    return "adapter" if "adapter_config.json" in (filenames_of(row) or ()) else "finetune"

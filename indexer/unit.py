@@ -1,0 +1,215 @@
+"""The unit of work: one model at one commit against one base, to a record or to a reason why not.
+
+A pure function of (model@commit, base@commit, spec): it reads weights, touches no database, and can run in any
+process on any machine that sees the base's matrices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from indexer.base import BaseMatrices
+from indexer.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
+from indexer.errors import Skipped
+from indexer.modelcard import head_facts
+from indexer.record import DeltaRecord, Identity, Record, Spec, StoredFile
+from indexer.representation import REPRESENTATIONS
+from indexer.svd import Factors, lora_svd, spectrum, truncated_svd
+from indexer.weights import Checkpoint, open_checkpoint
+from indexer.words import DeltaKey, ModelRef
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing to do. ``commit`` pins the model; ``filenames`` are the names the listing gave, if it did."""
+
+    model: ModelRef
+    commit: str
+    base: str
+    base_commit: str
+    relation: str
+    spec: Spec
+    filenames: tuple[str, ...] | None = None
+    device: str = "cpu"
+    keep_factors: bool = True
+    representations: tuple[str, ...] = ("input",)
+    card: Mapping[str, Any] | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """What names the record."""
+        return Identity(
+            model=self.model.id,
+            commit=self.commit,
+            base=self.base,
+            base_commit=self.base_commit,
+            relation=self.relation,
+            spec=self.spec,
+            subfolder=self.model.subfolder,
+        )
+
+
+def vectorise(
+    unit: Unit, base: BaseMatrices, conversion: Callable[[], str | None] | None = None
+) -> Record:
+    """Do one unit of work.
+
+    ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
+    nothing but pickles. Raises Skipped where this commit can never be a record, Failed where another try may
+    work. One torch thread gives the same record for the same input; the caller pins it.
+    """
+    started = time.perf_counter()
+    checkpoint = open_checkpoint(
+        unit.model,
+        commit=unit.commit,
+        filenames=unit.filenames,
+        relation=unit.relation,
+        conversion=conversion,
+    )
+    try:
+        deltas = _delta_records(unit, checkpoint, base)
+        record = Record(
+            identity=unit.identity,
+            deltas=deltas,
+            files=tuple(
+                StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files
+            ),
+            head=head_facts(checkpoint.config).as_dict(),
+            card=dict(unit.card or {}),
+            dtype=_dtype_of(checkpoint),
+            device=unit.device,
+            threads=torch.get_num_threads(),
+            bytes_read=checkpoint.bytes_read,
+            block_bytes=_block_bytes(checkpoint, base),
+            seconds=time.perf_counter() - started,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+    finally:
+        checkpoint.close()
+    return _with_vectors(record, unit)
+
+
+def _delta_records(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> tuple[DeltaRecord, ...]:
+    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero."""
+    found: dict[DeltaKey, DeltaRecord] = {}
+    if checkpoint.kind == "adapter":
+        for lora in lora_deltas(checkpoint, base):
+            if lora.key in found:
+                raise Skipped("malformed", f"the adapter changes the matrix {lora.key} twice")
+            found[lora.key] = _from_lora(unit, lora, base)
+        if not found:
+            raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
+    else:
+        layout = layout_against(checkpoint, base)
+        for dense in dense_deltas(checkpoint, layout, base):
+            found[dense.key] = _from_dense(unit, dense, base)
+    return tuple(
+        found.get(matrix.key) or _untouched(unit, matrix.key, matrix.shape, matrix.transposed, base)
+        for matrix in base.layout.matrices
+    )
+
+
+def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices) -> DeltaRecord:
+    matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
+    factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key))
+    full = spectrum(matrix).cpu().numpy() if unit.spec.spectra and delta.norm else None
+    return _delta_record(
+        delta.key, tuple(matrix.shape), factors, delta.norm, delta.inner, base, delta.transposed, full
+    )
+
+
+def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices) -> DeltaRecord:
+    shape = (delta.b.shape[0], delta.a.shape[1])
+    inner_rank = min(*shape, delta.a.shape[0])
+    a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
+    everything = lora_svd(a, b, delta.scale, max(inner_rank, unit.spec.rank))
+    norm = float(np.linalg.norm(everything.s.cpu().numpy().astype(np.float64)))
+    if not np.isfinite(norm):
+        raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
+    rank = unit.spec.rank
+    factors = replace(
+        everything, u=everything.u[:, :rank], s=everything.s[:rank], v=everything.v[:, :rank]
+    )
+    full = None
+    if unit.spec.spectra and norm:
+        full = np.zeros(min(shape), dtype=np.float32)
+        full[:inner_rank] = everything.s[:inner_rank].cpu().numpy()
+    return _delta_record(delta.key, shape, factors, norm, 0.0, base, delta.transposed, full)
+
+
+def _untouched(
+    unit: Unit, key: DeltaKey, shape: tuple[int, int], transposed: bool, base: BaseMatrices
+) -> DeltaRecord:
+    rank = unit.spec.rank
+    zeros = Factors(torch.zeros(shape[0], rank), torch.zeros(rank), torch.zeros(shape[1], rank))
+    return _delta_record(key, shape, zeros, 0.0, 0.0, base, transposed, None)
+
+
+def _delta_record(
+    key: DeltaKey,
+    shape: tuple[int, ...],
+    factors: Factors,
+    norm: float,
+    inner: float,
+    base: BaseMatrices,
+    transposed: bool,
+    full: np.ndarray | None,
+) -> DeltaRecord:
+    return DeltaRecord(
+        key=key,
+        shape=(shape[0], shape[1]),
+        norm=norm,
+        base_norm=base.norms[key],
+        inner=inner,
+        s=factors.s.cpu().numpy().astype(np.float32),
+        u=factors.u.cpu().numpy().astype(np.float16),
+        v=factors.v.cpu().numpy().astype(np.float16),
+        spectrum=full,
+        transposed=transposed,
+    )
+
+
+def _with_vectors(record: Record, unit: Unit) -> Record:
+    """The asked-for vectors, computed while the factors are at hand; then the factors go if they are unwanted."""
+    wanted = [REPRESENTATIONS[name] for name in unit.representations]
+    vectors = {representation.tag: representation.compute(record) for representation in wanted}
+    deltas = record.deltas
+    if not unit.keep_factors:
+        deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
+    return replace(record, vectors=vectors, deltas=deltas)
+
+
+def _seed(unit: Unit, key: DeltaKey) -> int:
+    """From the unit and the matrix, so that neither the order of reading nor the number of workers matters."""
+    return int(unit.identity.digest[:8], 16) ^ (hash_of(str(key)) & 0x7FFFFFFF)
+
+
+def hash_of(text: str) -> int:
+    """A hash that is the same in every process, unlike ``hash``."""
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def _dtype_of(checkpoint: Checkpoint) -> str:
+    """The dtype most bytes of the file are stored in."""
+    sizes: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        name = str(info.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + info.nbytes
+    return max(sizes, key=lambda name: (sizes[name], name), default="")
+
+
+def _block_bytes(checkpoint: Checkpoint, base: BaseMatrices) -> int:
+    """Bytes of what had to be read: the block matrices as stored, or an adapter's factors."""
+    if checkpoint.kind == "adapter":
+        return sum(info.nbytes for info in checkpoint.tensors.values())
+    layout = layout_against(checkpoint, base)
+    return sum(checkpoint.tensors[name].nbytes for name in layout.tensors)

@@ -1,0 +1,168 @@
+"""Strings, numbers and times that strangers sent: bounded and printable, or nothing at all.
+
+Every name on the Hub is free text that will one day reach a terminal, a table or an address. What can
+be read is read; what cannot becomes None and leaves a note that says which field it was.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from indexer.words import is_hub_id
+
+MAX_TEXT = 500
+MAX_ODDITIES = 50
+MAX_INTEGER = 2**63 - 1  # what a BIGINT column holds
+
+# Control characters, line separators, marks that turn the direction of writing, invisible characters,
+# and halves of surrogate pairs, which JSON can spell but UTF-8 cannot.
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_BLANKS = re.compile(r"\s+")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
+_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^\s?#)\]<>\"']{1,300})", re.IGNORECASE
+)
+
+# Second parts of an address that are pages of a repository and not its name.
+_PAGES = {"viewer", "tree", "blob", "resolve", "raw", "discussions", "commits", "commit", "embed", "settings"}
+_NOT_OWNERS = {
+    "datasets",
+    "models",
+    "spaces",
+    "docs",
+    "blog",
+    "papers",
+    "collections",
+    "tasks",
+    "learn",
+    "api",
+}
+
+
+def printable(text: str, limit: int = MAX_TEXT) -> str:
+    """``text`` cut to ``limit`` characters, with U+FFFD wherever a terminal could have been steered."""
+    text = text[:limit]
+    return text if text.isprintable() else _CONTROLS.sub("\ufffd", text)
+
+
+def tidy(text: str, limit: int = MAX_TEXT) -> str:
+    """``text`` cut to ``limit``, on one line, without control characters and without blanks around it."""
+    text = text[:limit]
+    if not text.isprintable():
+        text = _CONTROLS.sub("", _BLANKS.sub(" ", text))
+    return text.strip()
+
+
+def hub_address(text: str, kind: str) -> str | None:
+    """The id in the first huggingface.co address in ``text``; ``kind`` is "models" or "datasets"."""
+    found = _ADDRESS.search(text)
+    if not found:
+        return None
+    parts = [part for part in found[1].split("/") if part]
+    if kind == "datasets":
+        if len(parts) < 2 or parts[0].lower() != "datasets":
+            return None
+        parts = parts[1:]
+    elif not parts or parts[0].lower() in _NOT_OWNERS:
+        return None
+    name = "/".join(parts[:1] if len(parts) > 1 and parts[1] in _PAGES else parts[:2])
+    return name if is_hub_id(name) else None
+
+
+class Reader:
+    """Reads single fields of one untrusted object and collects what was odd about them."""
+
+    def __init__(self) -> None:
+        self._oddities: dict[str, None] = {}
+
+    @property
+    def oddities(self) -> tuple[str, ...]:
+        """What could not be read, each thing once, ``MAX_ODDITIES`` at most."""
+        return tuple(self._oddities)
+
+    def note(self, field: str, what: str) -> None:
+        """Remember that ``field`` was odd. Both strings are ours, never a stranger's."""
+        if len(self._oddities) < MAX_ODDITIES:
+            self._oddities[f"{field}: {what}"] = None
+
+    def text(self, value: Any, field: str, limit: int = MAX_TEXT) -> str | None:
+        """A non-empty one-line string or None."""
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self.note(field, "not a string")
+            return None
+        if len(value) > limit:
+            self.note(field, f"cut to {limit} characters")
+        return tidy(value, limit) or None
+
+    def texts(self, value: Any, field: str, count: int, limit: int = MAX_TEXT) -> tuple[str, ...]:
+        """The distinct strings of a list (or of one string), in order, ``count`` at most."""
+        read = (self.text(item, field, limit) for item in self.items(value, field, count))
+        return tuple(dict.fromkeys(text for text in read if text))
+
+    def items(self, value: Any, field: str, count: int) -> list[Any]:
+        """A list's first ``count`` items; None is an empty list, anything else a list of itself."""
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            return [value]
+        if len(value) > count:
+            self.note(field, f"cut to {count} items")
+        return list(value[:count])
+
+    def mapping(self, value: Any, field: str) -> Mapping[str, Any]:
+        """A mapping; an empty one in place of anything else."""
+        if isinstance(value, Mapping):
+            return value
+        if value is not None:
+            self.note(field, "not an object")
+        return {}
+
+    def count(self, value: Any, field: str) -> int | None:
+        """A whole number from 0 to ``MAX_INTEGER``; neither a boolean nor a string is one."""
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER:
+            return value
+        self.note(field, "not a whole number from 0 up")
+        return None
+
+    def flag(self, value: Any, field: str) -> bool | None:
+        """True, False, or None for anything else."""
+        if value is None or isinstance(value, bool):
+            return value
+        self.note(field, "neither true nor false")
+        return None
+
+    def number(self, value: Any) -> float | None:
+        """A finite number, spelled as one or as a string ("0.86", "86 %" → 86.0); None otherwise."""
+        if isinstance(value, str) and len(value) <= 40:
+            value = value.strip().removesuffix("%").strip()
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            return None
+        return number if math.isfinite(number) else None
+
+    def moment(self, value: Any, field: str) -> datetime | None:
+        """A date with a time, in UTC (the Hub's own zone, where none is written)."""
+        if value is None:
+            return None
+        if isinstance(value, str) and len(value) <= 40 and _MOMENT.fullmatch(value.strip()):
+            try:
+                moment = datetime.fromisoformat(value.strip().replace(",", "."))
+                return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+            except (ValueError, OverflowError):
+                pass
+        self.note(field, "not a date with a time")
+        return None

@@ -1,0 +1,314 @@
+"""An open atlas: its database and, when a question needs them, its vectors, always of one generation."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from indexer.atlas import AtlasFolder, check_schema
+from indexer.errors import AtlasError
+from indexer.words import ModelRef
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from indexer.single import PublishedBase
+    from indexer.vectors import VectorFile, Vectors
+    from query.purity import PurityResult
+    from query.similar import Neighbour
+    from query.sql import SqlResult
+
+
+@dataclass(frozen=True)
+class IndexedModel:
+    """One (model, base) of the atlas, found by name."""
+
+    model_id: int
+    model: str
+    base: str
+    author: str
+    commit: str | None
+    status: str
+    reason: str | None
+    detail: str | None
+    is_copy: bool
+
+
+class Atlas:
+    """A published atlas, opened read-only; a build may go on meanwhile.
+
+    ``path`` is the atlas's folder. Where another program holds the database for writing, a private copy is
+    read instead and ``notes`` says so. Raises AtlasError where there is no atlas, or one of another schema.
+    """
+
+    def __init__(self, path: str | Path = "atlas") -> None:
+        self.folder = AtlasFolder(path).require()
+        self.notes: list[str] = []
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self.connection = self._connect()
+        self._indexes: dict[str, Any] = {}
+
+    def __enter__(self) -> Atlas:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the database and the vectors."""
+        self.connection.close()
+        self._indexes.clear()
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
+
+    def refresh(self) -> None:
+        """Open what was published last; for a reader that lives long."""
+        self.close()
+        self.connection = self._connect()
+
+    @property
+    def generation(self) -> int:
+        """Grows by one with every publish."""
+        row = self.connection.execute("SELECT generation FROM atlas_info").fetchone()
+        return int(row[0]) if row else 0
+
+    # ---- questions -------------------------------------------------------------------------------------------
+
+    def similar(self, model: str | Path, k: int = 10, **options: Any) -> list[Neighbour]:
+        """The ``k`` models most like one; see :func:`query.similar.similar`."""
+        from query.similar import similar
+
+        return similar(self, str(model), k, **options)
+
+    def purity(self, base: str | None = None, **options: Any) -> PurityResult:
+        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity`."""
+        from query.grouping import atlas_purity
+
+        return atlas_purity(self, base, **options)
+
+    def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
+        """Everything known of one model; see :func:`query.show.show`."""
+        from query.show import show
+
+        return show(self, str(model), base)
+
+    def sql(self, statement: str, **limits: Any) -> SqlResult:
+        """Any SELECT, with time and row limits; see :func:`query.sql.run_sql`."""
+        from query.sql import run_sql
+
+        return run_sql(self.database, statement, **limits)
+
+    # ---- what the questions stand on ----------------------------------------------------------------------------
+
+    @property
+    def database(self) -> Path:
+        """The database file that is read: the atlas's own, or the private copy."""
+        if self._copy is not None:
+            return Path(self._copy.name) / "atlas.duckdb"
+        return self.folder.database
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Rows of one of our own statements, as dicts."""
+        cursor = self.connection.execute(statement, list(parameters))
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def bases(self) -> list[str]:
+        """Canonical ids of all bases, sorted."""
+        return [row["base"] for row in self.rows("SELECT base FROM bases ORDER BY base")]
+
+    def base_named(self, name: str | None) -> str:
+        """The canonical id of a base by any of its names; the only one where ``name`` is None.
+
+        Raises AtlasError where there is none, or several to choose from.
+        """
+        rows = self.rows("SELECT base, aliases FROM bases ORDER BY base")
+        known = ", ".join(row["base"] for row in rows) or "none"
+        if name is None:
+            if len(rows) == 1:
+                return str(rows[0]["base"])
+            raise AtlasError(f"This atlas holds {len(rows)} bases ({known}).", "Say which with --base ID.")
+        for row in rows:
+            names = {row["base"], *row["aliases"]}
+            if name in names or name.lower() in {other.lower() for other in names}:
+                return str(row["base"])
+        raise AtlasError(
+            f"{name!r} is not a base of this atlas; its bases: {known}.", f"Add it: index build --base {name}"
+        )
+
+    def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
+        """The model as the atlas holds it; None where it is not in the listing.
+
+        Raises AtlasError where it was tuned from several bases and none is named, or not from the one named.
+        """
+        rows = self.rows(
+            "SELECT model_id, model, base, author, \"commit\", status, reason, detail, "
+            "coalesce(is_copy, false) AS is_copy FROM fine_tunes LEFT JOIN records USING (model_id) "
+            "WHERE model = ? OR lower(model) = lower(?) ORDER BY model = ? DESC, base",
+            [reference.id] * 3,
+        )
+        rows = [row for row in rows if row["model"] == rows[0]["model"]]
+        if reference.revision is not None:
+            rows = [row for row in rows if (row["commit"] or "").startswith(reference.revision)]
+        wanted = self.base_named(base) if base is not None else None
+        if rows and wanted is not None:
+            matching = [row for row in rows if row["base"] == wanted]
+            if not matching:
+                others = ", ".join(row["base"] for row in rows)
+                raise AtlasError(
+                    f"{rows[0]['model']} is a fine-tune of {others}, not of {wanted}: models of different bases "
+                    "cannot be compared.",
+                    "Leave --base out.",
+                )
+            rows = matching
+        if len(rows) > 1:
+            found = ", ".join(row["base"] for row in rows)
+            raise AtlasError(f"{rows[0]['model']} has records for several bases ({found}).", "Say which with --base.")
+        return IndexedModel(**rows[0]) if rows else None
+
+    def holds(self, model: str, base: str) -> bool:
+        """Whether the model is listed for this base, whatever became of it."""
+        return bool(self.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [model, base]))
+
+    def published_base(self, base: str | None, claimed: Sequence[str] = ()) -> PublishedBase:
+        """The base named, else the atlas's only one, else the first of ``claimed`` that is one of its bases.
+
+        Raises AtlasError where there is none, or nothing is published for it.
+        """
+        canonical = self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
+        rows = self.rows(
+            'SELECT "commit", rank FROM bases JOIN representations USING (base) '
+            "WHERE base = ? AND representation = 'input'",
+            [canonical],
+        )
+        if not rows:
+            raise AtlasError(f"Nothing is published for {canonical}.", f"Run: index build --base {canonical}")
+        from indexer.single import PublishedBase
+
+        commit = rows[0]["commit"]
+        return PublishedBase(canonical, commit, self.folder.base(canonical, commit), rows[0]["rank"])
+
+    def _base_of_claims(self, claimed: Sequence[str]) -> str:
+        for name in claimed:
+            try:
+                return self.base_named(name)
+            except AtlasError:
+                continue
+        claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
+        raise AtlasError(
+            f"The model {claims}; the bases of this atlas are {', '.join(self.bases())}.", "Say which with --base ID."
+        )
+
+    def nearest_names(self, name: str, count: int = 3) -> list[str]:
+        """Ids in the atlas that look like ``name``, best first."""
+        names = [row["model"] for row in self.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
+        tail = name.rpartition("/")[2].lower()
+        scored = sorted(
+            names,
+            key=lambda other: (
+                -max(
+                    difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio(),
+                    difflib.SequenceMatcher(None, tail, other.rpartition("/")[2].lower()).ratio(),
+                ),
+                other,
+            ),
+        )
+        return scored[:count]
+
+    def unknown_model(self, name: str, hint: str = "") -> AtlasError:
+        """The error for a model nobody knows, naming the closest ids."""
+        close = ", ".join(self.nearest_names(name))
+        return AtlasError(
+            f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
+            hint or "Check the spelling, or give the path of a checkpoint folder.",
+        )
+
+    def representation(self, base: str, name: str) -> tuple[VectorFile, dict[str, Any]]:
+        """The FAISS file of a published representation, and its row.
+
+        Raises AtlasError naming the published ones where it is not one of them.
+        """
+        from indexer.vectors import VectorFile
+
+        rows = {
+            row["representation"]: row
+            for row in self.rows("SELECT * FROM representations WHERE base = ? ORDER BY representation", [base])
+        }
+        if name not in rows:
+            published = ", ".join(rows) or "none"
+            raise AtlasError(
+                f"The representation {name!r} is not published for {base} (published: {published}).",
+                f"Publish it: index represent {name}",
+            )
+        row = rows[name]
+        file = VectorFile(
+            row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"]
+        )
+        return file, row
+
+    def vectors(self, base: str, representation: str = "input") -> Vectors:
+        """All unit vectors of a base with their model ids."""
+        from indexer.vectors import read_vectors
+
+        file, _ = self._present(base, representation)
+        return read_vectors(self.folder.root, file)
+
+    def index(self, base: str, representation: str = "input") -> Any:
+        """The FAISS index of a base, mapped, kept open."""
+        from indexer.vectors import open_index
+
+        file, _ = self._present(base, representation)
+        if file.name not in self._indexes:
+            self._indexes[file.name] = open_index(self.folder.root, file)
+        return self._indexes[file.name]
+
+    def _present(self, base: str, representation: str) -> tuple[VectorFile, dict[str, Any]]:
+        """The file as published; if it was collected since this atlas was opened, the one published last."""
+        file, row = self.representation(base, representation)
+        if not (self.folder.root / file.name).exists():
+            self.refresh()
+            file, row = self.representation(base, representation)
+        return file, row
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        import duckdb
+
+        from query.sql import connect_locked
+
+        path = self.folder.database
+        try:
+            connection = connect_locked(path)
+        except duckdb.IOException as error:
+            if "lock" not in str(error).lower():
+                raise AtlasError(
+                    f"{path} cannot be opened: {str(error).splitlines()[0]}", "Run `index rebuild`."
+                ) from error
+            connection = connect_locked(self._private_copy())
+            self.notes.append("another program has the database open for writing; reading a private copy")
+        except duckdb.Error as error:
+            raise AtlasError(
+                f"{path} is damaged ({str(error).splitlines()[0]}).", "Make it again: index rebuild"
+            ) from error
+        try:
+            check_schema(connection, path)
+        except AtlasError:
+            connection.close()
+            raise
+        return connection
+
+    def _private_copy(self) -> Path:
+        self._copy = tempfile.TemporaryDirectory(prefix="atlas-")
+        target = Path(self._copy.name) / "atlas.duckdb"
+        shutil.copyfile(self.folder.database, target)
+        os.chmod(target, 0o600)
+        return target

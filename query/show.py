@@ -1,0 +1,75 @@
+"""Everything the atlas knows of one model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from indexer.errors import AtlasError
+from indexer.words import ModelRef
+
+if TYPE_CHECKING:
+    from query.atlas import Atlas, IndexedModel
+
+NEIGHBOURS_SHOWN = 10
+
+
+def show(atlas: Atlas, model: str, base: str | None = None) -> dict[str, Any]:
+    """One object: what the Hub said, what the weights said, datasets, results, deltas by family, neighbours.
+
+    A model that was skipped or failed is shown with the reason. Raises AtlasError for one the atlas has never
+    met, naming the closest ids.
+    """
+    reference = ModelRef.parse(model)
+    known = atlas.find(reference, base)
+    if known is None:
+        raise atlas.unknown_model(model, f"Add it: index add {model} --base ID")
+    shown = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [known.model_id])[0]
+    weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [known.model_id])
+    if weights:
+        shown |= weights[0]
+        shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
+        shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
+    return shown | _claims(atlas, known) | _measured(atlas, known)
+
+
+def _claims(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
+    """What its card and tags say."""
+    named = atlas.rows(
+        "SELECT dataset, parent, list_sort(list(DISTINCT raw)) AS spellings, list_sort(list(DISTINCT source)) AS "
+        "sources FROM model_datasets WHERE model_id = ? GROUP BY dataset, parent ORDER BY dataset",
+        [known.model_id],
+    )
+    tags = atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [known.model_id])
+    results = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [known.model_id])
+    return {
+        "datasets": [row["dataset"] for row in named],
+        "datasets_as_written": named,
+        "tags": [row["tag"] for row in tags],
+        "evaluations": results,
+    }
+
+
+def _measured(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
+    """What its deltas look like, by family, and which models are near."""
+    families = atlas.rows(
+        "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, avg(energy) AS energy, "
+        "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
+        "FROM deltas WHERE model_id = ? GROUP BY stack, family ORDER BY stack DESC, min(rowid)",
+        [known.model_id],
+    )
+    near = atlas.rows(
+        "SELECT rank, model, similarity, author, datasets FROM neighbours "
+        "JOIN models ON models.model_id = neighbour_id "
+        "WHERE neighbours.model_id = ? AND representation = 'input' AND rank <= ? ORDER BY rank",
+        [known.model_id, NEIGHBOURS_SHOWN],
+    )
+    return {"families": families, "neighbours": near}
+
+
+def _name(atlas: Atlas, model_id: int | None) -> str | None:
+    if model_id is None:
+        return None
+    rows = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])
+    if not rows:
+        raise AtlasError(f"The atlas names a model {model_id} that it does not hold.", "Run `index verify`.")
+    return str(rows[0]["model"])

@@ -1,0 +1,263 @@
+"""Which models are like this one: from the neighbours table where it can, else by exact search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.words import ModelRef, author_of
+
+if TYPE_CHECKING:
+    from query.atlas import Atlas, IndexedModel
+
+# As many neighbours as a publish stores of each model.
+STORED = 50
+
+
+@dataclass(frozen=True)
+class Because:
+    """Why two models are close: what each family and each layer adds to their similarity (sums to it)."""
+
+    families: dict[str, float]
+    layers: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One model near another; ``similarity`` is the cosine of their vectors."""
+
+    rank: int
+    model: str
+    similarity: float
+    author: str
+    relation: str
+    datasets: list[str]
+    because: Because | None = field(default=None, compare=False)
+
+    def as_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        row = asdict(self)
+        if self.because is None:
+            del row["because"]
+        return row
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The model asked about: its vector where it has been looked up, its id where it is indexed."""
+
+    name: str
+    base: str
+    author: str
+    model_id: int | None
+    vector: NDArray[np.float32] | None
+
+
+def similar(
+    atlas: Atlas,
+    model: str,
+    k: int = 10,
+    *,
+    where: str | None = None,
+    other_authors: bool = False,
+    representation: str = "input",
+    base: str | None = None,
+    explain: bool = False,
+) -> list[Neighbour]:
+    """The ``k`` models most like ``model`` by cosine, nearest first, ties by id; never the model itself.
+
+    ``model`` is an indexed id, any other Hub id, or a local folder; the latter two are read on the fly and not
+    stored. ``where`` is an SQL condition on the models view and ``other_authors`` leaves the model's own author
+    out, both before the search, so that k models come back when k exist. ``explain`` says which layers and
+    families make two models close. Raises AtlasError where there is nothing to compare.
+    """
+    if k < 1:
+        raise AtlasError(f"-k is {k}; it must be at least 1.", "")
+    asked = _asked(atlas, model, base, representation)
+    stored = asked.model_id is not None and asked.vector is None
+    if stored and k <= STORED and not where and not other_authors and not explain:
+        return _stored_neighbours(atlas, asked, k, representation)
+    asked = _with_vector(atlas, asked, representation)
+    allowed = _allowed(atlas, asked, where, other_authors)
+    assert asked.vector is not None
+    from indexer.vectors import search
+
+    index = atlas.index(asked.base, representation)
+    found = search(index, asked.vector, k, allowed)
+    return _described(atlas, asked, found, representation, explain)
+
+
+def _asked(atlas: Atlas, model: str, base: str | None, representation: str) -> _Asked:
+    reference = ModelRef.parse(model)
+    known = atlas.find(reference, base) if reference.folder is None else None
+    if known is None:
+        return _read_now(atlas, reference, base, representation)
+    if known.status == "indexed":
+        if known.is_copy:
+            raise AtlasError(
+                f"{known.model} is a copy of {known.base}: its delta is zero, so nothing is more or less like it.",
+                "",
+            )
+        return _Asked(known.model, known.base, known.author, known.model_id, None)
+    if known.status == "skipped":
+        raise AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}")
+    return _read_now(atlas, reference, base or known.base, representation)
+
+
+def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> _Asked:
+    """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
+    from indexer.representation import representation_named
+    from indexer.single import read_model, unreadable
+    from indexer.vectors import normalised
+
+    chosen = representation_named(representation)
+    try:
+        record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
+    except ModelError as error:
+        if reference.folder is None and isinstance(error, Failed):
+            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
+            raise atlas.unknown_model(reference.id, f"It could not be read from the Hub: {why}.") from error
+        raise unreadable(reference.id, error) from error
+    identity = record.identity
+    _, published = atlas.representation(identity.base, representation)
+    if chosen.version != published["version"]:
+        raise AtlasError(
+            f"The atlas holds version {published['version']} of {representation!r}, this is {chosen.version}.",
+            f"Publish it again: index represent {representation}",
+        )
+    vector = normalised(chosen.vector(record))
+    if vector is None:
+        raise AtlasError(
+            f"{reference.id} is a copy of {identity.base}: its delta is zero, so nothing is more or less like it.", ""
+        )
+    same = atlas.find(ModelRef(identity.model), identity.base) if atlas.holds(identity.model, identity.base) else None
+    return _Asked(
+        identity.model, identity.base, author_of(identity.model), same.model_id if same is not None else None, vector
+    )
+
+
+def _with_vector(atlas: Atlas, asked: _Asked, representation: str) -> _Asked:
+    if asked.vector is not None:
+        return asked
+    assert asked.model_id is not None
+    vector = reconstruct(atlas, asked.base, representation, [asked.model_id]).get(asked.model_id)
+    if vector is None:
+        raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
+    return _Asked(asked.name, asked.base, asked.author, asked.model_id, vector)
+
+
+def reconstruct(
+    atlas: Atlas, base: str, representation: str, model_ids: Sequence[int]
+) -> dict[int, NDArray[np.float32]]:
+    """Vectors of a few models, straight from the index; those without one are left out."""
+    index = atlas.index(base, representation)
+    found = {}
+    for model_id in model_ids:
+        try:
+            found[model_id] = index.reconstruct(int(model_id))
+        except RuntimeError:
+            continue
+    return found
+
+
+def _allowed(atlas: Atlas, asked: _Asked, where: str | None, other_authors: bool) -> list[int]:
+    """Ids that may be found, decided before the search."""
+    rows = atlas.rows(
+        "SELECT model_id, author FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
+        [asked.base],
+    )
+    allowed = {
+        row["model_id"]
+        for row in rows
+        if row["model_id"] != asked.model_id and not (other_authors and row["author"] == asked.author)
+    }
+    if where:
+        from query.sql import check_condition
+
+        allowed &= set(check_condition(atlas.database, where))
+    return sorted(allowed)
+
+
+def _stored_neighbours(atlas: Atlas, asked: _Asked, k: int, representation: str) -> list[Neighbour]:
+    """Straight from the database: neither FAISS nor the vectors are opened."""
+    atlas.representation(asked.base, representation)
+    rows = atlas.rows(
+        "SELECT rank, model, similarity, author, relation, datasets FROM neighbours "
+        "JOIN models ON models.model_id = neighbour_id "
+        "WHERE neighbours.model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
+        [asked.model_id, representation, k],
+    )
+    return [Neighbour(**row) for row in rows]
+
+
+def _described(
+    atlas: Atlas, asked: _Asked, found: list[tuple[int, float]], representation: str, explain: bool
+) -> list[Neighbour]:
+    ids = [model_id for model_id, _ in found]
+    rows = {
+        row["model_id"]: row
+        for row in atlas.rows(
+            "SELECT model_id, model, author, relation, datasets FROM models "
+            "WHERE model_id IN (SELECT unnest(?::INTEGER[]))",
+            [ids],
+        )
+    }
+    reasons = _reasons(atlas, asked, ids, representation) if explain else {}
+    return [
+        Neighbour(
+            rank=rank,
+            model=rows[model_id]["model"],
+            similarity=similarity,
+            author=rows[model_id]["author"],
+            relation=rows[model_id]["relation"],
+            datasets=rows[model_id]["datasets"],
+            because=reasons.get(model_id),
+        )
+        for rank, (model_id, similarity) in enumerate(found, start=1)
+    ]
+
+
+def _reasons(atlas: Atlas, asked: _Asked, ids: list[int], representation: str) -> dict[int, Because]:
+    """Split each cosine into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩."""
+    from indexer.words import DeltaKey
+
+    _, row = atlas.representation(asked.base, representation)
+    if not row["per_delta"]:
+        raise AtlasError(
+            f"{representation!r} averages layers, so a similarity cannot be split by layer and family.",
+            "Use --representation input.",
+        )
+    names = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [asked.base])[0]["deltas"]
+    keys = [DeltaKey.parse(name) for name in names]
+    assert asked.vector is not None
+    mine = asked.vector.reshape(len(keys), -1)
+    reasons = {}
+    for model_id, vector in reconstruct(atlas, asked.base, representation, ids).items():
+        parts = (mine.astype(np.float64) * vector.reshape(len(keys), -1)).sum(axis=1)
+        families: dict[str, float] = {}
+        layers: dict[str, float] = {}
+        for key, part in zip(keys, parts, strict=True):
+            layer = f"{key.stack}.{key.layer}" if key.stack else str(key.layer)
+            families[key.family_key] = families.get(key.family_key, 0.0) + float(part)
+            layers[layer] = layers.get(layer, 0.0) + float(part)
+        reasons[model_id] = Because(_largest_first(families), _largest_first(layers))
+    return reasons
+
+
+def _largest_first(parts: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def ceiling(atlas: Atlas, known: IndexedModel) -> float | None:
+    """The most similar a full fine-tune can be to this adapter, √(matrices it changes / all); None for a full one."""
+    rows = atlas.rows(
+        "SELECT count(*) FILTER (norm > 0) AS changed, count(*) AS total FROM deltas WHERE model_id = ?",
+        [known.model_id],
+    )
+    changed, total = rows[0]["changed"], rows[0]["total"]
+    return float(np.sqrt(changed / total)) if total and changed < total else None

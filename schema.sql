@@ -1,0 +1,405 @@
+-- The atlas's database: every table, view and macro, with a comment on each column.
+-- This file is run as it stands to make a new atlas.duckdb; no other code creates anything.
+-- A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
+
+CREATE TABLE atlas_info (
+    schema_version INTEGER NOT NULL,
+    generation BIGINT NOT NULL,
+    published TIMESTAMPTZ,
+    tool_version VARCHAR,
+    next_model_id INTEGER NOT NULL
+);
+COMMENT ON TABLE atlas_info IS 'One row: which schema this file has and which publish made it.';
+COMMENT ON COLUMN atlas_info.schema_version IS 'Version of schema.sql; a reader refuses a newer one.';
+COMMENT ON COLUMN atlas_info.generation IS 'Grows by one with every publish.';
+COMMENT ON COLUMN atlas_info.published IS 'When this generation was published.';
+COMMENT ON COLUMN atlas_info.tool_version IS 'Version of vectors-in-the-wild that published it.';
+COMMENT ON COLUMN atlas_info.next_model_id IS 'The next integer id to give; ids are never used twice.';
+
+CREATE TABLE bases (
+    base VARCHAR NOT NULL,
+    "commit" VARCHAR NOT NULL,
+    aliases VARCHAR[] NOT NULL,
+    model_type VARCHAR,
+    architecture VARCHAR,
+    layers STRUCT(stack VARCHAR, layers INTEGER)[],
+    deltas VARCHAR[],
+    block_bytes BIGINT,
+    config JSON
+);
+COMMENT ON TABLE bases IS 'Base models: one row for each.';
+COMMENT ON COLUMN bases.base IS 'Canonical id on the Hub, e.g. FacebookAI/roberta-base.';
+COMMENT ON COLUMN bases."commit" IS 'Commit whose weights the deltas are taken against.';
+COMMENT ON COLUMN bases.aliases IS 'Other ids that mean this base: old short ids and the ids it was asked by.';
+COMMENT ON COLUMN bases.model_type IS 'model_type of its config.json.';
+COMMENT ON COLUMN bases.architecture IS 'The architecture data file that describes its tensors.';
+COMMENT ON COLUMN bases.layers IS 'Number of layers by stack; the stack is empty where there is one.';
+COMMENT ON COLUMN bases.deltas IS 'Names of its deltas in the order in which per-delta vectors concatenate them.';
+COMMENT ON COLUMN bases.block_bytes IS 'Bytes of its block matrices as stored.';
+COMMENT ON COLUMN bases.config IS 'Its config.json.';
+
+CREATE TABLE fine_tunes (
+    model_id INTEGER NOT NULL,
+    model VARCHAR NOT NULL,
+    base VARCHAR NOT NULL,
+    author VARCHAR NOT NULL,
+    "commit" VARCHAR,
+    subfolder VARCHAR NOT NULL DEFAULT '',
+    status VARCHAR NOT NULL,
+    reason VARCHAR,
+    detail VARCHAR,
+    attempts INTEGER,
+    tried TIMESTAMPTZ,
+    relation VARCHAR NOT NULL,
+    claimed_by VARCHAR,
+    parent VARCHAR,
+    created TIMESTAMPTZ,
+    modified TIMESTAMPTZ,
+    downloads BIGINT,
+    likes BIGINT,
+    gated VARCHAR,
+    licence VARCHAR,
+    languages VARCHAR[],
+    pipeline_tag VARCHAR,
+    library VARCHAR,
+    record_key VARCHAR,
+    first_seen TIMESTAMPTZ,
+    last_seen TIMESTAMPTZ,
+    gone BOOLEAN NOT NULL DEFAULT false,
+    oddities VARCHAR[],
+    fingerprint VARCHAR
+);
+COMMENT ON TABLE fine_tunes IS 'Every model found for a base, whatever became of it: one row for each (model, base).';
+COMMENT ON COLUMN fine_tunes.model_id IS 'Integer id, unique for each (model, base), never used twice; also the id in the FAISS files.';
+COMMENT ON COLUMN fine_tunes.model IS 'Id on the Hub (owner/name), or the path of a local folder.';
+COMMENT ON COLUMN fine_tunes.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN fine_tunes.author IS 'Account that owns it; "local" for a folder.';
+COMMENT ON COLUMN fine_tunes."commit" IS 'Commit of the model that this row speaks of.';
+COMMENT ON COLUMN fine_tunes.subfolder IS 'Folder in the repository that was asked for; empty for the root.';
+COMMENT ON COLUMN fine_tunes.status IS 'indexed, skipped (can never be a record at this commit), failed (will be tried again), or listed (not tried yet).';
+COMMENT ON COLUMN fine_tunes.reason IS 'Why it was skipped or failed: a code to group by.';
+COMMENT ON COLUMN fine_tunes.detail IS 'Why, in a sentence.';
+COMMENT ON COLUMN fine_tunes.attempts IS 'How often it was tried.';
+COMMENT ON COLUMN fine_tunes.tried IS 'When it was last tried.';
+COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed.';
+COMMENT ON COLUMN fine_tunes.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, or user.';
+COMMENT ON COLUMN fine_tunes.parent IS 'The model it was directly tuned from, where that is not the base itself.';
+COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
+COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
+COMMENT ON COLUMN fine_tunes.downloads IS 'Downloads in the last 30 days, as listed.';
+COMMENT ON COLUMN fine_tunes.likes IS 'Likes, as listed.';
+COMMENT ON COLUMN fine_tunes.gated IS 'auto or manual where access must be asked for; null where it is open.';
+COMMENT ON COLUMN fine_tunes.licence IS 'Licence of the card.';
+COMMENT ON COLUMN fine_tunes.languages IS 'Languages of the card.';
+COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as the Hub shows it.';
+COMMENT ON COLUMN fine_tunes.library IS 'Library tag: transformers, peft, sentence-transformers …';
+COMMENT ON COLUMN fine_tunes.record_key IS 'Name of its file under records/.';
+COMMENT ON COLUMN fine_tunes.first_seen IS 'When a crawl first listed it.';
+COMMENT ON COLUMN fine_tunes.last_seen IS 'When a crawl last listed it.';
+COMMENT ON COLUMN fine_tunes.gone IS 'It has left the Hub since; what was learnt stays.';
+COMMENT ON COLUMN fine_tunes.oddities IS 'What was malformed in its listing row, and how it was read.';
+COMMENT ON COLUMN fine_tunes.fingerprint IS 'Digest of what this row was made from: a publish rewrites only rows where it changed.';
+
+CREATE TABLE records (
+    model_id INTEGER NOT NULL,
+    record_key VARCHAR NOT NULL,
+    verified BOOLEAN,
+    base_cosine DOUBLE,
+    is_copy BOOLEAN NOT NULL DEFAULT false,
+    is_unrelated BOOLEAN NOT NULL DEFAULT false,
+    is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
+    duplicate_group INTEGER,
+    duplicate_of INTEGER,
+    delta_norm DOUBLE,
+    relative_norm DOUBLE,
+    model_type VARCHAR,
+    head_class VARCHAR,
+    label_count INTEGER,
+    label_names VARCHAR[],
+    problem_type VARCHAR,
+    dtype VARCHAR,
+    weight_files STRUCT(name VARCHAR, size BIGINT, sha256 VARCHAR, format VARCHAR)[],
+    bytes_read BIGINT,
+    block_bytes BIGINT,
+    seconds DOUBLE,
+    device VARCHAR,
+    made TIMESTAMPTZ
+);
+COMMENT ON TABLE records IS 'What the weights of an indexed model said: one row for each record.';
+COMMENT ON COLUMN records.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN records.record_key IS 'Name of its file under records/.';
+COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null where they cannot say (adapters).';
+COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
+COMMENT ON COLUMN records.is_copy IS 'All deltas are zero: a copy of the base.';
+COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold: trained from scratch, or from another base.';
+COMMENT ON COLUMN records.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
+COMMENT ON COLUMN records.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
+COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
+COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas together.';
+COMMENT ON COLUMN records.relative_norm IS 'delta_norm over the Frobenius norm of the base''s block matrices.';
+COMMENT ON COLUMN records.model_type IS 'model_type of its config.json.';
+COMMENT ON COLUMN records.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
+COMMENT ON COLUMN records.label_count IS 'Number of labels in its config.json.';
+COMMENT ON COLUMN records.label_names IS 'Names of the labels, where they are more than LABEL_0, LABEL_1 …';
+COMMENT ON COLUMN records.problem_type IS 'problem_type of its config.json.';
+COMMENT ON COLUMN records.dtype IS 'The dtype most of the file is stored in.';
+COMMENT ON COLUMN records.weight_files IS 'The files that were read, with their LFS ids where known.';
+COMMENT ON COLUMN records.bytes_read IS 'Bytes read to make the record.';
+COMMENT ON COLUMN records.block_bytes IS 'Bytes of its block matrices, or of an adapter''s factors.';
+COMMENT ON COLUMN records.seconds IS 'Seconds it took to read and to vectorise.';
+COMMENT ON COLUMN records.device IS 'Where the SVD ran: cpu or cuda.';
+COMMENT ON COLUMN records.made IS 'When the record was made.';
+
+CREATE TABLE tags (model_id INTEGER NOT NULL, tag VARCHAR NOT NULL);
+COMMENT ON TABLE tags IS 'Every tag of the Hub, as written (control characters made visible).';
+COMMENT ON COLUMN tags.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN tags.tag IS 'The tag.';
+
+CREATE TABLE model_datasets (
+    model_id INTEGER NOT NULL,
+    dataset VARCHAR NOT NULL,
+    parent VARCHAR,
+    raw VARCHAR NOT NULL,
+    source VARCHAR NOT NULL
+);
+COMMENT ON TABLE model_datasets IS 'Data sets that a model names, under one canonical name each.';
+COMMENT ON COLUMN model_datasets.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name.';
+COMMENT ON COLUMN model_datasets.parent IS 'The dataset it is a subtask of: glue for glue/mrpc. The model then has a row for the parent too.';
+COMMENT ON COLUMN model_datasets.raw IS 'The name as the card or the tag wrote it.';
+COMMENT ON COLUMN model_datasets.source IS 'Where it was written: tag, card or model-index.';
+
+CREATE TABLE evaluations (
+    model_id INTEGER NOT NULL,
+    task VARCHAR,
+    dataset VARCHAR,
+    dataset_raw VARCHAR,
+    config VARCHAR,
+    split VARCHAR,
+    metric VARCHAR,
+    "value" DOUBLE,
+    verified BOOLEAN
+);
+COMMENT ON TABLE evaluations IS 'Evaluation results that the card''s model-index reports.';
+COMMENT ON COLUMN evaluations.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN evaluations.task IS 'Task type, e.g. text-classification.';
+COMMENT ON COLUMN evaluations.dataset IS 'Canonical dataset name, where it has one.';
+COMMENT ON COLUMN evaluations.dataset_raw IS 'The dataset as written.';
+COMMENT ON COLUMN evaluations.config IS 'Configuration of the dataset, e.g. mrpc.';
+COMMENT ON COLUMN evaluations.split IS 'Split it was measured on.';
+COMMENT ON COLUMN evaluations.metric IS 'Metric type, e.g. accuracy.';
+COMMENT ON COLUMN evaluations."value" IS 'Its value, where it is a number.';
+COMMENT ON COLUMN evaluations.verified IS 'Whether the Hub verified it.';
+
+CREATE TABLE deltas (
+    model_id INTEGER NOT NULL,
+    stack VARCHAR NOT NULL,
+    layer INTEGER NOT NULL,
+    family VARCHAR NOT NULL,
+    out_features INTEGER NOT NULL,
+    in_features INTEGER NOT NULL,
+    norm FLOAT NOT NULL,
+    relative_norm FLOAT NOT NULL,
+    energy FLOAT NOT NULL,
+    singular_values FLOAT[] NOT NULL,
+    rank_50 INTEGER,
+    rank_80 INTEGER,
+    rank_90 INTEGER,
+    rank_95 INTEGER,
+    rank_99 INTEGER
+);
+COMMENT ON TABLE deltas IS 'One weight change: δW of one (stack, layer, family) of one model.';
+COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty where the base has one stack.';
+COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
+COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
+COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
+COMMENT ON COLUMN deltas.in_features IS 'Columns of δW.';
+COMMENT ON COLUMN deltas.norm IS 'Frobenius norm of δW.';
+COMMENT ON COLUMN deltas.relative_norm IS 'norm over the Frobenius norm of the base''s matrix.';
+COMMENT ON COLUMN deltas.energy IS 'Share of norm² that the kept singular values hold.';
+COMMENT ON COLUMN deltas.singular_values IS 'The largest singular values of δW, descending.';
+COMMENT ON COLUMN deltas.rank_50 IS 'Smallest rank that holds 50 % of the energy; null where it is beyond the kept ones and no spectrum is stored.';
+COMMENT ON COLUMN deltas.rank_80 IS 'Smallest rank that holds 80 % of the energy, where known.';
+COMMENT ON COLUMN deltas.rank_90 IS 'Smallest rank that holds 90 % of the energy, where known.';
+COMMENT ON COLUMN deltas.rank_95 IS 'Smallest rank that holds 95 % of the energy, where known.';
+COMMENT ON COLUMN deltas.rank_99 IS 'Smallest rank that holds 99 % of the energy, where known.';
+
+CREATE TABLE representations (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    version INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    vectors INTEGER NOT NULL,
+    per_delta BOOLEAN NOT NULL,
+    faiss_file VARCHAR NOT NULL,
+    faiss_sha256 VARCHAR NOT NULL,
+    faiss_bytes BIGINT NOT NULL,
+    factory VARCHAR NOT NULL
+);
+COMMENT ON TABLE representations IS 'Published vectors: one FAISS file for each (base, representation).';
+COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN representations.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum.';
+COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions never meet.';
+COMMENT ON COLUMN representations.rank IS 'Singular triplets that the vectors were made from.';
+COMMENT ON COLUMN representations.length IS 'Length of a vector.';
+COMMENT ON COLUMN representations.vectors IS 'Number of vectors in the file.';
+COMMENT ON COLUMN representations.per_delta IS 'Whether a vector is a concatenation of equally long blocks in the order of bases.deltas.';
+COMMENT ON COLUMN representations.faiss_file IS 'Name of the FAISS file beside this database.';
+COMMENT ON COLUMN representations.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN representations.faiss_bytes IS 'Its size in bytes.';
+COMMENT ON COLUMN representations.factory IS 'FAISS factory string of the index.';
+
+CREATE TABLE neighbours (
+    representation VARCHAR NOT NULL,
+    model_id INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    neighbour_id INTEGER NOT NULL,
+    similarity FLOAT NOT NULL
+);
+COMMENT ON TABLE neighbours IS 'The 50 models nearest to each model, by cosine, for each published representation.';
+COMMENT ON COLUMN neighbours.representation IS 'Name of the representation.';
+COMMENT ON COLUMN neighbours.model_id IS 'The model that is asked about, see fine_tunes.';
+COMMENT ON COLUMN neighbours.rank IS '1 for the nearest.';
+COMMENT ON COLUMN neighbours.neighbour_id IS 'The model that is near, see fine_tunes.';
+COMMENT ON COLUMN neighbours.similarity IS 'Cosine of the two vectors.';
+
+CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMPTZ);
+COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
+COMMENT ON COLUMN bad_rows.base IS 'The base whose listing held it.';
+COMMENT ON COLUMN bad_rows.why IS 'What was wrong.';
+COMMENT ON COLUMN bad_rows.raw IS 'The row, cut short.';
+COMMENT ON COLUMN bad_rows.seen IS 'When it was met.';
+
+CREATE TABLE builds (
+    build_id INTEGER NOT NULL,
+    base VARCHAR NOT NULL,
+    base_commit VARCHAR,
+    started TIMESTAMPTZ,
+    finished TIMESTAMPTZ,
+    outcome VARCHAR NOT NULL,
+    discovered INTEGER,
+    indexed INTEGER,
+    unchanged INTEGER,
+    skipped INTEGER,
+    failed INTEGER,
+    bytes_read BIGINT,
+    bytes_total BIGINT,
+    seconds DOUBLE,
+    spec JSON,
+    thresholds JSON,
+    versions JSON
+);
+COMMENT ON TABLE builds IS 'What each build did.';
+COMMENT ON COLUMN builds.build_id IS '1, 2, 3 …';
+COMMENT ON COLUMN builds.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN builds.base_commit IS 'Commit of the base.';
+COMMENT ON COLUMN builds.started IS 'When it started.';
+COMMENT ON COLUMN builds.finished IS 'When it was published.';
+COMMENT ON COLUMN builds.outcome IS 'finished, or stopped (what was done stays).';
+COMMENT ON COLUMN builds.discovered IS 'Models it looked at: indexed + unchanged + skipped + failed.';
+COMMENT ON COLUMN builds.indexed IS 'Models read and vectorised by this build.';
+COMMENT ON COLUMN builds.unchanged IS 'Models whose record of this commit was there already.';
+COMMENT ON COLUMN builds.skipped IS 'Models that can never be a record at this commit.';
+COMMENT ON COLUMN builds.failed IS 'Models to try again.';
+COMMENT ON COLUMN builds.bytes_read IS 'Bytes of checkpoints that it read.';
+COMMENT ON COLUMN builds.bytes_total IS 'Bytes of the weight files that it read from.';
+COMMENT ON COLUMN builds.seconds IS 'Wall time.';
+COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format.';
+COMMENT ON COLUMN builds.thresholds IS 'The thresholds behind the flags.';
+COMMENT ON COLUMN builds.versions IS 'Versions of the libraries that matter.';
+
+-- Views: what people ask.
+
+CREATE VIEW models AS
+SELECT
+    model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
+    coalesce(named.datasets, []) AS datasets,
+    is_copy, is_unrelated, is_partly_frozen, duplicate_of, duplicate_group, delta_norm, relative_norm,
+    created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
+    model_type, head_class, label_count, label_names, problem_type, dtype, bytes_read, block_bytes,
+    fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, gone
+FROM fine_tunes
+JOIN records USING (model_id)
+LEFT JOIN (
+    SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets GROUP BY model_id
+) AS named USING (model_id)
+WHERE status = 'indexed';
+COMMENT ON VIEW models IS 'Indexed models with their datasets: what --where is a condition on.';
+COMMENT ON COLUMN models.model_id IS 'Integer id, unique for each (model, base).';
+COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or the path of a local folder; the same as model.';
+COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty where it names none.';
+COMMENT ON COLUMN models.license IS 'The same as licence.';
+
+CREATE VIEW dataset_counts AS
+SELECT
+    base, dataset, count(DISTINCT model_id) AS models, count(DISTINCT author) AS authors,
+    mode(author) AS leading_author, list_sort(list(DISTINCT raw)) AS spellings
+FROM fine_tunes JOIN model_datasets USING (model_id)
+WHERE status = 'indexed'
+GROUP BY base, dataset;
+COMMENT ON VIEW dataset_counts IS 'Indexed models and authors of each dataset, and how people spell it.';
+
+CREATE VIEW author_counts AS
+SELECT base, author, count(*) AS models, sum(downloads) AS downloads
+FROM fine_tunes WHERE status = 'indexed' GROUP BY base, author;
+COMMENT ON VIEW author_counts IS 'Indexed models of each author.';
+
+CREATE VIEW failures AS
+SELECT base, status, reason, count(*) AS models, any_value(detail) AS example, min(model) AS example_model
+FROM fine_tunes WHERE status IN ('skipped', 'failed') GROUP BY base, status, reason;
+COMMENT ON VIEW failures IS 'What was skipped or failed, by reason, with an example.';
+
+CREATE VIEW similar_models AS
+SELECT
+    near.representation, asked.base, asked.model, near.rank, found.model AS neighbour,
+    near.similarity, found.author, found.relation, found.datasets, asked.author <> found.author AS other_author
+FROM neighbours AS near
+JOIN models AS asked USING (model_id)
+JOIN models AS found ON found.model_id = near.neighbour_id;
+COMMENT ON VIEW similar_models IS 'Neighbours by name: filter on model, order by rank.';
+
+CREATE VIEW similar_pairs AS
+SELECT
+    near.representation, first.base, first.model AS model, second.model AS neighbour, near.similarity,
+    first.author <> second.author AS other_author, first.datasets, second.datasets AS neighbour_datasets
+FROM neighbours AS near
+JOIN models AS first ON first.model_id = near.model_id
+JOIN models AS second ON second.model_id = near.neighbour_id
+WHERE near.model_id < near.neighbour_id
+   OR NOT EXISTS (
+        SELECT 1 FROM neighbours AS back
+        WHERE back.representation = near.representation
+          AND back.model_id = near.neighbour_id AND back.neighbour_id = near.model_id
+   );
+COMMENT ON VIEW similar_pairs IS 'Each pair of near models once; order by similarity DESC for the most similar.';
+
+CREATE VIEW suspicious_claims AS
+SELECT base, model, author, relation, claimed_by, base_cosine, downloads
+FROM fine_tunes JOIN records USING (model_id) WHERE is_unrelated;
+COMMENT ON VIEW suspicious_claims IS 'Models that claim the base while their weights contradict it.';
+
+CREATE VIEW duplicates AS
+SELECT copy.base, copy.model, first.model AS first_upload, copy.author, first.author AS first_author, copy.created
+FROM fine_tunes AS copy
+JOIN records ON records.model_id = copy.model_id
+JOIN fine_tunes AS first ON first.model_id = records.duplicate_of;
+COMMENT ON VIEW duplicates IS 'Models that repeat an earlier upload.';
+
+CREATE VIEW rank_by_depth AS
+SELECT
+    base, stack, family, layer, count(*) AS models,
+    avg(rank_50) AS rank_50, avg(rank_80) AS rank_80, avg(rank_90) AS rank_90,
+    avg(rank_95) AS rank_95, avg(rank_99) AS rank_99, avg(energy) AS energy, avg(deltas.relative_norm) AS relative_norm
+FROM deltas JOIN fine_tunes USING (model_id) JOIN records USING (model_id)
+WHERE norm > 0 AND NOT is_unrelated AND duplicate_of IS NULL
+GROUP BY base, stack, family, layer;
+COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW by depth, where known; unrelated models and duplicates left out.';
+
+CREATE MACRO nearest(name, k := 10) AS TABLE
+SELECT rank, neighbour AS model, similarity, author, relation, datasets
+FROM similar_models
+WHERE model = name AND rank <= k AND representation = 'input'
+ORDER BY rank;
+COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most like one, nearest first.';

@@ -1,0 +1,282 @@
+"""The routes below ``/api/models``: the listing, and what is said of one model."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from scripts.loopback_hub import history, rows
+from scripts.loopback_hub.access import Access
+from scripts.loopback_hub.answers import (
+    Answer,
+    Request,
+    entry_not_found,
+    error,
+    json_answer,
+    repository_not_found,
+    revision_not_found,
+)
+from scripts.loopback_hub.store import MAIN, Repository, Revision, Store
+
+_VERBS = "revision|tree|refs|paths-info|discussions|commits"
+_MODEL = re.compile(
+    rf"/api/models/(?P<id>[^/]+(?:/(?!(?:{_VERBS})(?:/|$))[^/]+)?)(?:/(?P<verb>{_VERBS})(?P<rest>/.*)?)?/?"
+)
+_DISCUSSIONS_PER_PAGE = 25
+
+_SORTS: Mapping[str, Callable[[Repository], Any]] = {
+    "downloads": lambda repository: repository.get("downloads", 0),
+    "likes": lambda repository: repository.get("likes", 0),
+    "trendingScore": lambda repository: repository.get("trending_score", 0),
+    "createdAt": rows.created_at,
+    "lastModified": rows.last_modified,
+}
+_SORT_SPELLINGS = {
+    "created_at": "createdAt",
+    "last_modified": "lastModified",
+    "trending_score": "trendingScore",
+    "modified": "lastModified",
+    "created": "createdAt",
+    "trending": "trendingScore",
+}
+
+
+@dataclass
+class Api:
+    """Answers for ``/api``. Page sizes in rows; ``endpoint`` is what links begin with."""
+
+    store: Store
+    access: Access
+    endpoint: str
+    page_size: int
+    tree_page_size: int
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to any request below ``/api``."""
+        if request.path.rstrip("/") == "/api/models":
+            return self._listing(request)
+        match = _MODEL.fullmatch(request.path)
+        if match is None:
+            return repository_not_found(request)
+        found = self.access.find(request, match.span("id"), files=False)
+        if isinstance(found, Answer):
+            return found
+        answer = self._of_model(request, found, match["verb"], (match["rest"] or "").removeprefix("/"))
+        answer.repo_id = found.id
+        return answer
+
+    def _of_model(self, request: Request, repository: Repository, verb: str | None, rest: str) -> Answer:
+        if verb == "refs":
+            return json_answer(history.refs(repository, pull_requests=request.is_set("include_prs")))
+        if verb == "discussions":
+            return self._discussions(request, repository)
+        name, path = split_revision(rest) if rest else (MAIN, "")
+        revision = repository.revision(name)
+        if revision is None:
+            return revision_not_found(name)
+        if verb == "tree":
+            return self._tree(request, repository, revision, path)
+        if verb == "paths-info":
+            return self._paths_info(request, repository, revision)
+        if verb == "commits":
+            return json_answer(history.commits(repository, revision))
+        if path:
+            return error(404, "Sorry, we can't find the page you are looking for.")
+        return self._info(request, repository, revision)
+
+    def _info(self, request: Request, repository: Repository, revision: Revision) -> Answer:
+        expand = request.all("expand")
+        if refused := _refuse_unknown(expand, [*rows.EXPANDABLE, *rows.INFO_ONLY]):
+            return refused
+        told = rows.row(repository, expand or rows.INFO, revision)
+        if request.is_set("blobs"):
+            told["siblings"] = rows.siblings(revision, blobs=True)
+        return json_answer(told)
+
+    def _listing(self, request: Request) -> Answer:
+        expand = request.all("expand")
+        if refused := _refuse_unknown(expand, rows.EXPANDABLE):
+            return refused
+        asked = request.one("sort") or "trendingScore"
+        sort = _SORTS.get(_SORT_SPELLINGS.get(asked, asked))
+        if sort is None:
+            return error(400, f"Invalid sort parameter: {asked}")
+        limit = request.one("limit")
+        if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit[:9]) > 0):
+            return error(400, "limit must be a positive number")
+        descending = request.one("direction") in (None, "-1")
+        listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
+        ordered = sorted(((_rank(sort(each)), each) for each in listed), key=lambda pair: pair[1].id)
+        ordered.sort(key=lambda pair: pair[0], reverse=descending)  # stable: ties stay in the order of ids
+        cursor = request.one("cursor")
+        if cursor is not None:
+            after = _decode_cursor(cursor)
+            if after is None:
+                return error(400, "Invalid cursor")
+            ordered = [
+                pair for pair in ordered if _is_past(pair[0], pair[1].id, after, descending=descending)
+            ]
+        size = min(self.page_size, int(limit[:9])) if limit else self.page_size
+        page = ordered[:size]
+        names = expand or _listed_fields(request)
+        answer = json_answer([rows.row(repository, names) for _, repository in page])
+        if len(ordered) > size:
+            rank, last = page[-1]
+            answer.headers["Link"] = self._link(request, _encode_cursor(rank, last.id))
+        return answer
+
+    def _is_listed(self, request: Request, repository: Repository) -> bool:
+        if repository.get("private", False) and not self.access.is_granted(request, repository):
+            return False
+        pipeline, library = repository.get("pipeline_tag"), repository.get("library_name")
+        known = {str(tag) for tag in rows.tags(repository)} | {str(pipeline), str(library)} - {"None"}
+        wanted = (
+            part
+            for value in request.all("filter")
+            for part in ([value] if value in known else value.split(","))
+        )
+        if not all(part in known for part in wanted):
+            return False
+        author, search, gated = request.one("author"), request.one("search"), request.one("gated")
+        return (
+            (not author or repository.id.partition("/")[0] == author)
+            and (not search or search.lower() in repository.id.lower())
+            and (not gated or bool(repository.get("gated", False)) == request.is_set("gated"))
+            and request.one("pipeline_tag") in (None, pipeline)
+        )
+
+    def _link(self, request: Request, cursor: str) -> str:
+        pairs = [pair for pair in parse_qsl(request.query, keep_blank_values=True) if pair[0] != "cursor"]
+        query = urlencode([*pairs, ("cursor", cursor)])
+        return f'<{self.endpoint}{request.path}?{query}>; rel="next"'
+
+    def _tree(self, request: Request, repository: Repository, revision: Revision, folder: str) -> Answer:
+        folder = folder.strip("/")
+        if folder and folder not in revision.folders:
+            return entry_not_found(revision.sha)
+        inside = f"{folder}/" if folder else ""
+        paths = sorted(
+            path
+            for path in (*revision.files, *revision.folders)
+            if path.startswith(inside)
+            and (request.is_set("recursive") or "/" not in path.removeprefix(inside))
+        )
+        cursor = request.one("cursor")
+        if cursor is not None:
+            after = _decode_cursor(cursor)
+            if after is None:
+                return error(400, "Invalid cursor")
+            paths = [path for path in paths if path > after[1]]
+        limit = request.one("limit") or ""
+        size = (
+            min(self.tree_page_size, int(limit[:9]))
+            if limit.isascii() and limit.isdigit()
+            else self.tree_page_size
+        )
+        size = max(1, size)
+        modified, expand = rows.last_modified(repository), request.is_set("expand")
+        answer = json_answer(
+            [history.tree_entry(revision, path, modified, expand=expand) for path in paths[:size]],
+            headers={"X-Repo-Commit": revision.sha},
+        )
+        if len(paths) > size:
+            answer.headers["Link"] = self._link(request, _encode_cursor(_rank(None), paths[size - 1]))
+        return answer
+
+    def _paths_info(self, request: Request, repository: Repository, revision: Revision) -> Answer:
+        if request.method != "POST":
+            return error(404, "Sorry, we can't find the page you are looking for.")
+        asked = _read_paths(request)
+        if asked is None:
+            return error(400, "paths must be a list of strings")
+        paths, expand = asked
+        modified = rows.last_modified(repository)
+        entries = (history.tree_entry(revision, path.strip("/"), modified, expand=expand) for path in paths)
+        return json_answer(
+            [entry for entry in entries if entry is not None], headers={"X-Repo-Commit": revision.sha}
+        )
+
+    def _discussions(self, request: Request, repository: Repository) -> Answer:
+        kind, status, author = request.one("type"), request.one("status"), request.one("author")
+        page = request.one("p") or "0"
+        told = [
+            each
+            for each in history.pull_requests(repository)
+            if kind in (None, "all", "pull_request")
+            and (status in (None, "all") or (each["status"] in ("open", "draft")) == (status == "open"))
+            and author in (None, each["author"]["name"])
+        ]
+        start = _DISCUSSIONS_PER_PAGE * int(page[:9]) if page.isascii() and page.isdigit() else 0
+        shown = told[start : start + _DISCUSSIONS_PER_PAGE]
+        closed = sum(each["status"] not in ("open", "draft") for each in told)
+        return json_answer(
+            {"discussions": shown, "count": len(told), "start": start, "numClosedDiscussions": closed}
+        )
+
+
+def split_revision(rest: str) -> tuple[str, str]:
+    """``<revision>[/<path>]``, apart and decoded; ``refs/pr/1`` may have its slashes encoded or not."""
+    match = re.fullmatch(r"(refs/(?:pr|convert|heads|tags)/[^/]+|[^/]+)(?:/(.*))?", rest, re.DOTALL)
+    return (unquote(match[1]), unquote(match[2] or "")) if match else (unquote(rest), "")
+
+
+def _refuse_unknown(expand: list[str], known: Collection[str]) -> Answer | None:
+    for name in expand:
+        if name not in known:
+            return error(400, f"Invalid expand parameter {name!r}: expected one of {'|'.join(known)}")
+    return None
+
+
+def _listed_fields(request: Request) -> list[str]:
+    names = list(rows.LISTED_FULL if request.is_set("full") else rows.LISTED)
+    return names + [name for name in ("config", "cardData") if request.is_set(name)]
+
+
+# A place in the order of a listing: (kind, number, text), so that any two values can be compared.
+_Rank = tuple[int, float, str]
+
+
+def _rank(value: Any) -> _Rank:
+    """Numbers by size, texts by spelling; what should be neither sorts lowest."""
+    if isinstance(value, int | float):
+        return (2, value, "")
+    return (1, 0, value) if isinstance(value, str) else (0, 0, "")
+
+
+def _is_past(rank: _Rank, repo_id: str, after: tuple[_Rank, str], *, descending: bool) -> bool:
+    """Whether a row comes after the one that a cursor names, wherever that one is by now."""
+    if rank != after[0]:
+        return (rank < after[0]) == descending
+    return repo_id > after[1]
+
+
+def _encode_cursor(rank: _Rank, last: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([*rank, last]).encode()).decode()
+
+
+def _decode_cursor(cursor: str) -> tuple[_Rank, str] | None:
+    try:
+        kind, number, text, last = json.loads(base64.urlsafe_b64decode(cursor))
+        return (int(kind), number + 0, str(text)), str(last)
+    except (ValueError, TypeError):
+        return None
+
+
+def _read_paths(request: Request) -> tuple[list[str], bool] | None:
+    if "json" in request.headers.get("content-type", ""):
+        try:
+            value = json.loads(request.body)
+            paths, expand = value["paths"], value.get("expand", False) is True
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        paths = [paths] if isinstance(paths, str) else paths
+        is_list = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
+        return (paths, expand) if is_list else None
+    pairs = parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True)
+    paths = [value for key, value in pairs if key in ("paths", "paths[]")]
+    return paths, any(key == "expand" and value.lower() == "true" for key, value in pairs)

@@ -1,0 +1,131 @@
+"""The files themselves: ``/resolve`` on the Hub's port, signed URLs on the CDN's."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
+
+from scripts.loopback_hub.access import Access
+from scripts.loopback_hub.answers import (
+    Answer,
+    Content,
+    Request,
+    canned,
+    content_answer,
+    entry_not_found,
+    error,
+    redirect,
+    replaced_etag,
+    revision_not_found,
+    text_answer,
+)
+from scripts.loopback_hub.api import split_revision
+from scripts.loopback_hub.faults import Effects
+from scripts.loopback_hub.store import Repository, Revision, Store, StoredFile
+
+_RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)", re.DOTALL)
+_SIGNED = re.compile(r"/repos/(?P<id>[^/]+/[^/]+)/(?P<sha256>[0-9a-f]{64})/(?P<file>.+)", re.DOTALL)
+
+
+@dataclass
+class Files:
+    """Answers with files. ``url_lifetime``: seconds for which a signed URL opens."""
+
+    store: Store
+    access: Access
+    cdn_endpoint: str
+    url_lifetime: float
+    _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def resolve(self, request: Request) -> Answer:
+        """``/<id>/resolve/<revision>/<path>``: a small file itself, for one in LFS a redirect to the CDN."""
+        match = _RESOLVE.fullmatch(request.path)
+        if match is None:
+            return error(404, "Sorry, we can't find the page you are looking for.")
+        found = self.access.find(request, match.span("id"), files=True)
+        if isinstance(found, Answer):
+            return found
+        name, path = split_revision(match["rest"])
+        revision = found.revision(name)
+        if revision is None:
+            answer = revision_not_found(name)
+        else:
+            answer = self._resolve_file(request, found, revision, path)
+        answer.repo_id, answer.filename = found.id, path
+        return answer
+
+    def _resolve_file(
+        self, request: Request, repository: Repository, revision: Revision, path: str
+    ) -> Answer:
+        file = revision.files.get(path)
+        if file is None:
+            return entry_not_found(revision.sha)
+        content = _content(file, request.effects)
+        if file.is_lfs:
+            answer = redirect(request, 302, self._signed_url(repository.id, file, request.effects))
+            answer.headers["X-Linked-Size"] = str(content.size)
+            answer.headers["X-Linked-Etag"] = replaced_etag(request.effects, f'"{file.sha256}"')
+            answer.headers["Accept-Ranges"] = "bytes"
+        else:
+            answer = content_answer(request, content, replaced_etag(request.effects, f'"{file.oid}"'), path)
+            answer.headers["Content-Type"] = "text/plain; charset=utf-8"
+        answer.headers["X-Repo-Commit"] = revision.sha
+        return answer
+
+    def deliver(self, request: Request) -> Answer:
+        """The CDN: bytes for a signed URL that has not run out, and for nobody who sends a token."""
+        match = _SIGNED.fullmatch(request.path)
+        if match is None:
+            return canned(404, "cdn", None)
+        repo_id, path = unquote(match["id"]), unquote(match["file"])
+        answer = self._deliver(request, repo_id, match["sha256"], path)
+        answer.repo_id, answer.filename = repo_id, path
+        return answer
+
+    def _deliver(self, request: Request, repo_id: str, sha256: str, path: str) -> Answer:
+        if "authorization" in request.headers:
+            return text_answer("A signed URL and an Authorization header are one credential too many.", 400)
+        expires, signature = request.one("Expires") or "", request.one("Signature") or ""
+        if not hmac.compare_digest(signature.encode(), self._sign(request.path, expires).encode()):
+            return canned(403, "cdn", None)
+        if float(expires) <= time.time():
+            return canned(403, "cdn", None)
+        file = self._stored(repo_id, sha256, path)
+        if file is None:
+            return canned(404, "cdn", None)
+        # As on the real CDN, the ETag is not the sha256 that /resolve names.
+        etag = replaced_etag(request.effects, f'"{hashlib.md5(sha256.encode()).hexdigest()}"')
+        return content_answer(request, _content(file, request.effects), etag, path)
+
+    def _stored(self, repo_id: str, sha256: str, path: str) -> StoredFile | None:
+        """The file with that content: a signed URL names bytes, and never opens others of the same name."""
+        repository = self.store.repository(repo_id)
+        if repository is None:
+            return None
+        for name in ("main", *repository.revision_names):
+            revision = repository.revision(name)
+            file = revision.files.get(path) if revision else None
+            if file is not None and file.sha256 == sha256:
+                return file
+        return None
+
+    def _signed_url(self, repo_id: str, file: StoredFile, effects: Effects) -> str:
+        path = f"/repos/{repo_id}/{file.sha256}/{quote(file.path)}"
+        expires = f"{time.time() + (-60.0 if effects.expired_url else self.url_lifetime):.3f}"
+        query = f"Expires={expires}&Signature={self._sign(path, expires)}&Key-Pair-Id=loopback"
+        return f"{self.cdn_endpoint}{path}?{query}"
+
+    def _sign(self, path: str, expires: str) -> str:
+        # Of the decoded path: clients differ in what they leave percent-encoded.
+        return hmac.new(self._key, f"{unquote(path)} {expires}".encode(), hashlib.sha256).hexdigest()
+
+
+def _content(file: StoredFile, effects: Effects) -> Content:
+    if effects.replace_content is not None:
+        return Content.of(effects.replace_content)
+    return Content(file.location, file.size)

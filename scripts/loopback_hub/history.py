@@ -1,0 +1,93 @@
+"""What the Hub's API says of a repository's inside: files and folders, refs, pull requests, commits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.loopback_hub.rows import created_at, last_modified, timestamp
+from scripts.loopback_hub.store import MAIN, Repository, Revision
+
+
+def tree_entry(revision: Revision, path: str, modified: Any, *, expand: bool) -> dict[str, Any] | None:
+    """One file or folder as trees and paths-info tell it, or None where there is none of that name."""
+    file = revision.files.get(path)
+    entry: dict[str, Any]
+    if file is not None:
+        entry = {"type": "file", "oid": file.oid, "size": file.size, "path": path}
+        if file.is_lfs:
+            entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
+    elif path in revision.folders:
+        entry = {"type": "directory", "oid": revision.folders[path], "size": 0, "path": path}
+    else:
+        return None
+    if expand:
+        entry["lastCommit"] = {"id": revision.sha, "title": "Upload files", "date": modified}
+        if file is not None:
+            scan = {
+                "status": "safe",
+                "avScan": {"virusFound": False, "virusNames": None},
+                "pickleImportScan": None,
+            }
+            entry["securityFileStatus"] = scan
+    return entry
+
+
+def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
+    """Branches, converts, tags and, where asked for, pull requests."""
+    told: dict[str, Any] = {"branches": [], "converts": [], "tags": []}
+    if pull_requests:
+        told["pullRequests"] = []
+    kinds = (
+        ("refs/pr/", "pullRequests"),
+        ("refs/convert/", "converts"),
+        ("refs/tags/", "tags"),
+        ("refs/heads/", "branches"),
+    )
+    for name in (MAIN, *repository.revision_names):
+        revision = repository.revision(name)
+        reference = name if name.startswith("refs/") else f"refs/heads/{name}"
+        prefix, kind = next((each for each in kinds if reference.startswith(each[0])), ("", "branches"))
+        if revision is not None and kind in told:
+            short = reference.removeprefix(prefix)
+            told[kind].append({"name": short, "ref": reference, "targetCommit": revision.sha})
+    return told
+
+
+def pull_requests(repository: Repository) -> list[dict[str, Any]]:
+    """The pull requests among the revisions as the discussions' listing tells them, newest first."""
+    told = []
+    for name in repository.revision_names:
+        number = name.removeprefix("refs/pr/")
+        if name == number or not (number.isascii() and number.isdigit()):
+            continue
+        described = repository.get("revisions")[name]
+        told.append(
+            {
+                "num": int(number),
+                "author": {"name": described.get("author", "SFconvertbot"), "type": "user"},
+                "repo": {"name": repository.id, "type": "model"},
+                "title": described.get("title", f"Pull request {number}"),
+                "createdAt": timestamp(described.get("created_at", created_at(repository))),
+                "isPullRequest": True,
+                "status": described.get("status", "open"),
+                "numComments": 1,
+                "pinned": False,
+            }
+        )
+    return sorted(told, key=lambda each: -each["num"])
+
+
+def commits(repository: Repository, revision: Revision) -> list[dict[str, Any]]:
+    """The commit of ``main``; before it that of another revision, which is told as built on ``main``."""
+    main = repository.revision()
+    assert main is not None  # every repository has main
+    told = [(main.sha, "Upload files", repository.id.partition("/")[0])]
+    if revision.sha != main.sha:
+        described = repository.get("revisions").get(revision.name, {})
+        title = described.get("title", f"Commit of {revision.name}")
+        told.insert(0, (revision.sha, title, described.get("author", "SFconvertbot")))
+    date = last_modified(repository)
+    return [
+        {"id": sha, "title": title, "message": "", "authors": [{"user": author}], "date": date}
+        for sha, title, author in told
+    ]

@@ -1,0 +1,160 @@
+"""The loopback Hub put together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from scripts.loopback_hub.access import Access
+from scripts.loopback_hub.answers import Answer, Request, text_answer
+from scripts.loopback_hub.api import Api
+from scripts.loopback_hub.faults import Faults
+from scripts.loopback_hub.files import Files
+from scripts.loopback_hub.ledger import Ledger, RequestRecord
+from scripts.loopback_hub.limits import Quota, RateLimits, Throttle
+from scripts.loopback_hub.server import Desk, Server
+from scripts.loopback_hub.store import Store
+
+
+class LoopbackHub:
+    """A Hub on 127.0.0.1 that serves the repository store at ``root``; see ``store.py`` for its form.
+
+    ``page_size``, ``tree_page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared
+    by its connections. ``latency``: seconds before every answer. ``quotas``: enforced limits, see
+    ``RateLimits``. ``tokens``: which gated and private repositories a token opens. ``url_lifetime``: seconds
+    until a signed URL answers 403. Ports are chosen by the system unless given.
+
+    Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError where ``root`` is no
+    folder, OSError where a port is taken.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        page_size: int = 100,
+        tree_page_size: int = 1000,
+        bandwidth: float | None = None,
+        latency: float = 0.0,
+        quotas: Mapping[str, Quota] | None = None,
+        tokens: Mapping[str, Collection[str]] | None = None,
+        url_lifetime: float = 3600.0,
+        port: int = 0,
+        cdn_port: int = 0,
+    ) -> None:
+        self.faults = Faults()
+        self.limits = RateLimits(quotas)
+        self.latency = latency
+        self.store = Store(Path(root))
+        self._ledger = Ledger()
+        self._stopping = threading.Event()
+        self._throttle = Throttle(bandwidth, self._stopping)
+        access = Access(self.store, tokens or {})
+        self._cdn = self._server("cdn", cdn_port)
+        try:
+            self._hub = self._server("hub", port)
+        except OSError:
+            self._cdn.server_close()
+            raise
+        self._api = Api(self.store, access, self.endpoint, page_size, tree_page_size)
+        self._files = Files(self.store, access, self.cdn_endpoint, url_lifetime)
+
+    def _server(self, role: str, port: int) -> Server:
+        throttle = self._throttle if role == "cdn" else Throttle(None, self._stopping)
+        route = self._files_route if role == "cdn" else self._hub_route
+        desk = Desk(
+            role,
+            route,
+            self.faults,
+            self._ledger,
+            self.limits,
+            throttle,
+            self._stopping,
+            lambda: self.latency,
+        )
+        return Server(port, desk)
+
+    def _hub_route(self, request: Request) -> Answer:
+        if request.path == "/":
+            return text_answer(f"A loopback Hub. export HF_ENDPOINT={self.endpoint}\n")
+        return self._api.answer(request) if request.path.startswith("/api/") else self._files.resolve(request)
+
+    def _files_route(self, request: Request) -> Answer:
+        return self._files.deliver(request)
+
+    @property
+    def endpoint(self) -> str:
+        """The Hub's address, for HF_ENDPOINT or ``endpoint=``."""
+        return self._hub.endpoint
+
+    @property
+    def cdn_endpoint(self) -> str:
+        """The address that signed URLs point to."""
+        return self._cdn.endpoint
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of the CDN; None for as fast as it goes. May be set while it runs."""
+        return self._throttle.rate
+
+    @bandwidth.setter
+    def bandwidth(self, rate: float | None) -> None:
+        self._throttle.rate = rate
+
+    @property
+    def url_lifetime(self) -> float:
+        """Seconds for which signed URLs open, from when they are handed out. May be set while it runs."""
+        return self._files.url_lifetime
+
+    @url_lifetime.setter
+    def url_lifetime(self, seconds: float) -> None:
+        self._files.url_lifetime = seconds
+
+    @property
+    def requests(self) -> list[RequestRecord]:
+        """Every request so far, those not yet answered included, oldest first."""
+        return self._ledger.records()
+
+    @property
+    def leaks(self) -> list[RequestRecord]:
+        """Requests that carried an Authorization header to the CDN, which must not see one."""
+        return [record for record in self.requests if record.role == "cdn" and record.authorized]
+
+    def body_bytes(self, repo_id: str | None = None, filename: str | None = None) -> int:
+        """Response-body bytes sent for a repository, a file of it, or in all; both ports together."""
+        return self._ledger.body_bytes(repo_id, filename)
+
+    def reset_log(self) -> None:
+        """Forget every request so far. Faults and quotas keep their counts."""
+        self._ledger.clear()
+
+    def prepare(self) -> int:
+        """Hash every file now rather than when it is first asked for; how many repositories there are."""
+        count = 0
+        for repository in self.store.repositories():
+            for name in ("main", *repository.revision_names):
+                repository.revision(name)
+            count += 1
+        return count
+
+    def start(self) -> LoopbackHub:
+        """Begin to answer."""
+        self._cdn.start()
+        self._hub.start()
+        return self
+
+    def stop(self) -> None:
+        """Close both ports and every connection; returns when no thread of the server is left."""
+        self._stopping.set()
+        self._hub.stop()
+        self._cdn.stop()
+
+    def __enter__(self) -> LoopbackHub:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

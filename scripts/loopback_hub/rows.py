@@ -1,0 +1,241 @@
+"""What the Hub's API says of a repository as a whole: the fields of a listing's row and of model info."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Collection
+from typing import Any
+
+from scripts.loopback_hub.store import Repository, Revision, StoredFile
+
+# The Hub began to keep creation dates on that day.
+_EPOCH = "2022-03-02T23:29:04.000Z"
+_JSON_LIMIT = 16 << 20
+_HEADER_LIMIT = 100 << 20
+
+# What a request may ask for by ``expand``; of these the first three not in a listing.
+INFO_ONLY = ("baseModels", "childrenModelCount", "usedStorage")
+EXPANDABLE = (
+    "author",
+    "cardData",
+    "config",
+    "createdAt",
+    "disabled",
+    "downloads",
+    "downloadsAllTime",
+    "evalResults",
+    "gated",
+    "gguf",
+    "inference",
+    "inferenceProviderMapping",
+    "lastModified",
+    "library_name",
+    "likes",
+    "mask_token",
+    "model-index",
+    "pipeline_tag",
+    "private",
+    "resourceGroup",
+    "safetensors",
+    "sha",
+    "siblings",
+    "spaces",
+    "tags",
+    "transformersInfo",
+    "trendingScore",
+    "widgetData",
+)
+LISTED = (
+    "modelId",
+    "likes",
+    "trendingScore",
+    "private",
+    "downloads",
+    "tags",
+    "pipeline_tag",
+    "library_name",
+    "createdAt",
+)
+LISTED_FULL = (*LISTED, "author", "sha", "lastModified", "gated", "disabled", "siblings")
+INFO = (*LISTED_FULL, "model-index", "config", "cardData", "spaces", "safetensors", "usedStorage")
+
+
+def row(repository: Repository, names: Collection[str], revision: Revision | None = None) -> dict[str, Any]:
+    """``_id``, ``id`` and the named fields; a field without a value is left out, as the Hub does.
+
+    Files are only looked at where a field needs them.
+    """
+    told = {"_id": hashlib.md5(repository.id.encode()).hexdigest()[:24], "id": repository.id}
+    for name in names:
+        value = _field(repository, name, revision)
+        if value is not None:
+            told[name] = value
+    return told
+
+
+def _field(repository: Repository, name: str, revision: Revision | None) -> Any:
+    if name in ("sha", "siblings", "config", "safetensors", "usedStorage"):
+        revision = revision or repository.revision()
+        assert revision is not None  # every repository has main
+        return _FROM_FILES[name](revision)
+    if name in ("createdAt", "lastModified"):
+        return created_at(repository) if name == "createdAt" else last_modified(repository)
+    if name == "model-index":
+        card = repository.get("card_data")
+        return card.get("model-index") if isinstance(card, dict) else None
+    if name == "baseModels":
+        return _base_models(repository)
+    if name == "childrenModelCount":
+        return sum(f"base_model:{repository.id}" in tags(other) for other in repository.store.repositories())
+    simple = {
+        "modelId": repository.id,
+        "author": repository.id.partition("/")[0],
+        "likes": repository.get("likes", 0),
+        "downloads": repository.get("downloads", 0),
+        "trendingScore": repository.get("trending_score", 0),
+        "private": repository.get("private", False),
+        "disabled": repository.get("disabled", False),
+        "gated": repository.get("gated", False),
+        "tags": repository.get("tags", []),
+        "pipeline_tag": repository.get("pipeline_tag"),
+        "library_name": repository.get("library_name"),
+        "cardData": repository.get("card_data"),
+        "spaces": [],
+    }
+    return simple.get(name)
+
+
+def tags(repository: Repository) -> list[Any]:
+    """The tags, where there is a list of them."""
+    listed = repository.get("tags", [])
+    return listed if isinstance(listed, list) else []
+
+
+def created_at(repository: Repository) -> Any:
+    """When the repository was made, in the Hub's spelling."""
+    return timestamp(repository.get("created_at", _EPOCH))
+
+
+def last_modified(repository: Repository) -> Any:
+    """As the store says, else when a file of ``main`` last changed."""
+    if "last_modified" in repository.settings:
+        return timestamp(repository.get("last_modified"))
+    revision = repository.revision()
+    newest = max((file.modified_ns for file in revision.files.values()), default=0) if revision else 0
+    return (
+        _spell(datetime.datetime.fromtimestamp(newest / 1e9, datetime.UTC))
+        if newest
+        else created_at(repository)
+    )
+
+
+def timestamp(value: Any) -> Any:
+    """A full date and time in the Hub's spelling; anything else as it stands, for tests of malformed rows."""
+    if isinstance(value, str) and "T" in value:
+        try:
+            parsed = datetime.datetime.fromisoformat(value)
+        except ValueError:
+            return value
+        if parsed.tzinfo is not None:
+            return _spell(parsed.astimezone(datetime.UTC))
+    return value
+
+
+def _spell(moment: datetime.datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def siblings(revision: Revision, *, blobs: bool = False) -> list[dict[str, Any]]:
+    """The files' names; with ``blobs`` their sizes and hashes too."""
+    if not blobs:
+        return [{"rfilename": path} for path in revision.files]
+    told = []
+    for path, file in revision.files.items():
+        entry: dict[str, Any] = {"rfilename": path, "blobId": file.oid, "size": file.size}
+        if file.is_lfs:
+            entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
+        told.append(entry)
+    return told
+
+
+def _read_json(revision: Revision, path: str) -> dict[str, Any]:
+    file = revision.files.get(path)
+    if file is None or file.size > _JSON_LIMIT:
+        return {}
+    try:
+        value = json.loads(file.location.read_bytes())
+    except (ValueError, OSError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _config(revision: Revision) -> dict[str, Any] | None:
+    """The few keys of config.json that the Hub passes on; label names are not among them."""
+    config = _read_json(revision, "config.json")
+    told = {
+        name: config[name]
+        for name in ("architectures", "model_type", "quantization_config")
+        if name in config
+    }
+    adapter = _read_json(revision, "adapter_config.json")
+    if adapter:
+        told["peft"] = {
+            name: adapter[name] for name in ("base_model_name_or_path", "task_type") if name in adapter
+        }
+    return told or None
+
+
+def _safetensors(revision: Revision) -> dict[str, Any] | None:
+    """Numbers of parameters by dtype, read from the headers of ``model*.safetensors``."""
+    parameters: dict[str, int] = {}
+    for path, file in revision.files.items():
+        if "/" in path or not (path.startswith("model") and path.endswith(".safetensors")):
+            continue
+        for tensor in _safetensors_header(file).values():
+            try:
+                count = 1
+                for length in tensor["shape"]:
+                    count *= int(length)
+                parameters[str(tensor["dtype"])] = parameters.get(str(tensor["dtype"]), 0) + count
+            except (TypeError, KeyError, ValueError):
+                continue
+    return {"parameters": parameters, "total": sum(parameters.values())} if parameters else None
+
+
+def _safetensors_header(file: StoredFile) -> dict[str, Any]:
+    try:
+        with file.location.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > min(_HEADER_LIMIT, file.size - 8):
+                return {}
+            header = json.loads(stream.read(length))
+    except (ValueError, OSError, RecursionError):
+        return {}
+    return (
+        {name: value for name, value in header.items() if name != "__metadata__"}
+        if isinstance(header, dict)
+        else {}
+    )
+
+
+def _used_storage(revision: Revision) -> int:
+    return sum(file.size for file in revision.files.values() if file.is_lfs)
+
+
+_FROM_FILES = {
+    "sha": lambda revision: revision.sha,
+    "siblings": siblings,
+    "config": _config,
+    "safetensors": _safetensors,
+    "usedStorage": _used_storage,
+}
+
+
+def _base_models(repository: Repository) -> dict[str, Any] | None:
+    for tag in tags(repository):
+        parts = str(tag).split(":")
+        if len(parts) == 3 and parts[0] == "base_model":
+            return {"relation": parts[1], "models": [{"id": parts[2]}]}
+    return None

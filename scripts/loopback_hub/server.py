@@ -1,0 +1,273 @@
+"""Two HTTP/1.1 servers on 127.0.0.1, the Hub and its CDN, and how an answer gets onto the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import socket
+import struct
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from scripts.loopback_hub.answers import Answer, Content, Request, canned, error, split_target
+from scripts.loopback_hub.faults import Effects, Faults
+from scripts.loopback_hub.ledger import Ledger, RequestRecord
+from scripts.loopback_hub.limits import RateLimits, Throttle
+from scripts.loopback_hub.store import StoreError
+
+_BODY_LIMIT = 1 << 20
+_SEND_BUFFER = 1 << 18
+_METHODS = ("GET", "HEAD", "POST")
+
+
+class _HangUp(Exception):  # noqa: N818 (not an error: it is what was asked for)
+    """Close the connection now."""
+
+
+@dataclass
+class Desk:
+    """What a handler needs: how to answer, and what to do to every answer."""
+
+    role: str
+    route: Callable[[Request], Answer]
+    faults: Faults
+    ledger: Ledger
+    limits: RateLimits
+    throttle: Throttle
+    stopping: threading.Event
+    latency: Callable[[], float]
+
+
+class Server(HTTPServer):
+    """One thread per connection; ``stop`` ends them all, whatever they are waiting for."""
+
+    request_queue_size = 256
+
+    def __init__(self, port: int, desk: Desk) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.desk = desk
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._loop = threading.Thread(
+            target=self.serve_forever, args=(0.02,), name=f"loopback-{desk.role}", daemon=True
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Refuse, hang up on everybody, and return when every thread has ended."""
+        self.shutdown()
+        self._loop.join()
+        self.socket.close()
+        with self._lock:
+            connections = dict(self._open)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in connections.values():
+            thread.join()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve this connection in a thread of its own."""
+        thread = threading.Thread(target=self._serve, args=(request, client_address), daemon=True)
+        with self._lock:
+            self._open[request] = thread
+        thread.start()
+
+    def _serve(self, connection: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(connection, client_address)
+        except (OSError, _HangUp):
+            pass  # the other side went away, or was meant to be dropped
+        finally:
+            with self._lock:
+                self._open.pop(connection, None)
+            self.shutdown_request(connection)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection, request after request."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "loopback-hub"
+    sys_version = ""
+    disable_nagle_algorithm = True
+    server: Server
+
+    def setup(self) -> None:
+        """Keep the kernel from taking much more of a body than the client has read."""
+        super().setup()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the ledger has it."""
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """Every method goes the same way, those that are refused too."""
+        if name.startswith("do_"):
+            return self._handle
+        raise AttributeError(name)
+
+    def _handle(self) -> None:
+        desk = self.server.desk
+        path, query = split_target(self.path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        record = desk.ledger.open(desk.role, self.command, path, query, headers)
+        body = self._read_body()
+        effects = desk.faults.strike(desk.role, self.command, path, query)
+        desk.stopping.wait(desk.latency() + (effects.hang if effects.hang_after is None else 0.0))
+        if effects.no_answer or desk.stopping.is_set():
+            raise _HangUp
+        request = Request(self.command, path, query, headers, body or b"", effects)
+        answer = self._answer(request, too_much=body is None)
+        desk.ledger.set_file(record, answer.repo_id, answer.filename)
+        self._send(request, _spoil(request, answer), record)
+
+    def _answer(self, request: Request, *, too_much: bool) -> Answer:
+        desk = self.server.desk
+        allowed = True
+        limit_headers: dict[str, str] = {}
+        if desk.role == "hub":
+            allowed, limit_headers = desk.limits.take(_kind(request.path), request.token or "anonymous")
+        try:
+            if not allowed:
+                answer = error(429, "You have been rate limited; see the RateLimit header")
+            elif request.method not in _METHODS:
+                answer = error(405, f"{request.method} is not spoken here")
+            elif too_much:
+                answer = error(413, "The request's body is too large or has no length")
+            else:
+                answer = desk.route(request)
+            if request.effects.status is not None:
+                told = canned(request.effects.status, desk.role, request.effects.retry_after)
+                told.repo_id, told.filename = answer.repo_id, answer.filename
+                answer = told
+        except StoreError as problem:
+            answer = error(500, f"The store on disk cannot be read: {problem}")
+        except Exception:
+            traceback.print_exc()  # a mistake in this program, to be seen by whoever runs the tests
+            answer = error(500, "Internal error of the loopback Hub")
+        answer.headers |= limit_headers
+        return answer
+
+    def _read_body(self) -> bytes | None:
+        """The request's body, b"" where it has none, None where it cannot be read to its end."""
+        length = self.headers.get("Content-Length", "0")
+        known = length.isascii() and length.isdigit() and int(length[:12]) <= _BODY_LIMIT
+        if not known or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            return None
+        return self.rfile.read(int(length))
+
+    def _send(self, request: Request, answer: Answer, record: RequestRecord) -> None:
+        desk, effects = self.server.desk, request.effects
+        length = answer.length
+        bodiless = request.method == "HEAD" or answer.status in (204, 304)
+        if effects.cut_to is not None and not bodiless:
+            length = min(length, effects.cut_to)
+        claimed = length if effects.content_length is None else effects.content_length
+        if claimed != length:
+            self.close_connection = True
+        desk.ledger.set_status(record, answer.status)
+        self.send_response(answer.status, _phrase(answer.status))
+        if answer.status not in (204, 304):
+            self.send_header("Content-Length", str(claimed))
+        self.send_header("X-Request-Id", f"loopback-{record.number}")
+        for name, value in answer.headers.items():
+            self.send_header(name, re.sub(r"[^\x20-\x7e]", "?", value))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if not bodiless:
+            self._send_body(answer, length, effects, record)
+
+    def _send_body(self, answer: Answer, length: int, effects: Effects, record: RequestRecord) -> None:
+        """The body, in chunks that end where a fault is to strike."""
+        throttle = self.server.desk.throttle
+        stops = {
+            length,
+            *(at for at in (effects.hang_after, effects.drop_after) if at is not None and at < length),
+        }
+        done = 0
+        with answer.content.open() as stream:
+            stream.seek(answer.start)
+            for stop in sorted(stops):
+                while done < stop:
+                    chunk = stream.read(min(throttle.chunk, stop - done))
+                    if not chunk:
+                        raise _HangUp  # the file has become shorter since its length was told
+                    throttle.wait(len(chunk))
+                    self._send_counted(chunk, record)
+                    done += len(chunk)
+                if done == effects.drop_after:
+                    self._drop(effects)
+                if done == effects.hang_after:
+                    self.server.desk.stopping.wait(effects.hang)
+
+    def _send_counted(self, chunk: bytes, record: RequestRecord) -> None:
+        # Counted first: whoever has received a byte must find it counted.
+        ledger, view = self.server.desk.ledger, memoryview(chunk)
+        ledger.add_body(record, len(chunk))
+        try:
+            while view:
+                view = view[self.connection.send(view) :]
+        except OSError:
+            ledger.add_body(record, -len(view))
+            raise
+
+    def _drop(self, effects: Effects) -> None:
+        if effects.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        raise _HangUp
+
+
+def _kind(path: str) -> str:
+    """Which quota a route counts against."""
+    return "api" if path.startswith("/api/") else "resolvers" if "/resolve/" in path else "pages"
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+def _spoil(request: Request, answer: Answer) -> Answer:
+    """Everything that a fault does to an answer before its first byte is sent."""
+    effects = request.effects
+    is_json = answer.headers.get("Content-Type", "").startswith("application/json") and answer.status == 200
+    if is_json and isinstance(answer.content.source, bytes) and (effects.splices or effects.malformed_json):
+        body = answer.content.source
+        if effects.splices and isinstance(rows := json.loads(body), list):
+            rows.insert(effects.splice_at, effects.splice_row)
+            body = json.dumps(rows).encode()
+        answer.content = Content.of(body[: len(body) // 2] if effects.malformed_json else body)
+    if effects.content_range is not None:
+        answer.headers["Content-Range"] = effects.content_range
+    if effects.gzip and answer.status in (200, 206):
+        with answer.content.open() as stream:
+            stream.seek(answer.start)
+            answer.content = Content.of(gzip.compress(stream.read(answer.length), 1, mtime=0))
+        answer.start, answer.stop = 0, None
+        answer.headers["Content-Encoding"] = "gzip"
+    for name, value in effects.headers.items():
+        answer.headers = {key: old for key, old in answer.headers.items() if key.lower() != name.lower()}
+        if value is not None:
+            answer.headers[name] = value
+    return answer

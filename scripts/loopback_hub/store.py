@@ -1,0 +1,288 @@
+"""The repository store on disk: which repositories there are, at which revisions, with which files.
+
+``<root>/<owner>/<name>/…`` holds the files of revision ``main``, ``<root>/<owner>/<name>.repo.json``
+(optional) what the Hub says of the repository. Everything is looked up again on every request, so a
+repository may be changed while the server runs. Names that come from a request are compared with names found
+on disk, never joined to a path unseen, and nothing that lies outside the root is listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAIN = "main"
+_PART = r"[A-Za-z0-9_][\w.\-]*"
+_REPO_ID = re.compile(f"{_PART}/{_PART}", re.ASCII)
+_SETTINGS_SUFFIX = ".repo.json"
+
+# What the Hub's own .gitattributes puts into LFS, and GGUF.
+_IN_LFS = re.compile(
+    r".*\.(?:7z|arrow|bin|bz2|ckpt|ftz|gguf|gz|h5|joblib|mlmodel|model|msgpack|npy|npz|onnx|ot|parquet|pb|pickle|pkl"
+    r"|pt|pth|rar|safetensors|tar|tflite|tgz|wasm|xz|zip|zst)|.*tfevents.*"
+)
+
+# A file younger than this may be written again within the same clock tick: its hash is not remembered.
+_SETTLED_NS = 200_000_000
+_HASH_CHUNK = 1 << 20
+
+
+class StoreError(Exception):
+    """The store on disk is not what the contract says; the message names the file."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of one revision. ``oid`` is git's blob id; of the pointer file, where the file is in LFS.
+
+    ``sha256`` is None for a file that is not in LFS, which is what ``is_lfs`` asks.
+    """
+
+    path: str
+    location: Path
+    size: int
+    modified_ns: int
+    oid: str
+    sha256: str | None = None
+    pointer_size: int = 0
+
+    @property
+    def is_lfs(self) -> bool:
+        """Whether the Hub would answer ``/resolve`` for this file with a redirect."""
+        return self.sha256 is not None
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The files of one commit, by path in git's order."""
+
+    name: str
+    sha: str
+    files: dict[str, StoredFile]
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Every folder of the tree, with a stand-in for git's tree id."""
+        contents: dict[str, list[str]] = {}
+        for path, file in self.files.items():
+            parts = path.split("/")[:-1]
+            for depth in range(1, len(parts) + 1):
+                contents.setdefault("/".join(parts[:depth]), []).append(f"{path} {file.oid}")
+        return {folder: _sha1("\n".join(lines)) for folder, lines in contents.items()}
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One repository: its id, what its ``.repo.json`` says, and where its revisions lie."""
+
+    id: str
+    settings: dict[str, Any]
+    folder: Path
+    store: Store = field(repr=False, compare=False)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting, or ``default`` where it is absent (an explicit null stays null)."""
+        return self.settings.get(key, default)
+
+    @property
+    def revision_names(self) -> list[str]:
+        """Every named revision but ``main``."""
+        revisions = self.get("revisions") or {}
+        return list(revisions) if isinstance(revisions, dict) else []
+
+    def revision(self, name: str = MAIN) -> Revision | None:
+        """The revision of that branch, ref or commit, or None."""
+        main = self._read(MAIN, self.folder, self.get("sha"))
+        if name in (MAIN, "refs/heads/main", main.sha):
+            return main
+        for known in self.revision_names:
+            described = self.get("revisions")[known]
+            if name == known or name == described.get("sha") or _is_commit(name):
+                folder = self.store.revision_folder(self, known)
+                revision = self._read(known, folder, described.get("sha"))
+                if name in (known, revision.sha):
+                    return revision
+        return None
+
+    def _read(self, name: str, folder: Path, sha: Any) -> Revision:
+        files = {file.path: file for file in self.store.files_below(folder)}
+        if not isinstance(sha, str):
+            sha = _sha1("\n".join([self.id, name, *(f"{path} {file.oid}" for path, file in files.items())]))
+        return Revision(name, sha, files)
+
+
+class Store:
+    """All repositories below one folder. Thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        if not self.root.is_dir():
+            raise StoreError(f"{root} is not a folder")
+        self._lock = threading.Lock()
+        self._hashes: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
+        self._settings: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+
+    def repository(self, repo_id: str) -> Repository | None:
+        """The repository with exactly this id, or None."""
+        if not _REPO_ID.fullmatch(repo_id):
+            return None
+        owner, name = repo_id.split("/")
+        # Compared with names found on disk, not opened: file systems that ignore case must not invent ids.
+        if owner not in self._names(self.root):
+            return None
+        if f"{name}{_SETTINGS_SUFFIX}" in self._names(self.root / owner):
+            return self._described(owner, name)
+        return next((found for found in self._owned(owner) if found.id == repo_id), None)
+
+    def renamed(self, old_id: str) -> Repository | None:
+        """The repository that once had this id."""
+        for repository in self.repositories():
+            old_ids = repository.get("old_ids")
+            if isinstance(old_ids, list) and old_id in old_ids:
+                return repository
+        return None
+
+    def repositories(self) -> Iterator[Repository]:
+        """Every repository, by id."""
+        for owner in sorted(self._names(self.root)):
+            yield from self._owned(owner)
+
+    def _owned(self, owner: str) -> Iterator[Repository]:
+        folder = self.root / owner
+        entries = self._names(folder)
+        names = {
+            entry.removesuffix(_SETTINGS_SUFFIX) for entry in entries if entry.endswith(_SETTINGS_SUFFIX)
+        }
+        found = [self._described(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}")]
+        revision_folders = {
+            self.revision_folder(repository, name)
+            for repository in found
+            for name in repository.revision_names
+        }
+        for name in entries - names:
+            bare = folder / name
+            if _REPO_ID.fullmatch(f"{owner}/{name}") and bare.is_dir() and bare not in revision_folders:
+                found.append(Repository(f"{owner}/{name}", {}, bare, self))
+        yield from sorted(found, key=lambda repository: repository.id)
+
+    def _described(self, owner: str, name: str) -> Repository:
+        folder = self.root / owner
+        settings = self._read_settings(folder / f"{name}{_SETTINGS_SUFFIX}")
+        return Repository(f"{owner}/{name}", settings, folder / name, self)
+
+    def _names(self, folder: Path) -> set[str]:
+        try:
+            return {entry.name for entry in os.scandir(folder) if self._is_inside(entry)}
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+
+    def _is_inside(self, entry: os.DirEntry[str]) -> bool:
+        return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(self.root)
+
+    def revision_folder(self, repository: Repository, name: str) -> Path:
+        """Where a named revision's files lie: below the root, or beside the repository's ``.repo.json``."""
+        described = repository.get("revisions")[name]
+        relative = described.get("folder") if isinstance(described, dict) else None
+        if not isinstance(relative, str) or not relative:
+            raise StoreError(f"{repository.id}{_SETTINGS_SUFFIX}: revision {name!r} names no folder")
+        for start in (self.root, repository.folder.parent):
+            folder = (start / relative).resolve()
+            if not folder.is_relative_to(self.root) or folder == self.root:
+                raise StoreError(
+                    f"{repository.id}{_SETTINGS_SUFFIX}: revision {name!r} lies outside the store"
+                )
+            if folder.is_dir():
+                return folder
+        raise StoreError(f"{repository.id}{_SETTINGS_SUFFIX}: revision {name!r} has no folder {relative!r}")
+
+    def files_below(self, folder: Path) -> Iterator[StoredFile]:
+        """Every regular file below ``folder``, in git's order; links that leave the root are not there."""
+        found: dict[str, Path] = {}
+        pending = [folder] if folder.resolve().is_relative_to(self.root) else []
+        while pending:
+            current = pending.pop()
+            try:
+                entries = [entry for entry in os.scandir(current) if self._is_inside(entry)]
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+                elif entry.is_file():
+                    location = Path(entry.path)
+                    found[location.relative_to(folder).as_posix()] = location.resolve()
+        for path in sorted(found, key=os.fsencode):
+            try:
+                yield self._describe(path, found[path])
+            except FileNotFoundError:
+                continue  # removed since the folder was read
+
+    def _describe(self, path: str, location: Path) -> StoredFile:
+        is_lfs = _IN_LFS.fullmatch(path.rsplit("/", 1)[-1]) is not None
+        status = location.stat()
+        signature = (is_lfs, *_signature(status))
+        with self._lock:
+            known = self._hashes.get(location)
+        if known is None or known[0] != signature:
+            known = (signature, _hash_file(location, status.st_size, is_lfs))
+            if _is_settled(status):
+                with self._lock:
+                    self._hashes[location] = known
+        digest, size = known[1]
+        if not is_lfs:
+            return StoredFile(path, location, size, status.st_mtime_ns, oid=digest)
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
+        oid = _sha1(f"blob {len(pointer)}\0{pointer}")
+        return StoredFile(path, location, size, status.st_mtime_ns, oid, digest, len(pointer))
+
+    def _read_settings(self, path: Path) -> dict[str, Any]:
+        status = path.stat()
+        signature = _signature(status)
+        with self._lock:
+            known = self._settings.get(path)
+        if known is not None and known[0] == signature and _is_settled(status):
+            return known[1]
+        try:
+            settings = json.loads(path.read_bytes())
+        except ValueError as error:
+            if known is not None:
+                return known[1]  # caught while it was being written
+            raise StoreError(f"{path.name} is not JSON: {error}") from error
+        if not isinstance(settings, dict):
+            raise StoreError(f"{path.name} must hold a JSON object")
+        with self._lock:
+            self._settings[path] = (signature, settings)
+        return settings
+
+
+def _signature(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def _is_settled(status: os.stat_result) -> bool:
+    return time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
+
+
+def _hash_file(location: Path, size: int, is_lfs: bool) -> tuple[str, int]:
+    """The sha256 of a file in LFS or git's blob id of any other, and the size that was hashed."""
+    digest = hashlib.sha256() if is_lfs else hashlib.sha1(f"blob {size}\0".encode())
+    with location.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            digest.update(chunk)
+        return digest.hexdigest(), file.tell()
+
+
+def _is_commit(name: str) -> bool:
+    return bool(re.fullmatch(r"[0-9a-f]{40}", name))
+
+
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode("utf-8", "surrogateescape")).hexdigest()

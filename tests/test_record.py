@@ -1,0 +1,126 @@
+"""Records survive the disk exactly, and no altered byte of one goes unnoticed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from indexer.record import DeltaRecord, Identity, Record, Spec, StoredFile, read_record, write_record
+from indexer.words import DeltaKey
+
+
+def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:
+    rng = np.random.default_rng(seed)
+    deltas = []
+    for layer in range(2):
+        for family, shape in (("query", (6, 6)), ("feedforward1", (10, 6))):
+            u, s, vt = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
+            deltas.append(
+                DeltaRecord(
+                    key=DeltaKey("", layer, family),
+                    shape=shape,
+                    norm=float(np.linalg.norm(s)),
+                    base_norm=4.0,
+                    inner=0.25,
+                    s=s[:rank].astype(np.float32),
+                    u=u[:, :rank].astype(np.float16),
+                    v=vt[:rank].T.astype(np.float16),
+                )
+            )
+    plain = dict(
+        identity=Identity("a/b", "c" * 40, "base/x", "d" * 40, "finetune", Spec(rank=rank, svd="1")),
+        deltas=tuple(deltas),
+        files=(StoredFile("model.safetensors", 10, "e" * 64, "safetensors"),),
+        head={"label_names": ["yes", "no"]},
+        dtype="float32",
+        vectors={"input.1": np.arange(4, dtype=np.float32)},
+    )
+    return Record(**(plain | changes))
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    record = make_record()
+    write_record(record, tmp_path / "r.safetensors")
+    back = read_record(tmp_path / "r.safetensors")
+    assert back.identity == record.identity
+    assert back.files == record.files
+    assert back.head == record.head
+    for one, other in zip(record.deltas, back.deltas, strict=True):
+        assert (one.key, one.shape, one.norm, one.base_norm, one.inner) == (
+            other.key, other.shape, other.norm, other.base_norm, other.inner,
+        )  # fmt: skip
+        for name in ("s", "u", "v"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            assert getattr(one, name).dtype == getattr(other, name).dtype
+    np.testing.assert_array_equal(back.vectors["input.1"], record.vectors["input.1"])
+
+
+def test_every_altered_byte_and_every_truncation_is_noticed(tmp_path):
+    path = tmp_path / "r.safetensors"
+    write_record(make_record(), path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    for position in [*range(0, 200, 7), *rng.integers(0, len(whole), 200).tolist(), len(whole) - 1]:
+        altered = bytearray(whole)
+        altered[position] ^= 1 << int(rng.integers(0, 8))
+        path.write_bytes(bytes(altered))
+        try:
+            back = read_record(path)
+        except AtlasError:
+            continue
+        # The safetensors header may hold blanks and key orders that mean the same; the content must not differ.
+        original = make_record()
+        assert back.identity == original.identity
+        for one, other in zip(original.deltas, back.deltas, strict=True):
+            np.testing.assert_array_equal(one.u, other.u)
+            np.testing.assert_array_equal(one.s, other.s)
+    for length in (0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(AtlasError):
+            read_record(path)
+
+
+def test_the_digest_depends_on_everything_that_changes_the_record():
+    identity = make_record().identity
+    digests = {identity.digest}
+    for field in ("model", "commit", "base", "base_commit", "relation", "subfolder"):
+        digests.add(dataclasses.replace(identity, **{field: "other"}).digest)
+    for field, value in (("rank", 9), ("spectra", True), ("svd", "2"), ("format", 2)):
+        digests.add(dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest)
+    assert len(digests) == 11
+
+
+def test_the_weights_cosine_with_the_base_is_that_of_the_weights():
+    rng = np.random.default_rng(3)
+    deltas, weights, bases = [], [], []
+    for layer in range(3):
+        base, delta = rng.normal(size=(5, 4)), rng.normal(size=(5, 4)) * (layer + 1)
+        weights.append((base + delta).ravel())
+        bases.append(base.ravel())
+        deltas.append(
+            DeltaRecord(
+                DeltaKey("", layer, "query"), (5, 4), float(np.linalg.norm(delta)), float(np.linalg.norm(base)),
+                float((base * delta).sum()), np.zeros(1, np.float32),
+            )  # fmt: skip
+        )
+    weight, base = np.concatenate(weights), np.concatenate(bases)
+    expected = weight @ base / np.linalg.norm(weight) / np.linalg.norm(base)
+    assert make_record(deltas=tuple(deltas)).base_cosine == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "r.safetensors"
+    write_record(make_record(), path)
+    before = path.read_bytes()
+
+    def no_space(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write_record(make_record(seed=5), path)
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["r.safetensors"]
