@@ -1,11 +1,11 @@
 -- The atlas's database: every table, view and macro, with a comment on each column.
 -- This file is run as it stands to make a new atlas.duckdb; no other code creates anything.
--- A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
+-- Times are UTC. A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
 
 CREATE TABLE atlas_info (
     schema_version INTEGER NOT NULL,
     generation BIGINT NOT NULL,
-    published TIMESTAMPTZ,
+    published TIMESTAMP,
     tool_version VARCHAR,
     next_model_id INTEGER NOT NULL
 );
@@ -49,12 +49,12 @@ CREATE TABLE fine_tunes (
     reason VARCHAR,
     detail VARCHAR,
     attempts INTEGER,
-    tried TIMESTAMPTZ,
+    tried TIMESTAMP,
     relation VARCHAR NOT NULL,
     claimed_by VARCHAR,
     parent VARCHAR,
-    created TIMESTAMPTZ,
-    modified TIMESTAMPTZ,
+    created TIMESTAMP,
+    modified TIMESTAMP,
     downloads BIGINT,
     likes BIGINT,
     gated VARCHAR,
@@ -63,8 +63,8 @@ CREATE TABLE fine_tunes (
     pipeline_tag VARCHAR,
     library VARCHAR,
     record_key VARCHAR,
-    first_seen TIMESTAMPTZ,
-    last_seen TIMESTAMPTZ,
+    first_seen TIMESTAMP,
+    last_seen TIMESTAMP,
     gone BOOLEAN NOT NULL DEFAULT false,
     oddities VARCHAR[],
     fingerprint VARCHAR
@@ -123,7 +123,7 @@ CREATE TABLE records (
     block_bytes BIGINT,
     seconds DOUBLE,
     device VARCHAR,
-    made TIMESTAMPTZ
+    made TIMESTAMP
 );
 COMMENT ON TABLE records IS 'What the weights of an indexed model said: one row for each record.';
 COMMENT ON COLUMN records.model_id IS 'The model, see fine_tunes.';
@@ -157,14 +157,14 @@ COMMENT ON COLUMN tags.tag IS 'The tag.';
 
 CREATE TABLE model_datasets (
     model_id INTEGER NOT NULL,
-    dataset VARCHAR NOT NULL,
+    dataset VARCHAR,
     parent VARCHAR,
     raw VARCHAR NOT NULL,
     source VARCHAR NOT NULL
 );
 COMMENT ON TABLE model_datasets IS 'Data sets that a model names, under one canonical name each.';
 COMMENT ON COLUMN model_datasets.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name.';
+COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name; null where what was written is no name.';
 COMMENT ON COLUMN model_datasets.parent IS 'The dataset it is a subtask of: glue for glue/mrpc. The model then has a row for the parent too.';
 COMMENT ON COLUMN model_datasets.raw IS 'The name as the card or the tag wrote it.';
 COMMENT ON COLUMN model_datasets.source IS 'Where it was written: tag, card or model-index.';
@@ -265,7 +265,7 @@ COMMENT ON COLUMN neighbours.rank IS '1 for the nearest.';
 COMMENT ON COLUMN neighbours.neighbour_id IS 'The model that is near, see fine_tunes.';
 COMMENT ON COLUMN neighbours.similarity IS 'Cosine of the two vectors.';
 
-CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMPTZ);
+CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
 COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
 COMMENT ON COLUMN bad_rows.base IS 'The base whose listing held it.';
 COMMENT ON COLUMN bad_rows.why IS 'What was wrong.';
@@ -276,8 +276,8 @@ CREATE TABLE builds (
     build_id INTEGER NOT NULL,
     base VARCHAR NOT NULL,
     base_commit VARCHAR,
-    started TIMESTAMPTZ,
-    finished TIMESTAMPTZ,
+    started TIMESTAMP,
+    finished TIMESTAMP,
     outcome VARCHAR NOT NULL,
     discovered INTEGER,
     indexed INTEGER,
@@ -323,7 +323,8 @@ SELECT
 FROM fine_tunes
 JOIN records USING (model_id)
 LEFT JOIN (
-    SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets GROUP BY model_id
+    SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets
+    FROM model_datasets WHERE dataset IS NOT NULL GROUP BY model_id
 ) AS named USING (model_id)
 WHERE status = 'indexed';
 COMMENT ON VIEW models IS 'Indexed models with their datasets: what --where is a condition on.';
@@ -337,7 +338,7 @@ SELECT
     base, dataset, count(DISTINCT model_id) AS models, count(DISTINCT author) AS authors,
     mode(author) AS leading_author, list_sort(list(DISTINCT raw)) AS spellings
 FROM fine_tunes JOIN model_datasets USING (model_id)
-WHERE status = 'indexed'
+WHERE status = 'indexed' AND dataset IS NOT NULL
 GROUP BY base, dataset;
 COMMENT ON VIEW dataset_counts IS 'Indexed models and authors of each dataset, and how people spell it.';
 

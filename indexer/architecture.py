@@ -1,8 +1,9 @@
 """Architectures as data: which tensors of a checkpoint are the block matrices, and how to read them.
 
-A file in ``architectures/`` says, for a group of model types, how the layers are named, which tensor is which
-family, how fused tensors divide into rows, and how the checkpoint orients them. This room applies those files to
-the tensor names of a checkpoint or to the module names of a LoRA adapter. It knows no model by name.
+A file in ``architectures/`` says, for a group of model types, how the layers are named, which tensor is
+which family, how fused tensors divide into rows, and how the checkpoint orients them (pattern.py reads it).
+This room applies those files to the tensor names of a checkpoint or to the module names of a LoRA adapter.
+It knows no model by name.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from indexer.errors import Skipped
 from indexer.layout import Layout, Matrix, Rows, compare
-from indexer.pattern import Index, Pattern, Settings, Stack, quoted
+from indexer.pattern import NAMES_TOLD, Found, Index, Pattern, Settings, Stack, quoted, told
 from indexer.words import DeltaKey
 
 __all__ = [
@@ -33,10 +33,9 @@ __all__ = [
 ]
 
 _FOLDER = Path(__file__).parent / "architectures"
-_NAMES_TOLD = 3  # how many names an error tells
 
-# What a list of names holds under one prefix: stack and pattern → layer → name without ".weight".
-Found = dict[tuple[str, Pattern], dict[Index, str]]
+# What a list of names holds under one prefix, by stack.
+Place = dict[str, Found]
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,16 @@ class LocatedModules:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One data file. ``prefixes`` decide, in order, where a checkpoint holds its layers several times."""
+    """One data file.
+
+    ``prefixes`` decide, in order, where a checkpoint holds its layers several times; what lies below a module
+    in ``foreign`` is never meant.
+    """
 
     name: str
     model_types: tuple[str, ...]
     prefixes: tuple[str, ...]
+    foreign: frozenset[str]
     transposed: bool
     counts: Mapping[str, tuple[str, ...]]
     switches: Mapping[str, bool]
@@ -67,6 +71,7 @@ class Architecture:
             name=path.stem,
             model_types=tuple(data["model_types"]),
             prefixes=tuple(data["prefixes"]),
+            foreign=frozenset(data.get("foreign", ())),
             transposed=data.get("transposed", False),
             counts={name: tuple(keys) for name, keys in data.get("counts", {}).items()},
             switches=data.get("switches", {}),
@@ -85,9 +90,7 @@ class Architecture:
         prefix = self._choose_prefix(places, settings)
         matrices: list[Matrix] = []
         for stack in self.stacks:
-            patterns = _choose_patterns(stack, places[prefix], settings)
-            found = {pattern: places[prefix].get((stack.name, pattern), {}) for pattern in patterns}
-            for layer, names in enumerate(_layers(found, prefix)):
+            for layer, names in enumerate(stack.layers(places[prefix].get(stack.name, {}), prefix, settings)):
                 matrices += self._layer(stack.name, layer, names, shapes, settings)
         return Layout(self.name, prefix, tuple(sorted(matrices, key=lambda matrix: matrix.key.sort_key)))
 
@@ -104,9 +107,8 @@ class Architecture:
         if places:
             held = self._by_index(base_layout)
             prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
-            for (stack, pattern), found in places[prefix].items():
-                for index, module in found.items():
-                    matrices[module] = _matrices_of(module, stack, pattern, index, held)
+            for stack, pattern, index, module in _entries(places[prefix]):
+                matrices[module] = _matrices_of(module, stack, pattern, index, held)
         return LocatedModules(matrices, tuple(module for module in modules if module not in matrices))
 
     @cached_property
@@ -118,38 +120,38 @@ class Architecture:
                 table[pattern.path[-1]].append((stack.name, pattern))
         return dict(table)
 
-    def _by_prefix(self, names: Iterable[str]) -> dict[str, Found]:
+    def _by_prefix(self, names: Iterable[str]) -> dict[str, Place]:
         """Sort the names that look like block matrices by what stands before their layer."""
-        places: dict[str, Found] = {}
+        places: dict[str, Place] = {}
         for name in names:
             parts = name.split(".")
             for stack, pattern in self._by_last_part.get(parts[-1], ()):
-                index = pattern.match(parts)
-                if index is not None:
-                    prefix = "".join(f"{part}." for part in parts[: -len(pattern.path)])
-                    places.setdefault(prefix, {}).setdefault((stack, pattern), {})[index] = name
+                index, before = pattern.match(parts), parts[: -len(pattern.path)]
+                if index is not None and self.foreign.isdisjoint(before):
+                    prefix = "".join(f"{part}." for part in before)
+                    found = places.setdefault(prefix, {}).setdefault(stack, {})
+                    found.setdefault(pattern, {})[index] = name
         return places
 
     def _by_index(self, layout: Layout) -> dict[tuple[str, Index], dict[str, Matrix]]:
         """A layout's matrices by stack and layer as its tensors' names number it, then by family."""
         names = {tensor.removesuffix(".weight"): tensor for tensor in layout.tensors}
         held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
-        for (stack, _), found in self._by_prefix(names).get(layout.prefix, {}).items():
-            for index, name in found.items():
-                held[stack, index] |= {matrix.key.family: matrix for matrix in layout.by_tensor[names[name]]}
+        for stack, _, index, name in _entries(self._by_prefix(names).get(layout.prefix, {})):
+            held[stack, index] |= {matrix.key.family: matrix for matrix in layout.by_tensor[names[name]]}
         return dict(held)
 
-    def _choose_prefix(self, places: Mapping[str, Found], settings: Settings) -> str:
+    def _choose_prefix(self, places: Mapping[str, Place], settings: Settings) -> str:
         """The prefix under which a layer is complete; where none is, the one with the most tensors."""
         complete = [
             prefix
-            for prefix, found in places.items()
-            if any(_has_a_layer(stack, found, settings) for stack in self.stacks)
+            for prefix, place in places.items()
+            if any(stack.has_a_layer(place.get(stack.name, {}), settings) for stack in self.stacks)
         ]
         if complete:
             return self._prefer(complete, "the checkpoint's layers")
         if places:
-            return max(places, key=lambda prefix: sum(map(len, places[prefix].values())))
+            return max(places, key=lambda prefix: sum(1 for _ in _entries(places[prefix])))
         example = next(self.stacks[0].patterns).name((0, 0))
         raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example}.weight)")
 
@@ -160,8 +162,10 @@ class Architecture:
         for prefix in (*self.prefixes, *more_known):
             if prefix in candidates:
                 return prefix
-        told = ", ".join(quoted(prefix) for prefix in candidates[:_NAMES_TOLD])
-        raise Skipped("malformed", f"{what} come under {len(candidates)} prefixes and any could be meant: {told}")
+        some = ", ".join(quoted(prefix) for prefix in candidates[:NAMES_TOLD])
+        raise Skipped(
+            "malformed", f"{what} come under {len(candidates)} prefixes and any could be meant: {some}"
+        )
 
     def _layer(
         self,
@@ -210,54 +214,20 @@ def _catalogue() -> dict[str, Architecture]:
     return {model_type: each for each in architectures for model_type in each.model_types}
 
 
-def _choose_patterns(stack: Stack, found: Found, settings: Settings) -> tuple[Pattern, ...]:
-    """For every part of a layer the patterns of the variant of which the most tensors are there."""
-    chosen: list[Pattern] = []
-    for part in stack.parts:
-        seen = {
-            variant.patterns: sum(len(found.get((stack.name, pattern), ())) for pattern in variant.patterns)
-            for variant in part
-            if settings.allow(variant)
-        }
-        chosen += max(seen, key=lambda patterns: seen[patterns])
-    return tuple(chosen)
-
-
-def _has_a_layer(stack: Stack, found: Found, settings: Settings) -> bool:
-    layers = [set(found.get((stack.name, pattern), ())) for pattern in _choose_patterns(stack, found, settings)]
-    return bool(set.intersection(*layers))
-
-
-def _layers(found: Mapping[Pattern, Mapping[Index, str]], prefix: str) -> Iterator[dict[Pattern, str]]:
-    """The layers of a stack in order, each complete: pattern → tensor name.
-
-    Raises Skipped("missing_matrices") where layers are missing or lack a matrix.
-    """
-    present = {index for names in found.values() for index in names}
-    if not present:
-        return
-    sizes = [max(numbers) + 1 for numbers in zip(*present, strict=True)]
-    # Lazy on purpose: a hostile number makes the grid huge, but the first gap comes within len(present) steps.
-    gaps = ((pattern, index) for index in _grid(sizes) for pattern in found if index not in found[pattern])
-    if missing := [prefix + pattern.name(index) + ".weight" for pattern, index in islice(gaps, _NAMES_TOLD)]:
-        told = ", ".join(quoted(name) for name in missing)
-        raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks for example {told}")
-    for index in _grid(sizes):
-        yield {pattern: names[index] + ".weight" for pattern, names in found.items()}
-
-
-def _grid(sizes: list[int]) -> Iterator[Index]:
-    """All index tuples below ``sizes``, in order, one at a time."""
-    if not sizes:
-        yield ()
-        return
-    for first in range(sizes[0]):
-        for rest in _grid(sizes[1:]):
-            yield (first, *rest)
+def _entries(place: Place) -> Iterator[tuple[str, Pattern, Index, str]]:
+    """(stack, pattern, index, name) of everything under one prefix."""
+    for stack, found in place.items():
+        for pattern, names in found.items():
+            for index, name in names.items():
+                yield stack, pattern, index, name
 
 
 def _matrices_of(
-    module: str, stack: str, pattern: Pattern, index: Index, held: Mapping[tuple[str, Index], dict[str, Matrix]]
+    module: str,
+    stack: str,
+    pattern: Pattern,
+    index: Index,
+    held: Mapping[tuple[str, Index], dict[str, Matrix]],
 ) -> tuple[Matrix, ...]:
     """The base's matrices that one module of an adapter changes."""
     layer = held.get((stack, index))
@@ -266,7 +236,9 @@ def _matrices_of(
         raise Skipped("layer_mismatch", f"the adapter changes {quoted(module)}, the base has {depth}")
     for family in pattern.families:
         if family not in layer:
-            raise Skipped("missing_matrices", f"the adapter changes {quoted(module)}, the base has no {family}")
+            raise Skipped(
+                "missing_matrices", f"the adapter changes {quoted(module)}, the base has no {family}"
+            )
     matrices = tuple(layer[family] for family in pattern.families)
     if len(matrices) == 1:
         # A module of its own in memory may be fused in the base's file; then no rows are to be cut from B.
@@ -282,6 +254,8 @@ def _matrices_of(
 def _oriented(tensor: str, shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
     """(out, in) of a stored shape. Raises Skipped("malformed") on anything but two positive numbers."""
     if len(shape) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in shape):
-        told = " × ".join(quoted(size) for size in tuple(shape)[:8]) or "no size"
-        raise Skipped("malformed", f"{quoted(tensor)} has the shape {told}, a block matrix has two sizes above zero")
+        sizes = " × ".join(told(size) for size in tuple(shape)[:8]) or "of one number"
+        raise Skipped(
+            "malformed", f"{quoted(tensor)} has the shape {sizes}, a block matrix has two sizes above zero"
+        )
     return (shape[1], shape[0]) if transposed else (shape[0], shape[1])

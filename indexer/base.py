@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 
-from indexer.architecture import Layout, load_architecture
+from indexer.architecture import load_architecture
 from indexer.atlas import AtlasFolder
-from indexer.errors import AtlasError, Skipped
-from indexer.safetensors_index import DTYPE_NAMES, SafetensorsIndex, read_index
 from indexer.byterange import LocalFile
+from indexer.errors import AtlasError, Skipped
+from indexer.layout import Layout
+from indexer.safetensors_index import SafetensorsIndex, read_index
+from indexer.stored_tensor import DTYPE_NAMES
 from indexer.weights import Checkpoint
 from indexer.words import DeltaKey
 
@@ -118,13 +120,27 @@ def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> Ba
     missing, or weights that are not finite.
     """
     try:
-        layout = load_architecture(str(checkpoint.config.get("model_type"))).locate(
-            {name: info.shape for name, info in checkpoint.tensors.items()}, checkpoint.config
-        )
-        _write_matrices(checkpoint, layout, base, commit, path)
+        _write_matrices(checkpoint, _layout_of(checkpoint), base, commit, path)
     except Skipped as reason:
         raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
     return BaseMatrices(path)
+
+
+def size_of_base(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Bytes of the block matrices that ``store_base`` would keep, and of the widest number in them.
+
+    Raises AtlasError where the checkpoint cannot be a base.
+    """
+    try:
+        infos = [checkpoint.tensors[name] for name in _layout_of(checkpoint).tensors]
+    except Skipped as reason:
+        raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
+    return sum(info.nbytes for info in infos), max(info.nbytes // math.prod(info.shape) for info in infos)
+
+
+def _layout_of(checkpoint: Checkpoint) -> Layout:
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    return load_architecture(str(checkpoint.config.get("model_type"))).locate(shapes, checkpoint.config)
 
 
 def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path) -> None:

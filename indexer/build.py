@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices, store_base, stored_bases
+from indexer.base import BaseMatrices, size_of_base, store_base, stored_bases
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.executor import default_workers, executor_for
 from indexer.hub import BaseFacts
@@ -23,7 +23,7 @@ from indexer.records import RecordStore
 from indexer.rows import Entry
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
-from indexer.weights import open_checkpoint
+from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import ModelRef
 from indexer.worker import Place, Result
 
@@ -74,19 +74,21 @@ class BuildReport:
     bytes_total: int = 0
     seconds: float = 0.0
     stopped: str | None = None
+    dry_run: dict[str, int] | None = None
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         row = asdict(self)
-        if self.stopped is None:
-            del row["stopped"]
+        for name in ("stopped", "dry_run"):
+            if row[name] is None:
+                del row[name]
         order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")
         return {name: row.pop(name) for name in order} | {"atlas": row.pop("atlas")} | row
 
     @property
     def is_success(self) -> bool:
         """Whether the build ran to its end and something is indexed."""
-        return self.stopped is None and (self.indexed + self.unchanged > 0 or self.discovered == 0)
+        return self.stopped is None and (self.dry_run is not None or self.indexed + self.unchanged > 0)
 
 
 class Watcher:
@@ -100,6 +102,9 @@ class Watcher:
 
     def say(self, sentence: str) -> None:
         """Something that a person should know."""
+
+    def say_progress(self, sentence: str) -> None:
+        """How far something has come; the next one replaces it."""
 
 
 class Build:
@@ -123,6 +128,29 @@ class Build:
         """What this build computes."""
         return Spec(rank=self.options.rank, spectra=self.options.spectra, svd=SVD_METHOD)
 
+    def base_size(self) -> tuple[int, int]:
+        """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
+        path = self.folder.base(self.facts.id, self.facts.commit)
+        if path.is_file():
+            stored = BaseMatrices(path)
+            return stored.block_bytes, stored.item_bytes
+        checkpoint = self._base_checkpoint()
+        try:
+            return size_of_base(checkpoint)
+        finally:
+            checkpoint.close()
+
+    def _base_checkpoint(self) -> Checkpoint:
+        try:
+            return open_checkpoint(
+                ModelRef(self.facts.id), commit=self.facts.commit, filenames=self.facts.filenames or None
+            )
+        except ModelError as error:
+            raise AtlasError(
+                f"The weights of the base {self.facts.id} cannot be read: {error.detail}.",
+                "Try again later." if isinstance(error, Failed) else "Choose another base.",
+            ) from error
+
     def base_matrices(self) -> BaseMatrices:
         """The base's block matrices, fetched where the atlas does not have them yet.
 
@@ -132,15 +160,7 @@ class Build:
         path = self.folder.base(self.facts.id, self.facts.commit)
         if path.is_file():
             return BaseMatrices(path)
-        try:
-            checkpoint = open_checkpoint(
-                ModelRef(self.facts.id), commit=self.facts.commit, filenames=self.facts.filenames
-            )
-        except ModelError as error:
-            raise AtlasError(
-                f"The weights of the base {self.facts.id} cannot be read: {error.detail}.",
-                "Try again later." if isinstance(error, Failed) else "Choose another base.",
-            ) from error
+        checkpoint = self._base_checkpoint()
         try:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
             for stored in stored_bases(self.folder, self.facts.id):
@@ -156,7 +176,7 @@ class Build:
         self.facts = replace(self.facts, commit=commit)
         self.report.base_commit = commit
 
-    def plan(self, base: BaseMatrices, selected: Sequence[ListedModel] | None = None) -> list[Planned]:
+    def plan(self, selected: Sequence[ListedModel] | None = None) -> list[Planned]:
         """What there is to do for every listed model; ``selected`` by the options unless given."""
         options = self.options
         models = self.listing.models()
@@ -180,7 +200,7 @@ class Build:
             device=options.device,
             keep_factors=options.keep_factors,
         )
-        planned = plan(models, selected, base, self.store, template, options.retry_failed)
+        planned = plan(models, selected, self.store, template, options.retry_failed)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 self._count_settled(one)
@@ -295,28 +315,28 @@ def library_versions() -> dict[str, str]:
     return found
 
 
-def estimate(planned: Sequence[Planned], base: BaseMatrices) -> dict[str, int]:
+def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> dict[str, int]:
     """What a build would read: models, and the bytes of block matrices of the full ones among them.
 
-    Rows that name their dtypes (``safetensors.parameters``) are taken at their word, others at the base's.
+    ``block_bytes`` and ``item_bytes`` are the base's. Rows that name their dtypes (``safetensors.parameters``)
+    are taken at their word, others are assumed to be stored like the base.
     """
     units = [one for one in planned if one.unit is not None]
     full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
     return {
         "models": len(units),
-        "bytes_estimated": sum(int(base.block_bytes * _width(one.entry.listed.row, base)) for one in full),
         "adapters": len(units) - len(full),
+        "bytes": sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
     }
 
 
-def _width(row: dict[str, Any], base: BaseMatrices) -> float:
-    parameters = (row.get("safetensors") or {}).get("parameters") if isinstance(row.get("safetensors"), dict) else None
-    if not isinstance(parameters, dict) or not parameters:
-        return 1.0
+def _item_bytes(row: dict[str, Any], otherwise: int) -> int:
+    told = row.get("safetensors")
+    parameters = told.get("parameters") if isinstance(told, dict) else None
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    counts = {name: count for name, count in parameters.items() if isinstance(count, int) and name in sizes}
-    if not counts:
-        return 1.0
-    return sizes[max(counts, key=lambda name: counts[name])] / base.item_bytes
-
-
+    counts = {
+        name: count
+        for name, count in (parameters.items() if isinstance(parameters, dict) else ())
+        if isinstance(count, int) and name in sizes
+    }
+    return sizes[max(counts, key=lambda name: counts[name])] if counts else otherwise

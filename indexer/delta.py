@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from indexer.adapter import LoraModule, read_lora
-from indexer.architecture import Layout, Matrix, compare, load_architecture
+from indexer.architecture import load_architecture
 from indexer.base import BaseMatrices
 from indexer.errors import Skipped
+from indexer.layout import Layout, Matrix, compare
 from indexer.weights import Checkpoint
 from indexer.words import DeltaKey
 

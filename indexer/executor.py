@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -53,7 +53,7 @@ class ProcessExecutor:
                 result = self._alone(unit, place, deaths)
                 yield result
 
-    def _until_broken(self, waiting: list[Unit], place: Place) -> Iterator[Result]:  # type: ignore[return]
+    def _until_broken(self, waiting: list[Unit], place: Place) -> Generator[Result, None, list[Unit]]:
         """Run from the end of ``waiting`` until done; returns the units in flight when a process died."""
         running: dict[Future[Result], Unit] = {}
         with self._pool(self.workers) as pool:

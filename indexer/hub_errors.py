@@ -1,7 +1,8 @@
 """What went wrong on the way to the Hub, in our words: an error of one model, or one a user must act on.
 
-Everything that huggingface_hub and httpx2 raise passes through here, so that a 429 or a 5xx is never taken for
-"there is no such model", and a gated repository (which the library derives from "not found") is told as gated.
+Everything that huggingface_hub and httpx2 raise passes through here, so that a 429 or a 5xx is never taken
+for "there is no such model", and a gated repository (which the library derives from "not found") is told as
+gated.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from huggingface_hub.errors import (
 )
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.untrusted import tidy
 
 _LONGEST = 200
 _INVALID_TOKEN = "Invalid credentials"
@@ -53,7 +55,7 @@ _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
 
 # The hints that go with a reason, for people.
 _HINTS = {
-    "network": "Check the network and HF_ENDPOINT, then run it again; set HF_HUB_OFFLINE=1 to use only what is here.",
+    "network": "Check the network and HF_ENDPOINT, then run it again; what is already here is kept.",
     "timeout": "The Hub may be slow or down: run it again later, what is already here is kept.",
     "rate_limited": "Wait a few minutes and run it again, or set HF_TOKEN: an account has a higher limit.",
     "server_error": "The Hub may be down: run it again later, what is already here is kept.",
@@ -138,5 +140,5 @@ def _with_detail(sentence: str, exception: Exception) -> str:
     """The sentence and the first line of what was said, which came from a stranger: printable and short."""
     said = exception.server_message if isinstance(exception, HfHubHTTPError) else str(exception)
     lines = (said or "").strip().splitlines()
-    line = "".join(letter for letter in lines[0] if letter.isprintable())[:_LONGEST] if lines else ""
+    line = tidy(lines[0], _LONGEST) if lines else ""
     return f"{sentence} ({line.rstrip('.')})" if line else sentence

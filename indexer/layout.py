@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a fused tensor: those from ``start`` to ``stop`` in each of ``groups`` blocks of ``size`` rows."""
+    """Rows of a fused tensor: from ``start`` to ``stop`` in each of ``groups`` blocks of ``size`` rows."""
 
     groups: int
     size: int
@@ -65,17 +65,23 @@ class Matrix:
         if tuple(oriented.shape) != (self.stored_rows, self.shape[1]):
             raise Skipped(
                 "shape_mismatch",
-                f'"{printable(self.tensor, 200)}" is {tuple(tensor.shape)}, not {self.stored_rows} × {self.shape[1]}',
+                f'"{printable(self.tensor, 200)}" holds {tuple(oriented.shape)} (out × in), '
+                f"its header said {(self.stored_rows, self.shape[1])}",
             )
         return self.rows.take(oriented) if self.rows else oriented
 
     def extract_lora(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """PEFT's A (r, in) and B (out of the whole module, r) → A and B of this matrix: δW = s·B@A, (out, in).
+        """PEFT's A (r, in) and B (out of the whole module, r) → A and B of this matrix.
 
+        δW = s·B@A is (out, in); s is not applied.
         PEFT's factors do not follow the checkpoint's orientation, so nothing is transposed here.
         Raises Skipped("shape_mismatch") where the factors do not fit this matrix.
         """
-        fits = a.ndim == b.ndim == 2 and b.shape == (self.stored_rows, a.shape[0]) and a.shape[1] == self.shape[1]
+        fits = (
+            a.ndim == b.ndim == 2
+            and b.shape == (self.stored_rows, a.shape[0])
+            and a.shape[1] == self.shape[1]
+        )
         if not fits:
             raise Skipped(
                 "shape_mismatch",
@@ -133,10 +139,12 @@ def compare(base: Layout, layout: Layout) -> None:
         if ours.rows and theirs.rows and ours.rows != theirs.rows:
             raise Skipped(
                 "shape_mismatch",
-                f"its matrix {key} is cut from {ours.fused} in {ours.rows.groups} groups (the heads in config.json), "
+                f"its config.json cuts the matrix {key} from {ours.fused} in {ours.rows.groups} groups, "
                 f"the base's in {theirs.rows.groups}",
             )
 
 
 def _depth(layout: Layout) -> str:
-    return ", ".join(f"{count} {stack} layers".replace("  ", " ") for stack, count in sorted(layout.depth.items()))
+    return ", ".join(
+        f"{count} {stack} layers".replace("  ", " ") for stack, count in sorted(layout.depth.items())
+    )

@@ -31,6 +31,10 @@ class Disagreement:
     what: str
     problem: str
 
+    def as_row(self) -> dict[str, str]:
+        """The keys of the command's JSON."""
+        return {"kind": self.kind, "what": self.what, "problem": self.problem}
+
 
 @dataclass(frozen=True)
 class _Found:

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from indexer.base import BaseMatrices
-from indexer.errors import Skipped
 from indexer.listing import ListedModel
-from indexer.record import Identity, Spec
+from indexer.record import Identity
 from indexer.records import Outcome, RecordStore
 from indexer.rows import Entry
 from indexer.unit import Unit
@@ -45,7 +43,6 @@ class Planned:
 def plan(
     models: Iterable[ListedModel],
     selected: Sequence[ListedModel],
-    base: BaseMatrices,
     store: RecordStore,
     template: Unit,
     retry_failed: bool,
@@ -55,20 +52,19 @@ def plan(
     ``template`` holds what all units share. A model outside the selection keeps the record it has.
     """
     chosen = {model.id for model in selected}
-    return [_planned(model, model.id in chosen, base, store, template, retry_failed) for model in models]
+    return [_planned(model, model.id in chosen, store, template, retry_failed) for model in models]
 
 
 def _planned(
     listed: ListedModel,
     is_selected: bool,
-    base: BaseMatrices,
     store: RecordStore,
     template: Unit,
     retry_failed: bool,
 ) -> Planned:
     commit = commit_of(listed.row)
     if commit is None:
-        return Planned(Entry(listed, base.base, None), None)
+        return Planned(Entry(listed, template.base, None), None)
     unit = replace(
         template,
         model=_reference(listed),
@@ -79,9 +75,9 @@ def _planned(
     )
     record_key = existing_record(unit.identity, store)
     if record_key is not None:
-        return Planned(Entry(listed, base.base, commit, record_key=record_key), None)
+        return Planned(Entry(listed, template.base, commit, record_key=record_key), None)
     outcome = store.outcome(unit.identity.digest)
-    entry = Entry(listed, base.base, commit, outcome=outcome)
+    entry = Entry(listed, template.base, commit, outcome=outcome)
     is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
     return Planned(entry, unit if is_wanted else None)
 
@@ -99,11 +95,6 @@ def existing_record(identity: Identity, store: RecordStore) -> str | None:
     if not identity.spec.spectra:
         candidates.append(replace(identity, spec=replace(identity.spec, spectra=True)))
     return next((one.digest for one in candidates if store.has(one.digest)), None)
-
-
-def without_commit(listed: ListedModel) -> Skipped:
-    """Why a model without a commit cannot be read."""
-    return Skipped("malformed", f"the listing gives no commit for {listed.id}")
 
 
 def commit_of(row: dict[str, Any]) -> str | None:
@@ -125,8 +116,3 @@ def filenames_of(row: dict[str, Any]) -> tuple[str, ...] | None:
         return None
     names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in siblings]
     return tuple(name for name in names if isinstance(name, str))
-
-
-def spec_of(rank: int, spectra: bool, svd: str) -> Spec:
-    """The spec of a build."""
-    return Spec(rank=rank, spectra=spectra, svd=svd)

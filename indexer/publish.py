@@ -135,7 +135,7 @@ class _Publisher:
         layers: dict[str, int] = {}
         for matrix in base.layout.matrices:
             layers[matrix.key.stack] = max(layers.get(matrix.key.stack, 0), matrix.key.layer + 1)
-        before = self.connection.execute("SELECT aliases FROM bases WHERE base = ?", [self.base]).fetchone()
+        before = self._first("SELECT aliases FROM bases WHERE base = ?", [self.base])
         row = {
             "base": self.base,
             "commit": base.commit,
@@ -151,9 +151,7 @@ class _Publisher:
         self._insert("bases", [row])
 
     def _assign_ids(self, known: dict[str, int]) -> dict[str, int]:
-        row = self.connection.execute("SELECT next_model_id FROM atlas_info").fetchone()
-        assert row is not None
-        next_id = row[0]
+        (next_id,) = self._first("SELECT next_model_id FROM atlas_info") or (1,)
         ids = dict(known)
         for entry in self.publication.entries:
             model = entry.listed.id
@@ -240,11 +238,11 @@ class _Publisher:
         self._neighbours(representation, vectors)
 
     def _published(self, representation: Representation) -> VectorFile | None:
-        row = self.connection.execute(
+        row = self._first(
             "SELECT faiss_file, faiss_sha256, faiss_bytes, vectors, length, version, rank FROM representations "
             "WHERE base = ? AND representation = ?",
             [self.base, representation.name],
-        ).fetchone()
+        )
         if row is None:
             return None
         if (row[5], row[6]) != (representation.version, self.publication.rank):
@@ -342,9 +340,13 @@ class _Publisher:
         self._insert("bad_rows", [{"base": self.base, **row} for row in self.publication.bad_rows])
 
     def _build_row(self, build: Row) -> None:
-        row = self.connection.execute("SELECT coalesce(max(build_id), 0) + 1 FROM builds").fetchone()
-        assert row is not None
-        self._insert("builds", [{"build_id": row[0], "base": self.base, **build}])
+        (build_id,) = self._first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
+        self._insert("builds", [{"build_id": build_id, "base": self.base, **build}])
+
+    def _first(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row. All rows are fetched: a result half read blocks the connection."""
+        rows = self.connection.execute(statement, list(parameters)).fetchall()
+        return rows[0] if rows else None
 
     def _delete(self, tables: Iterable[str], model_ids: list[int]) -> None:
         if model_ids:
@@ -386,7 +388,7 @@ def _sibling(folder: AtlasFolder, afresh: bool) -> Iterator[duckdb.DuckDBPyConne
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, 1)", [SCHEMA_VERSION])
             else:
                 check_schema(connection, folder.database)
-            # Rows come in with their own time zones; what is shown must not depend on where it is shown.
+            # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
             connection.execute("SET TimeZone = 'UTC'")
             yield connection
         finally:

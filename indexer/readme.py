@@ -13,13 +13,10 @@ from indexer.datasets import is_placeholder
 from indexer.untrusted import hub_address, tidy
 from indexer.words import is_hub_id
 
-MAX_FRONT_MATTER = (
-    2**20
-)  # characters; the longest real ones, embedding models with benchmark tables, are a tenth
+MAX_FRONT_MATTER = 2**20  # characters; tables of benchmark results make honest ones long
 MAX_EVENTS = 200_000
 MAX_DEPTH = 40
 MAX_README = 2**20
-MAX_SENTENCES = 20
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FENCE = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
@@ -67,13 +64,11 @@ def trainer_sentence(readme_text: str) -> tuple[str, str | None] | None:
     """(base, dataset) from "fine-tuned version of [BASE](…) on the DATASET dataset."; None without one.
 
     The base is a Hub id. The dataset is as written, "None" and "unknown" included; several are joined by
-    ", ". It is None where the sentence names none. Time is linear in the text: bounded windows behind at
-    most ``MAX_SENTENCES`` occurrences of the opening words.
+    ", ". It is None where the sentence names none. Time is linear in the text: a bounded window is looked at
+    behind each occurrence of the opening words.
     """
     text = readme_text[:MAX_README]
-    for number, opening in enumerate(_SENTENCE.finditer(text)):
-        if number >= MAX_SENTENCES:
-            break
+    for opening in _SENTENCE.finditer(text):
         window = text[opening.end() : opening.end() + 1_500]
         link = _LINK.match(window)
         base = _linked_base(link[1], link[2]) if link else None
@@ -136,8 +131,10 @@ def _plain(value: Any) -> Any:
     """YAML's value with nothing in it that JSON lacks: dates as text, keys as text, no bytes, no sets."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, set):
+        return [_plain(item) for item in sorted(value, key=str)]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return value if isinstance(value, str | bool | int | float) else None

@@ -1,4 +1,4 @@
-"""A repository at one commit: which files it has and how to get at them, on the Hub, in the cache, in a folder."""
+"""A repository at one commit: which files it has, and how to get at them wherever it lies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_
 
 from indexer.byterange import ByteSource, LocalFile
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.remote_file import Patience, RemoteFile, ensure_session, fetch_small
+from indexer.hub_get import Patience, ensure_session, fetch_small
+from indexer.remote_file import RemoteFile
 from indexer.session import as_model_error
 from indexer.stored_tensor import shown
 from indexer.words import ModelRef

@@ -1,14 +1,14 @@
 """Manners over HTTP: the one place that gives the huggingface_hub client timeouts, retries and a pace.
 
-``install_session()`` hands the library an HTTP client whose transport does this for every request of the process,
-so that ``model_info`` and its kin, which neither retry nor time out by themselves, get it too:
+``install_session()`` hands the library an HTTP client whose transport does this for every request of the
+process, so that ``model_info`` and its kin, which neither retry nor time out by themselves, get it too:
 
 - a connection, a read and a whole body have a time limit, and the body of an API answer a size limit;
 - a 429 waits as the ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), else as
   ``Retry-After`` says; when little of the quota is left, what is left is spread over the time that is left;
 - a 408, a 5xx or a dropped connection is tried again with a growing wait, where trying again does no harm;
-- nothing is tried for ever: when the budget of a request is spent, its last answer or error is handed on as it
-  is, so a 429 or a 5xx never looks like an empty answer.
+- nothing is tried for ever: when the budget of a request is spent, its last answer or error is handed on as
+  it is, so a 429 or a 5xx never looks like an empty answer.
 
 Quotas are counted for each host and kind of request and shared by all threads of the process.
 """
@@ -18,25 +18,21 @@ from __future__ import annotations
 import math
 import os
 import random
-import re
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.hub_errors import as_model_error, as_user_error
+from indexer.pace import Pace, told_to_wait
 
-__all__ = ["Manners", "Pace", "as_model_error", "as_user_error", "install_session"]
+__all__ = ["Manners", "as_model_error", "as_user_error", "install_session"]
 
 _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-_RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
 # Encodings that can be undone chunk by chunk and cannot grow more than about a thousandfold.
 _READABLE_ENCODINGS = ("gzip", "deflate")
 
@@ -64,60 +60,6 @@ class Manners:
     longest_rate_limit_wait: float = 310.0
 
 
-@dataclass
-class _Lane:
-    """The traffic that shares one quota. Times are on the monotonic clock."""
-
-    next_free: float = 0.0
-    interval: float = 0.0
-    interval_until: float = 0.0
-
-
-class Pace:
-    """When the next request may go out, by host and kind; shared by all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lanes: dict[str, _Lane] = {}
-
-    def take_turn(self, name: str, longest: float) -> float | None:
-        """Reserve the next free moment; how many seconds away it is, or None if that is more than ``longest``."""
-        with self._lock:
-            now = time.monotonic()
-            lane = self._lanes.setdefault(name, _Lane())
-            start = max(now, lane.next_free)
-            if start - now > longest:
-                return None
-            if now < lane.interval_until:
-                lane.next_free = start + lane.interval
-            return start - now
-
-    def pause(self, name: str, seconds: float) -> bool:
-        """Let nothing out for ``seconds``. Whether that is news, and not what another thread has just said."""
-        with self._lock:
-            lane = self._lanes.setdefault(name, _Lane())
-            until = time.monotonic() + seconds
-            news = until > lane.next_free + 0.5
-            lane.next_free = max(lane.next_free, until)
-            return news
-
-    def note(self, name: str, headers: Mapping[str, str], longest: float) -> None:
-        """Learn from the quota that an answer tells: below one request in two seconds, spread them out."""
-        quota = _quota(headers)
-        if quota is None:
-            return
-        remaining, seconds = quota
-        with self._lock:
-            now = time.monotonic()
-            lane = self._lanes.setdefault(name, _Lane())
-            if remaining >= seconds / 2:
-                lane.interval_until = 0.0
-                return
-            lane.interval = min(seconds / (remaining + 1), longest)
-            lane.interval_until = now + seconds
-            lane.next_free = max(lane.next_free, now + lane.interval)
-
-
 class PoliteTransport(httpx2.BaseTransport):
     """Sends each request through ``inner`` with the manners above. Safe to share between threads."""
 
@@ -129,6 +71,7 @@ class PoliteTransport(httpx2.BaseTransport):
         self._manners = manners
         self._pace = pace
         self._say = say or (lambda sentence: None)
+        self._exhausted = _Exhausted()
 
     def close(self) -> None:
         """Close the connections."""
@@ -145,7 +88,8 @@ class PoliteTransport(httpx2.BaseTransport):
         wait = self._pace.take_turn(lane, math.inf) or 0.0
         self._sleep(min(wait, manners.longest_rate_limit_wait), "close to the rate limit")
         deadline = time.monotonic() + manners.total_seconds
-        for attempt in range(manners.retries + 1):
+        most = 0 if self._exhausted.has(request) else manners.retries
+        for attempt in range(most + 1):
             response: httpx2.Response | None = None
             error: httpx2.RequestError | None = None
             try:
@@ -156,7 +100,8 @@ class PoliteTransport(httpx2.BaseTransport):
             seconds = self._wait_before_retry(request, response, error, attempt, lane)
             left = deadline - time.monotonic()
             turn = None if seconds is None or seconds > left else self._pace.take_turn(lane, left)
-            if seconds is None or turn is None or attempt == manners.retries:
+            if seconds is None or turn is None or attempt == most:
+                self._exhausted.note(request, gave_up=error is not None or seconds is not None)
                 break
             if response is not None:
                 response.close()
@@ -170,7 +115,7 @@ class PoliteTransport(httpx2.BaseTransport):
         if _is_api(request.url):
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.send(request, stream=True, follow_redirects=False)
-        # A file is for the caller to read, as far as it wants; anything else is short, or has no business here.
+        # A file is for the caller to read, as far as it wants; anything else is short, or ought to be.
         if request.method == "HEAD" or (response.is_success and not _is_api(request.url)):
             return response
         return _read_bounded(response, request, self._manners)
@@ -192,7 +137,7 @@ class PoliteTransport(httpx2.BaseTransport):
             return backoff if attempt < _retries_after(error, manners) else None
         if response.status_code not in _RETRIED_STATUS:
             return None
-        told = _told_to_wait(response)
+        told = told_to_wait(response.status_code, response.headers)
         if response.status_code != 429:
             return backoff if told is None else min(told, manners.longest_rate_limit_wait)
         seconds = min(backoff if told is None else told, manners.longest_rate_limit_wait)
@@ -205,6 +150,32 @@ class PoliteTransport(httpx2.BaseTransport):
             self._say(f"{why}, waiting {math.ceil(seconds)} s")
         if seconds > 0:
             time.sleep(seconds)
+
+
+class _Exhausted:
+    """Requests that all patience was spent on just now: asked again, they get one try.
+
+    The library wraps some calls in retries of its own, which would multiply with ours.
+    """
+
+    _SECONDS = 60.0
+    _MOST = 1000
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+
+    def has(self, request: httpx2.Request) -> bool:
+        since = self._since.get((request.method, str(request.url)))
+        return since is not None and time.monotonic() - since < self._SECONDS
+
+    def note(self, request: httpx2.Request, *, gave_up: bool) -> None:
+        name = (request.method, str(request.url))
+        if not gave_up:
+            self._since.pop(name, None)
+            return
+        if len(self._since) >= self._MOST:
+            self._since.clear()
+        self._since[name] = time.monotonic()
 
 
 def _retries_after(error: httpx2.RequestError | None, manners: Manners) -> int:
@@ -243,34 +214,11 @@ def _fill_in_timeouts(request: httpx2.Request, manners: Manners) -> None:
     request.extensions = {**request.extensions, "timeout": {**limits, **chosen}}
 
 
-def _quota(headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """(requests left, seconds until the quota is full again), as the ``RateLimit`` header tells."""
-    found = _RATE_LIMIT.search(headers.get("ratelimit", "")[:1000])
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _told_to_wait(response: httpx2.Response) -> float | None:
-    """What the server asks for, at least a second; None if it asks for nothing that can be read."""
-    quota = _quota(response.headers)
-    # The header is on every answer: it is the reason for a 429 only where nothing is left.
-    if response.status_code == 429 and quota is not None and quota[0] == 0:
-        return quota[1] + 1.0
-    text = response.headers.get("retry-after", "").strip()[:100]
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return max(1.0, float(text))
-    try:
-        moment = parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(1.0, (moment - datetime.now(UTC)).total_seconds())
-
-
 def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: Manners) -> httpx2.Response:
     """The same answer with its body read and decoded, within the limits of ``manners``.
 
-    Raises httpx2.ReadTimeout where it takes too long, httpx2.DecodingError where it is too large or unreadable;
-    of a redirect or an error, where the status says it all, what can be read is kept.
+    Raises httpx2.ReadTimeout where it takes too long, httpx2.DecodingError where it is too large or
+    unreadable. Of a redirect or an error, where the status says it all, what can be read is kept.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     deadline = time.monotonic() + manners.body_seconds

@@ -6,9 +6,10 @@ process on any machine that sees the base's matrices.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,7 +82,7 @@ def vectorise(
             files=tuple(
                 StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files
             ),
-            head=head_facts(checkpoint.config).as_dict(),
+            head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
             dtype=_dtype_of(checkpoint),
             device=unit.device,
@@ -188,14 +189,7 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
 
 def _seed(unit: Unit, key: DeltaKey) -> int:
     """From the unit and the matrix, so that neither the order of reading nor the number of workers matters."""
-    return int(unit.identity.digest[:8], 16) ^ (hash_of(str(key)) & 0x7FFFFFFF)
-
-
-def hash_of(text: str) -> int:
-    """A hash that is the same in every process, unlike ``hash``."""
-    import hashlib
-
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+    return int(hashlib.sha256(f"{unit.identity.digest}|{key}".encode()).hexdigest()[:15], 16)
 
 
 def _dtype_of(checkpoint: Checkpoint) -> str:

@@ -27,7 +27,7 @@ _CONTROLS = re.compile(
 _BLANKS = re.compile(r"\s+")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 _ADDRESS = re.compile(
-    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^\s?#)\]<>\"']{1,300})", re.IGNORECASE
+    r"(?<![\w.\-])(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^\s?#)\]<>\"']{1,300})", re.IGNORECASE
 )
 
 # Second parts of an address that are pages of a repository and not its name.

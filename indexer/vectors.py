@@ -103,7 +103,7 @@ def read_vectors(root: Path, file: VectorFile) -> Vectors:
     ids = faiss.vector_to_array(index.id_map).astype(np.int64)
     if not len(ids):
         return Vectors(ids, np.zeros((0, file.length), dtype=np.float32))
-    flat = faiss.downcast_index(index.index)
+    flat: Any = faiss.downcast_index(index.index)
     matrix = faiss.rev_swig_ptr(flat.get_xb(), len(ids) * file.length).reshape(len(ids), file.length)
     order = np.argsort(ids, kind="stable")
     # A copy: what the pointer shows goes with the index.
@@ -118,10 +118,10 @@ def search(
 
     if not index.ntotal or k < 1 or (allowed is not None and not len(allowed)):
         return []
-    parameters = None
+    parameters: Any = None
     if allowed is not None:
         selector = faiss.IDSelectorBatch(np.asarray(allowed, dtype=np.int64))
-        parameters = faiss.SearchParameters(sel=selector)
+        parameters = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
     # A few more than asked for, so that among equal similarities at the cut the smallest ids are kept.
     wanted = min(k + TIES, index.ntotal)
     similarities, ids = index.search(query[None, :], wanted, params=parameters)

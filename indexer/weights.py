@@ -18,7 +18,7 @@ import torch
 from indexer.byterange import ByteSource
 from indexer.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.remote_file import Patience
+from indexer.hub_get import Patience
 from indexer.repository import Repository, open_repository, open_revision, read_json_object
 from indexer.safetensors_index import read_index
 from indexer.stored_tensor import StoredTensor, TensorIndex, TensorInfo, check_readable, shown

@@ -42,7 +42,7 @@ def _claims(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
     tags = atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [known.model_id])
     results = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [known.model_id])
     return {
-        "datasets": [row["dataset"] for row in named],
+        "datasets": sorted({row["dataset"] for row in named if row["dataset"]}),
         "datasets_as_written": named,
         "tags": [row["tag"] for row in tags],
         "evaluations": results,

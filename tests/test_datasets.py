@@ -262,6 +262,8 @@ def test_placeholders_are_no_dataset(raw):
         "glue " * 100,
         "https://www.kaggle.com/oswinrh/bible",
         "https://example.org/datasets/glue",
+        "https://evilhuggingface.co/datasets/glue",
+        "https://huggingface.co.evil.example/datasets/glue",
         "data/train.csv",
         "./data",
         "../../etc/passwd",

@@ -573,7 +573,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=1_000)
+@settings(max_examples=120, deadline=2_000)
 @given(st.dictionaries(st.sampled_from(WORDS), JSON, max_size=12), st.booleans())
 def test_any_json_is_read_or_refused(row, named):
     if named:

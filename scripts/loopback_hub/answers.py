@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -32,10 +33,16 @@ class Request:
         kind, _, token = self.headers.get("authorization", "").partition(" ")
         return token.strip() if kind.lower() == "bearer" and token.strip() else None
 
+    @cached_property
+    def _parameters(self) -> dict[str, list[str]]:
+        told: dict[str, list[str]] = {}
+        for key, value in parse_qsl(self.query, keep_blank_values=True):
+            told.setdefault(key.removesuffix("[]"), []).append(value)
+        return told
+
     def all(self, name: str) -> list[str]:
         """Every value of a query parameter, in either spelling of a list: ``name`` or ``name[]``."""
-        pairs = parse_qsl(self.query, keep_blank_values=True)
-        return [value for key, value in pairs if key in (name, f"{name}[]")]
+        return self._parameters.get(name, [])
 
     def one(self, name: str) -> str | None:
         """The last value of a query parameter, or None."""
@@ -141,8 +148,10 @@ def canned(status: int, role: str, retry_after: int | None) -> Answer:
         answer = Answer(status, {"Content-Type": "text/html"}, Content.of(body.encode()))
     else:
         answer = error(status, f"Injected error {status}")
-    if status == 429 or retry_after is not None:
-        answer.headers["Retry-After"] = str(1 if retry_after is None else retry_after)
+    if status == 429 and retry_after is None:
+        retry_after = 1
+    if retry_after is not None:
+        answer.headers["Retry-After"] = str(retry_after)
     return answer
 
 

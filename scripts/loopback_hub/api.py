@@ -263,7 +263,7 @@ def _decode_cursor(cursor: str) -> tuple[_Rank, str] | None:
     try:
         kind, number, text, last = json.loads(base64.urlsafe_b64decode(cursor))
         return (int(kind), number + 0, str(text)), str(last)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 
@@ -272,7 +272,7 @@ def _read_paths(request: Request) -> tuple[list[str], bool] | None:
         try:
             value = json.loads(request.body)
             paths, expand = value["paths"], value.get("expand", False) is True
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         paths = [paths] if isinstance(paths, str) else paths
         is_list = isinstance(paths, list) and all(isinstance(path, str) for path in paths)

@@ -107,7 +107,7 @@ class Files:
         repository = self.store.repository(repo_id)
         if repository is None:
             return None
-        for name in ("main", *repository.revision_names):
+        for name in ("main", *repository.described):
             revision = repository.revision(name)
             file = revision.files.get(path) if revision else None
             if file is not None and file.sha256 == sha256:

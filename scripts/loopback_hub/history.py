@@ -43,7 +43,7 @@ def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
         ("refs/tags/", "tags"),
         ("refs/heads/", "branches"),
     )
-    for name in (MAIN, *repository.revision_names):
+    for name in (MAIN, *repository.described):
         revision = repository.revision(name)
         reference = name if name.startswith("refs/") else f"refs/heads/{name}"
         prefix, kind = next((each for each in kinds if reference.startswith(each[0])), ("", "branches"))
@@ -56,15 +56,15 @@ def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
 def pull_requests(repository: Repository) -> list[dict[str, Any]]:
     """The pull requests among the revisions as the discussions' listing tells them, newest first."""
     told = []
-    for name in repository.revision_names:
+    owner = repository.id.partition("/")[0]
+    for name, described in repository.described.items():
         number = name.removeprefix("refs/pr/")
         if name == number or not (number.isascii() and number.isdigit()):
             continue
-        described = repository.get("revisions")[name]
         told.append(
             {
                 "num": int(number),
-                "author": {"name": described.get("author", "SFconvertbot"), "type": "user"},
+                "author": {"name": described.get("author", owner), "type": "user"},
                 "repo": {"name": repository.id, "type": "model"},
                 "title": described.get("title", f"Pull request {number}"),
                 "createdAt": timestamp(described.get("created_at", created_at(repository))),
@@ -81,11 +81,12 @@ def commits(repository: Repository, revision: Revision) -> list[dict[str, Any]]:
     """The commit of ``main``; before it that of another revision, which is told as built on ``main``."""
     main = repository.revision()
     assert main is not None  # every repository has main
-    told = [(main.sha, "Upload files", repository.id.partition("/")[0])]
+    owner = repository.id.partition("/")[0]
+    told = [(main.sha, "Upload files", owner)]
     if revision.sha != main.sha:
-        described = repository.get("revisions").get(revision.name, {})
+        described = repository.described.get(revision.name, {})
         title = described.get("title", f"Commit of {revision.name}")
-        told.insert(0, (revision.sha, title, described.get("author", "SFconvertbot")))
+        told.insert(0, (revision.sha, title, described.get("author", owner)))
     date = last_modified(repository)
     return [
         {"id": sha, "title": title, "message": "", "authors": [{"user": author}], "date": date}

@@ -134,7 +134,7 @@ class LoopbackHub:
         """Hash every file now rather than when it is first asked for; how many repositories there are."""
         count = 0
         for repository in self.store.repositories():
-            for name in ("main", *repository.revision_names):
+            for name in ("main", *repository.described):
                 repository.revision(name)
             count += 1
         return count

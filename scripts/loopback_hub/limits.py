@@ -11,6 +11,9 @@ from collections.abc import Mapping
 DEFAULT_QUOTAS = {"api": 500, "resolvers": 3000, "pages": 100}
 DEFAULT_WINDOW = 300.0
 
+# Seconds for which a throttle may be ahead of its rate.
+_CATCH_UP = 0.01
+
 Quota = int | tuple[int, float]
 
 
@@ -50,7 +53,7 @@ class RateLimits:
             used = used + 1 if is_enforced else 1
             self._windows[kind, caller] = (start, used)
         remaining = max(0, limit - used)
-        reset = max(1, math.ceil(start + window - now))
+        reset = max(1, math.ceil(window - (now - start)))
         headers = {
             "RateLimit": f'"{kind}";r={remaining};t={reset}',
             "RateLimit-Policy": f'"fixed window";"{kind}";q={limit};w={math.ceil(window)}',
@@ -72,14 +75,18 @@ class Throttle:
     @property
     def chunk(self) -> int:
         """How many bytes to ask for at once, so that waits stay short."""
-        return 1 << 18 if not self.rate else max(256, min(1 << 16, int(self.rate / 50)))
+        rate = self.rate
+        return 1 << 18 if not rate else max(256, min(1 << 18, int(rate / 200)))
 
     def wait(self, count: int) -> None:
         """Return when ``count`` more bytes may be sent, or the server stops."""
-        if not self.rate:
+        rate = self.rate
+        if not rate:
             return
         with self._lock:
             now = time.monotonic()
-            self._free_at = max(now, self._free_at) + count / self.rate
+            # A wait that overslept may be caught up, so that the rate holds on average.
+            self._free_at = max(now - _CATCH_UP, self._free_at) + count / rate
             delay = self._free_at - now
-        self._stopping.wait(delay)
+        if delay > 0:
+            self._stopping.wait(delay)

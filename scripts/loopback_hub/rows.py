@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -12,6 +13,7 @@ from scripts.loopback_hub.store import Repository, Revision, StoredFile
 
 # The Hub began to keep creation dates on that day.
 _EPOCH = "2022-03-02T23:29:04.000Z"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _JSON_LIMIT = 16 << 20
 _HEADER_LIMIT = 100 << 20
 
@@ -174,11 +176,8 @@ def _read_json(revision: Revision, path: str) -> dict[str, Any]:
 def _config(revision: Revision) -> dict[str, Any] | None:
     """The few keys of config.json that the Hub passes on; label names are not among them."""
     config = _read_json(revision, "config.json")
-    told = {
-        name: config[name]
-        for name in ("architectures", "model_type", "quantization_config")
-        if name in config
-    }
+    shown = ("architectures", "model_type", "quantization_config")
+    told: dict[str, Any] = {name: config[name] for name in shown if name in config}
     adapter = _read_json(revision, "adapter_config.json")
     if adapter:
         told["peft"] = {
@@ -188,11 +187,11 @@ def _config(revision: Revision) -> dict[str, Any] | None:
 
 
 def _safetensors(revision: Revision) -> dict[str, Any] | None:
-    """Numbers of parameters by dtype, read from the headers of ``model*.safetensors``."""
+    """Numbers of parameters by dtype, read from the headers of the model's file or its shards."""
     parameters: dict[str, int] = {}
-    for path, file in revision.files.items():
-        if "/" in path or not (path.startswith("model") and path.endswith(".safetensors")):
-            continue
+    whole = revision.files.get("model.safetensors")
+    shards = [file for path, file in revision.files.items() if _SHARD.fullmatch(path)]
+    for file in [whole] if whole else shards:
         for tensor in _safetensors_header(file).values():
             try:
                 count = 1

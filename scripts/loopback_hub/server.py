@@ -13,7 +13,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer
 from typing import Any
 
 from scripts.loopback_hub.answers import Answer, Content, Request, canned, error, split_target
@@ -45,10 +46,11 @@ class Desk:
     latency: Callable[[], float]
 
 
-class Server(HTTPServer):
+class Server(TCPServer):
     """One thread per connection; ``stop`` ends them all, whatever they are waiting for."""
 
     request_queue_size = 256
+    allow_reuse_address = True
 
     def __init__(self, port: int, desk: Desk) -> None:
         super().__init__(("127.0.0.1", port), Handler)
@@ -70,9 +72,10 @@ class Server(HTTPServer):
 
     def stop(self) -> None:
         """Refuse, hang up on everybody, and return when every thread has ended."""
-        self.shutdown()
-        self._loop.join()
-        self.socket.close()
+        if self._loop.is_alive():
+            self.shutdown()
+            self._loop.join()
+        self.server_close()
         with self._lock:
             connections = dict(self._open)
         for connection in connections:
@@ -162,6 +165,9 @@ class Handler(BaseHTTPRequestHandler):
             traceback.print_exc()  # a mistake in this program, to be seen by whoever runs the tests
             answer = error(500, "Internal error of the loopback Hub")
         answer.headers |= limit_headers
+        if request.effects.status == 429 and limit_headers:
+            wait = answer.headers.get("Retry-After", "1")
+            answer.headers["RateLimit"] = f'"{_kind(request.path)}";r=0;t={wait}'
         return answer
 
     def _read_body(self) -> bytes | None:
@@ -211,12 +217,14 @@ class Handler(BaseHTTPRequestHandler):
                     if not chunk:
                         raise _HangUp  # the file has become shorter since its length was told
                     throttle.wait(len(chunk))
+                    if self.server.desk.stopping.is_set():
+                        raise _HangUp
                     self._send_counted(chunk, record)
                     done += len(chunk)
-                if done == effects.drop_after:
-                    self._drop(effects)
                 if done == effects.hang_after:
                     self.server.desk.stopping.wait(effects.hang)
+                if done == effects.drop_after:
+                    self._drop(effects)
 
     def _send_counted(self, chunk: bytes, record: RequestRecord) -> None:
         # Counted first: whoever has received a byte must find it counted.

@@ -93,20 +93,25 @@ class Repository:
         return self.settings.get(key, default)
 
     @property
-    def revision_names(self) -> list[str]:
-        """Every named revision but ``main``."""
+    def described(self) -> dict[str, dict[str, Any]]:
+        """What the settings say of every revision but ``main``, by name."""
         revisions = self.get("revisions") or {}
-        return list(revisions) if isinstance(revisions, dict) else []
+        if not isinstance(revisions, dict) or not all(isinstance(each, dict) for each in revisions.values()):
+            raise StoreError(f"{self.id}{_SETTINGS_SUFFIX}: revisions must map names to objects")
+        return revisions
 
     def revision(self, name: str = MAIN) -> Revision | None:
         """The revision of that branch, ref or commit, or None."""
         main = self._read(MAIN, self.folder, self.get("sha"))
         if name in (MAIN, "refs/heads/main", main.sha):
             return main
-        for known in self.revision_names:
-            described = self.get("revisions")[known]
+        for known, described in self.described.items():
             if name == known or name == described.get("sha") or _is_commit(name):
-                folder = self.store.revision_folder(self, known)
+                folder = self.store.revision_folder(self, described)
+                if folder is None:
+                    raise StoreError(
+                        f"{self.id}{_SETTINGS_SUFFIX}: revision {known!r} has no folder in the store"
+                    )
                 revision = self._read(known, folder, described.get("sha"))
                 if name in (known, revision.sha):
                     return revision
@@ -139,7 +144,7 @@ class Store:
         if owner not in self._names(self.root):
             return None
         if f"{name}{_SETTINGS_SUFFIX}" in self._names(self.root / owner):
-            return self._described(owner, name)
+            return self._with_settings(owner, name)
         return next((found for found in self._owned(owner) if found.id == repo_id), None)
 
     def renamed(self, old_id: str) -> Repository | None:
@@ -161,11 +166,11 @@ class Store:
         names = {
             entry.removesuffix(_SETTINGS_SUFFIX) for entry in entries if entry.endswith(_SETTINGS_SUFFIX)
         }
-        found = [self._described(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}")]
+        found = [self._with_settings(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}")]
         revision_folders = {
-            self.revision_folder(repository, name)
+            self.revision_folder(repository, described)
             for repository in found
-            for name in repository.revision_names
+            for described in repository.described.values()
         }
         for name in entries - names:
             bare = folder / name
@@ -173,7 +178,7 @@ class Store:
                 found.append(Repository(f"{owner}/{name}", {}, bare, self))
         yield from sorted(found, key=lambda repository: repository.id)
 
-    def _described(self, owner: str, name: str) -> Repository:
+    def _with_settings(self, owner: str, name: str) -> Repository:
         folder = self.root / owner
         settings = self._read_settings(folder / f"{name}{_SETTINGS_SUFFIX}")
         return Repository(f"{owner}/{name}", settings, folder / name, self)
@@ -187,21 +192,16 @@ class Store:
     def _is_inside(self, entry: os.DirEntry[str]) -> bool:
         return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(self.root)
 
-    def revision_folder(self, repository: Repository, name: str) -> Path:
-        """Where a named revision's files lie: below the root, or beside the repository's ``.repo.json``."""
-        described = repository.get("revisions")[name]
-        relative = described.get("folder") if isinstance(described, dict) else None
+    def revision_folder(self, repository: Repository, described: dict[str, Any]) -> Path | None:
+        """Where a revision's files lie: below the root or beside its ``.repo.json``; None if neither."""
+        relative = described.get("folder")
         if not isinstance(relative, str) or not relative:
-            raise StoreError(f"{repository.id}{_SETTINGS_SUFFIX}: revision {name!r} names no folder")
+            return None
         for start in (self.root, repository.folder.parent):
             folder = (start / relative).resolve()
-            if not folder.is_relative_to(self.root) or folder == self.root:
-                raise StoreError(
-                    f"{repository.id}{_SETTINGS_SUFFIX}: revision {name!r} lies outside the store"
-                )
-            if folder.is_dir():
+            if folder.is_relative_to(self.root) and folder != self.root and folder.is_dir():
                 return folder
-        raise StoreError(f"{repository.id}{_SETTINGS_SUFFIX}: revision {name!r} has no folder {relative!r}")
+        return None
 
     def files_below(self, folder: Path) -> Iterator[StoredFile]:
         """Every regular file below ``folder``, in git's order; links that leave the root are not there."""
@@ -268,7 +268,8 @@ def _signature(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _is_settled(status: os.stat_result) -> bool:
-    return time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
+    ages = (time.time_ns() - status.st_mtime_ns, time.time_ns() - status.st_ctime_ns)
+    return not any(0 <= age <= _SETTLED_NS for age in ages)
 
 
 def _hash_file(location: Path, size: int, is_lfs: bool) -> tuple[str, int]:

@@ -1,0 +1,168 @@
+"""What the commands do, without the command line: crawl, plan, build, add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from huggingface_hub import constants
+
+from indexer.atlas import AtlasFolder
+from indexer.base import stored_bases
+from indexer.build import Build, BuildOptions, BuildReport, Watcher, estimate
+from indexer.crawl import crawl
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.hub import BaseFacts, model_row, resolve_base
+from indexer.listing import Listing
+from indexer.local import local_row
+from indexer.questions import CrawlRequest
+from indexer.session import install_session
+from indexer.single import unreadable
+from indexer.words import ModelRef
+
+
+def build_bases(
+    atlas: str, names: Sequence[str], options: BuildOptions, dry_run: bool, watcher: Watcher
+) -> list[BuildReport]:
+    """Build one base after another; each is published before the next is begun.
+
+    Raises AtlasError where a base is unknown, the network is away, or the atlas is being written to.
+    """
+    folder = AtlasFolder(atlas)
+    _check_device(options.device)
+    install_session(say=watcher.say)
+    reports = []
+    with folder.locked(f"index build --base {' --base '.join(names)}"):
+        for name in dict.fromkeys(names):
+            facts = find_base(folder, name)
+            build = Build(folder, facts, options, watcher)
+            _check_rank(folder, facts.id, options.rank)
+            update_listing(build, watcher)
+            reports.append(_dry_run(build) if dry_run else _run(build))
+    return reports
+
+
+def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher: Watcher) -> BuildReport:
+    """Add one model, a Hub id or a local folder, to the listing, and build it alone."""
+    folder = AtlasFolder(atlas)
+    _check_device(options.device)
+    install_session(say=watcher.say)
+    reference = ModelRef.parse(model)
+    with folder.locked(f"index add {model}"):
+        facts = find_base(folder, base)
+        build = Build(folder, facts, replace(options, workers=1, retry_failed=True), watcher)
+        _check_rank(folder, facts.id, options.rank)
+        row = _row_of(reference)
+        relation = _relation(row)
+        build.listing.note_base(facts.ids)
+        build.listing.add(row, relation, facts.id)
+        matrices = build.base_matrices()
+        chosen = [listed for listed in build.listing.models() if listed.id == row["id"]]
+        return build.run(build.plan(chosen), matrices)
+
+
+def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
+    """A base by any of its names: from the Hub, or offline from what the atlas knows.
+
+    Raises AtlasError where neither knows it.
+    """
+    if not constants.HF_HUB_OFFLINE:
+        return resolve_base(name)
+    for base in stored_bases(folder):
+        aliases = Listing(folder.listing(base.base)).aliases()
+        if name.lower() in {base.base.lower(), *(alias.lower() for alias in aliases)}:
+            return BaseFacts(base.base, base.commit, aliases, dict(base.config))
+    raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
+
+
+def update_listing(build: Build, watcher: Watcher) -> None:
+    """Crawl the Hub into the listing; an interrupted crawl goes on where it stopped. Offline: nothing."""
+    if constants.HF_HUB_OFFLINE:
+        watcher.say("offline: working from the listing as it is")
+        return
+    options, listing = build.options, build.listing
+    request = CrawlRequest(
+        ids=build.facts.ids,
+        relations=options.relations,
+        discover=options.discover,
+        descendants=options.descendants,
+        since=options.since,
+        author=options.author,
+    )
+    progress, resumed = listing.begin(request)
+    if resumed:
+        watcher.say("going on with the crawl where it was interrupted")
+    found = 0
+    is_complete = not request.is_narrowed
+    for page in crawl(request, progress):
+        found += listing.append_page(page)
+        is_complete = is_complete and not page.is_cut
+        watcher.say_progress(f"listing {page.question.what}: {found} new")
+    gone = listing.finish(is_complete=is_complete)
+    if gone:
+        watcher.say(f"{gone} models have left the Hub; what was learnt of them stays")
+
+
+def _run(build: Build) -> BuildReport:
+    matrices = build.base_matrices()
+    try:
+        return build.run(build.plan(), matrices)
+    finally:
+        matrices.close()
+
+
+def _dry_run(build: Build) -> BuildReport:
+    build.report.dry_run = estimate(build.plan(), *build.base_size())
+    return build.report
+
+
+def _row_of(reference: ModelRef) -> dict[str, Any]:
+    if reference.folder is not None:
+        return local_row(reference)
+    try:
+        return model_row(reference.id, reference.revision)
+    except ModelError as error:
+        if isinstance(error, Failed) and error.reason == "not_found":
+            from indexer.hub import unknown_model
+
+            raise unknown_model(reference.id) from error
+        raise unreadable(reference.id, error) from error
+
+
+def _relation(row: dict[str, Any]) -> str:
+    from indexer.plan import filenames_of
+
+    return "adapter" if "adapter_config.json" in (filenames_of(row) or ()) else "finetune"
+
+
+def _check_device(device: str) -> None:
+    """Raises AtlasError where the device is not there, before anything is fetched."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise AtlasError(
+            f"The device {device!r} is not usable here: {str(error).splitlines()[0]}", "Use --device cpu."
+        ) from error
+
+
+def _check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
+    """Raises AtlasError where the atlas holds this base at another rank: vectors of two ranks never mix."""
+    import duckdb
+
+    if not folder.database.is_file():
+        return
+    try:
+        with duckdb.connect(str(folder.database), read_only=True) as connection:
+            row = connection.execute("SELECT rank FROM representations WHERE base = ?", [base]).fetchone()
+    except duckdb.Error:
+        return
+    if row is not None and row[0] != rank:
+        raise AtlasError(
+            f"This atlas holds {base} at rank {row[0]}, and vectors of rank {rank} cannot be mixed with them.",
+            f"Use --rank {row[0]}, or another --atlas.",
+        )
+
+

@@ -1,0 +1,348 @@
+"""Singular values and vectors of weight changes: the leading few, those of a LoRA, or the whole spectrum.
+
+Everything here is a pure function of its arguments: random starts come from a generator of their own, so the
+same matrix, rank and seed give the same bits on one machine with one number of threads (which the caller pins).
+Iterations are float32. bf16 matrix units would be faster, but the flags that announce them cannot be trusted:
+on some virtual machines the first bf16 product kills the process, and a process cannot ask without dying.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+# Names the algorithm and its constants below; part of every record's spec. Change it when results change.
+SVD_METHOD = "block-krylov-1"
+
+# A product with 16 columns takes no longer than one with 9, and rank 8 needs no more.
+_COLUMNS = 16
+_OVERSAMPLING = 8
+# Shorter sides up to this many blocks are decomposed exactly.
+_EXACT_UP_TO = 6
+# Blocks of the basis before the first look at the residuals: one never suffices on a weight change.
+_FIRST_LOOK = 2
+_MOST_BLOCKS = 20
+# Bound on the estimated relative error of each σ. The estimate is within a factor of two: 1 % is promised.
+_VALUE_TOLERANCE = 4e-3
+_RATIO = 0.06
+# Bound on (error of σ_i) / (distance from σ_i to the values left out), about the squared sine of the angle
+# between the vector found and the true one; asked for only where that distance is worth the name.
+_ANGLE_TOLERANCE = 0.1
+_GAP = 0.02
+# Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
+_GRAM_RANGE = 1e-3
+# Up to this width float64 costs next to nothing.
+_PRECISE_BELOW = 128
+# Columns of the Gram matrix made at a time: only what lies on and above the diagonal is needed.
+_GRAM_COLUMNS = 96
+_TINY = 1e-7
+# Frobenius norms within which neither squares nor their products leave the range of float32.
+_SAFE_NORM = (1e-6, 1e6)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The leading singular triplets of one matrix M (out, in): M ≈ u · diag(s) · vᵀ.
+
+    ``u`` (out, rank), ``s`` (rank,) descending and ``v`` (in, rank) are float32. Past the numerical rank of M
+    (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors: nothing is ever made
+    of directions that M does not have. ``norm`` is the Frobenius norm of the whole of M. ``blocks`` counts the
+    blocks of the iteration, 0 where the decomposition was exact. The sign of a pair (u_i, v_i) is arbitrary.
+    """
+
+    u: torch.Tensor
+    s: torch.Tensor
+    v: torch.Tensor
+    norm: float = 0.0
+    blocks: int = 0
+
+
+@torch.no_grad()
+def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None = None) -> Factors:
+    """The ``rank`` leading singular triplets of ``matrix`` (out, in), each σ within 1 % of exact.
+
+    Block Krylov iteration (Golub, Luk & Overton 1981; Musco & Musco 2015) from a random block, with full
+    reorthogonalisation, stopped by what the residuals say of the errors; exact where the matrix is small or the
+    iteration does not converge. Any strides, any device. ``norm`` is the Frobenius norm, if known already.
+
+    Raises ValueError: not two-dimensional, NaN or Inf, ``rank`` below 1.
+    """
+    _check_rank(rank)
+    if matrix.ndim != 2:
+        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
+    scaled, scale, norm = _scaled(matrix, norm)
+    shape = (matrix.shape[0], matrix.shape[1])
+    if norm == 0:
+        return _zeros(shape, rank, matrix.device)
+    kept = min(rank, *shape)
+    found = _block_krylov(scaled, kept, seed) or _exact(scaled, kept)
+    return _factors(found, shape, rank, _floor(shape), scale, norm)
+
+
+@torch.no_grad()
+def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Factors:
+    """The ``rank`` leading singular triplets of scale · b · a, for ``a`` (k, in) and ``b`` (out, k).
+
+    From the factors alone and in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are those of the small
+    matrix R_b R_aᵀ, turned by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
+
+    Raises ValueError: shapes that do not multiply, NaN or Inf, ``rank`` below 1.
+    """
+    _check_rank(rank)
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} do not multiply as b @ a")
+    left, right = b.detach().double(), a.detach().double().t()
+    if not (math.isfinite(scale) and bool(left.isfinite().all()) and bool(right.isfinite().all())):
+        raise ValueError("a LoRA factor or its scale is NaN or infinite")
+    q_left, r_left = torch.linalg.qr(left)
+    q_right, r_right = torch.linalg.qr(right)
+    core = (r_left * scale) @ r_right.t()
+    norm = float(torch.linalg.vector_norm(core))
+    shape = (b.shape[0], a.shape[1])
+    if norm == 0:
+        return _zeros(shape, rank, b.device)
+    u, s, vt = torch.linalg.svd(core, full_matrices=False)
+    kept = min(rank, len(s))
+    found = _Triplets(q_left @ u[:, :kept], s[:kept], q_right @ vt[:kept].t())
+    return _factors(found, shape, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
+
+
+@torch.no_grad()
+def spectrum(matrix: torch.Tensor) -> torch.Tensor:
+    """All singular values of ``matrix`` (out, in): (min(out, in),) float32, descending.
+
+    Square roots of the eigenvalues of the float32 Gram matrix of the shorter side, several times faster than
+    ``torch.linalg.svdvals``. Squares are good to about 1e-6 · σ_1²: shares of energy come out right, but a σ
+    below about a thousandth of σ_1 is only known to be that small.
+
+    Raises ValueError: not two-dimensional, NaN or Inf.
+    """
+    if matrix.ndim != 2:
+        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
+    scaled, scale, norm = _scaled(matrix, None)
+    if norm == 0:
+        return torch.zeros(min(matrix.shape), device=matrix.device)
+    gram = _upper_gram(scaled if scaled.shape[0] >= scaled.shape[1] else scaled.t())
+    # "U" is not a whim: LAPACK reduces the upper triangle a fifth faster than the lower.
+    squares = torch.linalg.eigvalsh(gram, UPLO="U").flip(0)
+    return (squares.clamp_min(0).sqrt().double() * scale).float()
+
+
+def rank_at(values: torch.Tensor, threshold: float) -> int:
+    """The smallest r whose leading r singular ``values`` (descending) hold ``threshold`` of Σ σ²; 0 if all are 0.
+
+    Raises ValueError when ``threshold`` is not in (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise ValueError(f"a share of energy lies in (0, 1], not {threshold}")
+    values = values.double()
+    largest = float(values.max()) if len(values) else 0.0
+    if largest == 0:
+        return 0
+    energy = (values / largest).square().cumsum(0)
+    return int((energy < threshold * energy[-1]).sum()) + 1
+
+
+@dataclass(frozen=True)
+class _Triplets:
+    u: torch.Tensor
+    s: torch.Tensor
+    v: torch.Tensor
+    blocks: int = 0
+
+
+def _block_krylov(matrix: torch.Tensor, rank: int, seed: int) -> _Triplets | None:
+    """Leading triplets from a Krylov space of AᵀA, or None if the matrix is small or it does not converge."""
+    block = _COLUMNS * math.ceil((rank + _OVERSAMPLING) / _COLUMNS)
+    if min(matrix.shape) <= _EXACT_UP_TO * block:
+        return None
+    if matrix.shape[0] < matrix.shape[1]:
+        # The basis lies on the shorter side, where it costs least to keep orthogonal.
+        found = _iterate(matrix.t(), rank, block, seed)
+        return found and _Triplets(found.v, found.s, found.u, found.blocks)
+    return _iterate(matrix, rank, block, seed)
+
+
+def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets | None:
+    """One block of basis vectors after the other, until a look at the residuals says that it is enough.
+
+    Vectors of the shorter side lie in rows, those of the longer side as the products leave them, so that
+    nothing has to be transposed in memory.
+    """
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    start = torch.randn(block, tall.shape[1], generator=generator).to(tall.device)
+    # The random block itself is not worth its place in the basis; its image under AᵀA is the first of it.
+    newest = _orthonormal(_pulled_back(tall, _product(tall, start.t())))
+    basis = newest
+    images: list[torch.Tensor] = []  # tall @ each block of the basis
+    for blocks in range(1, min(_MOST_BLOCKS, tall.shape[1] // block) + 1):
+        images.append(_product(tall, newest.t()))
+        if blocks < _FIRST_LOOK:
+            remainder = _outside(_pulled_back(tall, images[-1]), basis)
+        else:
+            u, s, before = _ritz(images)
+            pulled = _pulled_back(tall, u)
+            remainder = _outside(pulled, basis)
+            residual = torch.linalg.vector_norm(remainder, dim=1)
+            if _converged(s.tolist(), before.tolist(), residual.tolist(), rank, _floor(tall.shape)):
+                # All from Aᵀu, which is at hand: half a step better than the Ritz values.
+                v, s, turn = torch.linalg.svd(pulled.t(), full_matrices=False)
+                u = u @ turn[:rank].t()
+                # One Newton step to orthonormal columns: the Gram matrix left them some 1e-4 away.
+                u = torch.addmm(u, u, u.t() @ u, beta=1.5, alpha=-0.5)
+                return _Triplets(u, s[:rank], v[:, :rank], blocks)
+        newest = _orthonormal(remainder, basis)
+        basis = torch.cat((basis, newest))
+    return None
+
+
+def _ritz(images: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One block of left Ritz vectors, their σ, and what the same σ were one block ago."""
+    block = images[-1].shape[1]
+    earlier = block * (len(images) - 1)
+    joined = _beside(images)
+    gram = joined.t() @ joined
+    squares, turn = torch.linalg.eigh(gram)
+    squares, turn = squares[-block:].flip(0), turn[:, -block:].flip(1)
+    if squares[block - _OVERSAMPLING - 1] < _GRAM_RANGE * squares[0]:
+        q, r = torch.linalg.qr(joined)
+        u, s, _ = torch.linalg.svd(r)
+        return q @ u[:, :block], s[:block], torch.linalg.svdvals(r[:earlier, :earlier])
+    s = squares.clamp_min(1e-6 * float(squares[0])).sqrt()
+    before = torch.linalg.eigvalsh(gram[:earlier, :earlier]).flip(0).clamp_min(0).sqrt()
+    return joined @ (turn / s), s, before
+
+
+def _converged(s: list[float], before: list[float], residual: list[float], rank: int, floor: float) -> bool:
+    """Whether the first ``rank`` triplets are good enough after the half step that is about to be taken.
+
+    That half step adds about (residual/σ)²/2 to each σ (in shares of σ). The smaller it is beside what the last
+    block added, the faster the convergence and the less is left: by measurement on real deltas and on the
+    flattest spectra, from a third of the half step at a ratio of 0.03 to ten times as much at 0.2.
+    """
+    for value, earlier, rest in zip(s[:rank], before, residual, strict=False):
+        if value <= floor * s[0]:
+            break
+        gap = 1 - s[rank] / value
+        half = (rest / value) ** 2 / 2
+        ratio = half / max(1 - earlier / value, _TINY)
+        left = half * min(max((ratio / _RATIO) ** 2, 0.3), 10.0)
+        # The left vectors gain nothing from this half step: their error is the one before it.
+        if left > _VALUE_TOLERANCE or (gap > _GAP and half + left > _ANGLE_TOLERANCE * gap):
+            return False
+    return True
+
+
+def _product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The product a @ x, made in the order in which ``a`` lies in memory (twice as fast as against it)."""
+    return a @ x if a.stride(1) == 1 else (x.t() @ a.t()).t()
+
+
+def _pulled_back(tall: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Rows (columnsᵀ · tall)."""
+    return _product(tall.t(), columns).t().contiguous()
+
+
+def _beside(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """The blocks as one matrix, in the memory order they have."""
+    if blocks[0].stride(1) == 1:
+        return torch.cat(blocks, 1)
+    return torch.cat([block.t() for block in blocks]).t()
+
+
+def _outside(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    """What of ``rows`` is orthogonal to ``basis``."""
+    return torch.addmm(rows, rows @ basis.t(), basis, alpha=-1)
+
+
+def _orthonormal(rows: torch.Tensor, basis: torch.Tensor | None = None) -> torch.Tensor:
+    """Orthonormal rows that span ``rows``, orthogonal to ``basis`` even if ``rows`` is nothing but rounding."""
+    q = torch.linalg.qr(rows.t()).Q.t()
+    if basis is None:
+        return q
+    inside = q @ basis.t()
+    q = torch.addmm(q, inside, basis, alpha=-1)
+    # The squares of small corrections do not matter; after large ones the rows are no longer orthonormal.
+    return q if float(inside.abs().max()) < 1e-3 else torch.linalg.qr(q.t()).Q.t()
+
+
+def _exact(matrix: torch.Tensor, rank: int) -> _Triplets:
+    """LAPACK's decomposition, of the tall side up (the other way takes four times as long)."""
+    wide = matrix.shape[0] < matrix.shape[1]
+    tall = matrix.t() if wide else matrix
+    precise = tall.double() if tall.shape[1] <= _PRECISE_BELOW else tall
+    u, s, vt = torch.linalg.svd(precise, full_matrices=False)
+    u, s, v = u[:, :rank], s[:rank], vt[:rank].t()
+    return _Triplets(v, s, u) if wide else _Triplets(u, s, v)
+
+
+def _upper_gram(tall: torch.Tensor) -> torch.Tensor:
+    """AᵀA, block by block, of which the blocks below the diagonal are left zero."""
+    size = tall.shape[1]
+    if size <= _PRECISE_BELOW:
+        precise = tall.double()
+        return precise.t() @ precise
+    gram = tall.new_zeros(size, size)
+    for start in range(0, size, _GRAM_COLUMNS):
+        stop = start + _GRAM_COLUMNS
+        torch.mm(tall[:, start:stop].t(), tall[:, start:], out=gram[start:stop, start:])
+    return gram
+
+
+def _scaled(matrix: torch.Tensor, norm: float | None) -> tuple[torch.Tensor, float, float]:
+    """The matrix in float32, divided by a power of two if its scale calls for it; that power; its norm.
+
+    Raises ValueError on NaN and Inf.
+    """
+    matrix = matrix.detach().to(torch.float32)
+    if norm is None:
+        norm = float(torch.linalg.vector_norm(matrix))
+    scale = 1.0
+    if not _SAFE_NORM[0] <= norm <= _SAFE_NORM[1]:
+        largest = float(matrix.abs().max()) if matrix.numel() else 0.0
+        if not math.isfinite(largest):
+            raise ValueError("a matrix to decompose holds NaN or infinite values")
+        if largest == 0:
+            return matrix, scale, 0.0
+        exponent = math.frexp(largest)[1]
+        scale = 2.0**exponent
+        # In two steps: the reciprocal of the smallest float32 is not a float32.
+        first = -exponent // 2
+        matrix = matrix * 2.0**first * 2.0 ** (-exponent - first)
+        norm = float(torch.linalg.vector_norm(matrix)) * scale
+    rows, columns = matrix.stride()
+    dense = (columns == 1 and rows >= matrix.shape[1]) or (rows == 1 and columns >= matrix.shape[0])
+    return matrix if dense else matrix.contiguous(), scale, norm
+
+
+def _floor(shape: tuple[int, ...]) -> float:
+    """σ_i / σ_1 at and below which a float32 matrix of this shape has numerically no σ_i."""
+    return torch.finfo(torch.float32).eps * max(shape)
+
+
+def _factors(
+    found: _Triplets, shape: tuple[int, int], rank: int, floor: float, scale: float, norm: float
+) -> Factors:
+    """Zero vectors and exact zeros from the numerical rank on, the scale given back to σ."""
+    s = [value * scale for value in found.s.tolist() if value > floor * float(found.s[0])]
+    factors = _zeros(shape, rank, found.s.device)
+    factors.u[:, : len(s)] = found.u[:, : len(s)]
+    factors.s[: len(s)] = torch.tensor(s, dtype=torch.float64)
+    factors.v[:, : len(s)] = found.v[:, : len(s)]
+    return replace(factors, norm=norm, blocks=found.blocks)
+
+
+def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:
+    rows, columns = shape
+    return Factors(
+        torch.zeros(rows, rank, device=device),
+        torch.zeros(rank, device=device),
+        torch.zeros(columns, rank, device=device),
+    )
+
+
+def _check_rank(rank: int) -> None:
+    if rank < 1:
+        raise ValueError(f"the rank must be at least 1, not {rank}")

@@ -1,0 +1,105 @@
+"""The ground that end-to-end tests stand on: a small family of real models, served by a loopback Hub.
+
+Nothing here touches the user's caches, tokens or the network: every place that a library would look in is moved
+into a temporary folder before the library is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_HOME = tempfile.mkdtemp(prefix="atlas-tests-")
+os.environ.update(
+    HF_HOME=f"{_HOME}/huggingface",
+    XDG_CACHE_HOME=f"{_HOME}/cache",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    DISABLE_SAFETENSORS_CONVERSION="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    # Nobody listens here: a test that forgets to name its Hub fails at once instead of leaving this machine.
+    HF_ENDPOINT="http://127.0.0.1:9",
+    MPLBACKEND="Agg",
+    OMP_NUM_THREADS="1",
+)
+for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_ATLAS", "NO_COLOR"):
+    os.environ.pop(name, None)
+
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = "atlas-demo/tiny-roberta"
+
+
+@dataclass
+class Ran:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Shell:
+    """Runs the real commands as a person would, against one Hub, in one folder."""
+
+    endpoint: str
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, *words: str, stdin: str | None = None, timeout: float = 240, **more: str) -> Ran:
+        module, *rest = words
+        done = subprocess.run(
+            [sys.executable, "-m", {"index": "indexer"}.get(module, module), *rest],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": self.endpoint, **self.environment, **more},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def family() -> Path:
+    """A small family of real fine-tunes, trained once and kept in .demo/."""
+    from scripts.family import make_family
+
+    return make_family(ROOT / ".demo" / "family-small", "small")
+
+
+@pytest.fixture(scope="session")
+def expected(family: Path) -> dict[str, dict[str, Any]]:
+    """What is to become of every repository of the family."""
+    return json.loads((family / "expected.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def hub(family: Path):
+    """The family, served; its request log and faults are shared by the session."""
+    from scripts.loopback_hub import LoopbackHub
+
+    with LoopbackHub(family) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def built(hub, tmp_path_factory) -> Shell:
+    """A folder in which `index build` has run once; tests must leave its atlas as it is."""
+    shell = Shell(hub.endpoint, tmp_path_factory.mktemp("built"))
+    ran = shell("index", "build", "--base", BASE, "--discover", "names", "--json")
+    assert ran.code == 0, ran.err
+    (shell.folder / "report.json").write_text(ran.out)
+    return shell
