@@ -60,7 +60,11 @@ class BuildOptions:
 
 @dataclass
 class BuildReport:
-    """Counts of one run: discovered = indexed + unchanged + skipped + failed."""
+    """Counts of one run: discovered = indexed + unchanged + skipped + failed.
+
+    ``stopped`` says why it did not run to its end, ``problem`` what was wrong with the last model that came to
+    nothing, ``dry_run`` what would have been read.
+    """
 
     base: str
     base_commit: str
@@ -74,12 +78,13 @@ class BuildReport:
     bytes_total: int = 0
     seconds: float = 0.0
     stopped: str | None = None
+    problem: str | None = None
     dry_run: dict[str, int] | None = None
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         row = asdict(self)
-        for name in ("stopped", "dry_run"):
+        for name in ("stopped", "problem", "dry_run"):
             if row[name] is None:
                 del row[name]
         order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")
@@ -253,6 +258,7 @@ class Build:
             report.failed += 1
         else:
             report.skipped += 1
+        report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
 
     def _is_hopeless(self) -> bool:

@@ -121,7 +121,7 @@ def _by_folder(filenames: Iterable[str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"": set()}
     for path in filenames:
         folder, slash, name = path.rpartition("/")
-        if is_plain_name(name) and (not folder or is_plain_name(folder)) and len(found) <= _MOST_FOLDERS:
+        if is_plain_name(name) and (not slash or is_plain_name(folder)) and len(found) <= _MOST_FOLDERS:
             found.setdefault(folder + slash, set()).add(name)
     return found
 

@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.errors import AtlasError
-from indexer.terminal import (
-    AtlasGroup,
-    Progress,
-    atlas_option,
-    emit,
-    output_options,
-    say,
-)
+from indexer.terminal import AtlasGroup, atlas_option, emit, output_options
 
 if TYPE_CHECKING:
-    from indexer.build import BuildOptions, BuildReport
-    from indexer.plan import Planned
-    from indexer.worker import Result
+    from indexer.build import BuildOptions
 
 SORTS = ("downloads", "created", "likes")
 
@@ -63,10 +54,11 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
+    from indexer.buildview import BuildView
     from indexer.commands import build_bases
 
-    options = _options(chosen)
-    reports = build_bases(atlas, bases, options, dry_run, BuildView())
+    with BuildView() as view:
+        reports = build_bases(atlas, bases, _options(chosen), dry_run, view)
     rows = [report.as_row() for report in reports]
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
@@ -84,12 +76,14 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
 @output_options
 def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
     """Add one model: a Hub id, owner/name@revision, or a local checkpoint folder."""
+    from indexer.buildview import BuildView
     from indexer.commands import add_model
 
-    report = add_model(atlas, model, base, _options(chosen), BuildView())
+    with BuildView() as view:
+        report = add_model(atlas, model, base, _options(chosen), view)
     emit(report.as_row(), output)
     if not report.is_success:
-        raise AtlasError(f"{model} was not indexed.", f"See why: query show {model}")
+        raise AtlasError(f"Not indexed: {report.problem or 'it was refused before'}.", f"See: query show {model}")
 
 
 @main.command()
@@ -172,28 +166,3 @@ def _day(text: str) -> datetime:
     except ValueError:
         raise click.UsageError(f"--since {text!r} is not a date like 2024-01-31.") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-class BuildView:
-    """Shows a build on stderr: one bar of models, and a line for what a person should know."""
-
-    def __init__(self) -> None:
-        self.progress: Progress | None = None
-
-    def started(self, base: str, units: int, planned: list[Planned]) -> None:
-        """Work on ``units`` models begins."""
-        self.progress = Progress(units, f"reading fine-tunes of {base}")
-
-    def finished(self, result: Result, report: BuildReport) -> None:
-        """One model is done."""
-        assert self.progress is not None
-        self.progress.update(1, f"{report.failed} failed, {report.bytes_read / 1e6:.0f} MB")
-
-    def ended(self) -> None:
-        """The last model is done."""
-        if self.progress is not None:
-            self.progress.close()
-
-    def say(self, sentence: str) -> None:
-        """A line for people."""
-        say(sentence)

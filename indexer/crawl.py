@@ -21,6 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from indexer.claims import relation_to
 from indexer.errors import AtlasError, Failed
 from indexer.hub_api import Answer, ask, with_parameter
+from indexer.hub_get import is_own
 from indexer.judge import Judge
 from indexer.questions import (
     BadRow,
@@ -33,7 +34,6 @@ from indexer.questions import (
     Rejected,
     static_questions,
 )
-from indexer.remote_file import is_own
 from indexer.session import as_user_error
 from indexer.untrusted import Reader, printable
 from indexer.words import is_hub_id

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.hub_api import ask, parse_json
-from indexer.remote_file import fetch_small
+from indexer.hub_get import fetch_small
 from indexer.session import as_model_error, as_user_error
 from indexer.untrusted import printable
 from indexer.words import is_hub_id
@@ -138,14 +138,14 @@ def unknown_model(name: str) -> AtlasError:
 
 def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
     """Ids on the Hub that are spelled like ``name``, nearest first; () where it cannot be asked."""
-    bare = name.rpartition("/")[2]
+    owner, _, bare = name.rpartition("/")
     words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
+    asked = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
     found: dict[str, None] = {}
-    for search in dict.fromkeys([bare, *words[:2]]):
+    for narrowed in [("author", owner), *asked] if owner else asked:
         try:
             rows = ask(
-                "/api/models",
-                [("search", search), ("sort", "downloads"), ("direction", "-1"), ("limit", "100")],
+                "/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]
             ).value
         except Exception as error:
             as_model_error(error)

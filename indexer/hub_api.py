@@ -17,7 +17,7 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from indexer.errors import Failed
-from indexer.remote_file import ensure_session, is_own
+from indexer.hub_get import ensure_session, is_own
 from indexer.untrusted import printable
 
 Parameters = Sequence[tuple[str, str]]

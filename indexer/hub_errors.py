@@ -73,6 +73,8 @@ def as_model_error(exception: Exception) -> ModelError:
     """
     if isinstance(exception, ModelError):
         return exception
+    if isinstance(exception, LocalEntryNotFoundError) and isinstance(exception.__cause__, Exception):
+        return as_model_error(exception.__cause__)  # the library fell back on its cache, after that
     if isinstance(exception, HfHubHTTPError) and _is_plain(exception):
         return _by_status(exception)
     for known, kind, reason, sentence in _BY_CLASS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError
-from indexer.modelcard import card_facts
+from indexer.modelcard import ModelFacts, card_facts, read_row
 from indexer.words import ModelRef
 
 # What the weights and the claims of a folder depend on.
@@ -43,6 +44,16 @@ def local_row(reference: ModelRef) -> dict[str, Any]:
         "config": _config(folder),
         "siblings": [{"rfilename": name} for name in names],
     }
+
+
+def facts_of(row: Mapping[str, Any]) -> ModelFacts:
+    """The facts of a listing row, of a repository or of a folder (whose path is no Hub id).
+
+    Raises MalformedRow where the row names no model.
+    """
+    identifier = row.get("id")
+    is_folder = isinstance(identifier, str) and Path(identifier).is_absolute()
+    return read_row({**row, "id": "local/folder"} if is_folder else row)
 
 
 def _content_hash(folder: Path, files: list[Path]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from indexer.byterange import ByteSource, Run
 from indexer.errors import Skipped
-from indexer.stored_tensor import DTYPE_NAMES, TensorInfo, element_count, is_count, load_flat, shown
+from indexer.stored_tensor import DTYPE_NAMES, Buffers, TensorInfo, element_count, is_count, shown
 
 MOST_DIMENSIONS = 16
 
@@ -128,9 +128,9 @@ class Span:
     last: int
     stride: tuple[int, ...]
 
-    def load(self, run: Run) -> torch.Tensor:
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
         """The tensor, from a run that stands at ``first``."""
-        flat = load_flat(run, self.last - self.first, self.info.dtype)
+        flat = buffers.load_flat(run, self.last - self.first, self.info.dtype)
         return flat.as_strided(self.info.shape, self.stride)
 
 
@@ -147,9 +147,9 @@ class PlacedTensor:
         """The tensor."""
         return self.span.info
 
-    def load(self, run: Run) -> torch.Tensor:
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
         """The tensor."""
-        return self.span.load(run)
+        return self.span.load(run, buffers)
 
 
 def span_of(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: int) -> Span:

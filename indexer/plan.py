@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from indexer.listing import ListedModel
@@ -104,9 +105,8 @@ def commit_of(row: dict[str, Any]) -> str | None:
 
 
 def _reference(listed: ListedModel) -> ModelRef:
-    if listed.claimed_by == "user" and listed.id.startswith("/"):
-        return ModelRef.parse(listed.id)
-    return ModelRef(listed.id)
+    folder = Path(listed.id)
+    return ModelRef(listed.id, folder=folder if folder.is_absolute() else None)
 
 
 def filenames_of(row: dict[str, Any]) -> tuple[str, ...] | None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from indexer.listing import ListedModel
-from indexer.modelcard import MalformedRow, ModelFacts, read_row
+from indexer.local import facts_of
+from indexer.modelcard import MalformedRow, ModelFacts
 from indexer.record import DeltaRecord, Record, canonical_json
 from indexer.records import Outcome
 from indexer.words import author_of
@@ -95,10 +96,10 @@ def listing_rows(model_id: int, entry: Entry) -> ListingRows:
 
 def _facts(listed: ListedModel) -> ModelFacts:
     try:
-        return read_row(listed.row)
+        return facts_of(listed.row)
     except MalformedRow:
         # The listing keeps only rows with a usable id; what else is odd about this one is in bad_rows.
-        return read_row({"id": listed.id})
+        return facts_of({"id": listed.id})
 
 
 def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:

@@ -19,11 +19,11 @@ from indexer.errors import Skipped
 from indexer.stored_tensor import (
     DTYPE_NAMES,
     DTYPES,
+    Buffers,
     TensorInfo,
     check_readable,
     element_count,
     is_count,
-    load_flat,
     shown,
 )
 
@@ -44,9 +44,9 @@ class SafetensorsTensor:
     start: int
     stop: int
 
-    def load(self, run: Run) -> torch.Tensor:
-        """The tensor, contiguous, in memory of its own."""
-        return load_flat(run, self.stop - self.start, self.info.dtype).reshape(self.info.shape)
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
+        """The tensor, contiguous."""
+        return buffers.load_flat(run, self.stop - self.start, self.info.dtype).reshape(self.info.shape)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SafetensorsIndex:
         check_readable(tensor.info)
         run = source.run(tensor.start, tensor.stop)
         try:
-            return tensor.load(run)
+            return tensor.load(run, Buffers())
         finally:
             run.close()
 

@@ -12,8 +12,7 @@ import torch
 from indexer.base import BaseMatrices
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import conversion_revision, model_row
-from indexer.local import local_row
-from indexer.modelcard import read_row
+from indexer.local import facts_of, local_row
 from indexer.plan import commit_of, filenames_of
 from indexer.record import Record, Spec
 from indexer.session import as_model_error, install_session
@@ -41,7 +40,7 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
     install_session()
     torch.set_num_threads(1)
     row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
-    base = choose_base([claim.base for claim in read_row(row).base_claims])
+    base = choose_base([claim.base for claim in facts_of(row).base_claims])
     if not base.file.is_file():
         raise AtlasError(
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
@@ -72,7 +71,7 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
 def unreadable(model: str, error: ModelError) -> AtlasError:
     """What a person is told of a model that cannot be read."""
     return AtlasError(
-        f"{model} cannot be read: {error.detail}.", "Try again later." if isinstance(error, Failed) else ""
+        f"{model} cannot be read: {error.detail.rstrip('.')}.", "Try again later." if isinstance(error, Failed) else ""
     )
 
 

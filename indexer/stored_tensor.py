@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +34,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 # A delta can be taken of these; anything else is stored some other way (quantised, packed) or is no weight.
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -70,8 +74,8 @@ class StoredTensor(Protocol):
         """Behind the last byte to read."""
         ...
 
-    def load(self, run: Run) -> torch.Tensor:
-        """Read it from ``run``, which stands at ``start``; the tensor owns its memory.
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
+        """Read it from ``run``, which stands at ``start``; nothing else writes to its memory while it lives.
 
         Raises Skipped("corrupt_file") where the bytes are not what the file's index promised.
         """
@@ -106,12 +110,40 @@ def check_readable(info: TensorInfo) -> None:
         )
 
 
-def load_flat(run: Run, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """The next ``nbytes`` of ``run`` as a one-dimensional tensor with memory of its own."""
-    buffer = torch.empty(nbytes, dtype=torch.uint8)
-    if nbytes:
-        run.read_into(buffer.numpy().data)
-    return buffer.view(dtype)
+class Buffers:
+    """Memory for tensors that come one after another; it is used again once its last tensor is gone.
+
+    Fresh memory costs as much as reading into it does, and in the heap, among the chunks of a body, it leaves
+    gaps that add up. A tensor that is kept keeps its memory for itself.
+    """
+
+    _SMALL = 1 << 20
+    _HELD = 2
+
+    def __init__(self) -> None:
+        self._held: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
+
+    def load_flat(self, run: Run, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """The next ``nbytes`` of ``run`` as a one-dimensional tensor."""
+        if nbytes < self._SMALL:
+            small = torch.empty(nbytes, dtype=torch.uint8)
+            if nbytes:
+                run.read_into(small.numpy().data)
+            return small.view(dtype)
+        view = self._view(nbytes)
+        run.read_into(view)
+        return torch.frombuffer(view, dtype=dtype)
+
+    def _view(self, nbytes: int) -> memoryview:
+        """A view that the tensor will hold on to: when it dies, the memory behind it is free."""
+        free = [memory for memory, user in self._held if user() is None]
+        fitting = [memory for memory in free if len(memory) >= nbytes]
+        self._held = [(memory, user) for memory, user in self._held if user() is not None]
+        memory = min(fitting, key=len, default=None) or mmap.mmap(-1, nbytes, flags=_PRIVATE)
+        view = memoryview(memory)[:nbytes]
+        if len(self._held) < self._HELD:
+            self._held.append((memory, weakref.ref(view)))
+        return view
 
 
 def is_count(value: object) -> bool:

@@ -31,6 +31,8 @@ _RATIO = 0.06
 # between the vector found and the true one; asked for only where that distance is worth the name.
 _ANGLE_TOLERANCE = 0.1
 _GAP = 0.02
+# Rows that are all rounding may need several projections before what is left of them is a direction of its own.
+_MOST_PROJECTIONS = 5
 # Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
 _GRAM_RANGE = 1e-3
 # Up to this width float64 costs next to nothing.
@@ -38,8 +40,8 @@ _PRECISE_BELOW = 128
 # Columns of the Gram matrix made at a time: only what lies on and above the diagonal is needed.
 _GRAM_COLUMNS = 96
 _TINY = 1e-7
-# Frobenius norms within which neither squares nor their products leave the range of float32.
-_SAFE_NORM = (1e-6, 1e6)
+# Frobenius norms within which σ⁴ does not leave the range of float32.
+_SAFE_NORM = (1e-4, 1e4)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
     """
     generator = torch.Generator().manual_seed(seed % 2**63)
     start = torch.randn(block, tall.shape[1], generator=generator).to(tall.device)
-    # The random block itself is not worth its place in the basis; its image under AᵀA is the first of it.
+    # The random block itself is not worth a place in the basis; its image under AᵀA is the first of it.
     newest = _orthonormal(_pulled_back(tall, _product(tall, start.t())))
     basis = newest
     images: list[torch.Tensor] = []  # tall @ each block of the basis
@@ -193,7 +195,7 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
                 # One Newton step to orthonormal columns: the Gram matrix left them some 1e-4 away.
                 u = torch.addmm(u, u, u.t() @ u, beta=1.5, alpha=-0.5)
                 return _Triplets(u, s[:rank], v[:, :rank], blocks)
-        newest = _orthonormal(remainder, basis)
+        newest = _extension(remainder, basis, generator)
         basis = torch.cat((basis, newest))
     return None
 
@@ -257,15 +259,25 @@ def _outside(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     return torch.addmm(rows, rows @ basis.t(), basis, alpha=-1)
 
 
-def _orthonormal(rows: torch.Tensor, basis: torch.Tensor | None = None) -> torch.Tensor:
-    """Orthonormal rows that span ``rows``, orthogonal to ``basis`` even if ``rows`` is nothing but rounding."""
-    q = torch.linalg.qr(rows.t()).Q.t()
-    if basis is None:
-        return q
-    inside = q @ basis.t()
-    q = torch.addmm(q, inside, basis, alpha=-1)
-    # The squares of small corrections do not matter; after large ones the rows are no longer orthonormal.
-    return q if float(inside.abs().max()) < 1e-3 else torch.linalg.qr(q.t()).Q.t()
+def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.qr(rows.t()).Q.t()
+
+
+def _extension(rows: torch.Tensor, basis: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """As many orthonormal rows as ``rows``, orthogonal to ``basis``, that span ``rows`` as far as these say anything.
+
+    Of rows that are nothing but rounding, projections leave less and less; random rows take their place.
+    """
+    for _ in range(_MOST_PROJECTIONS):
+        rows = _orthonormal(rows)
+        inside = rows @ basis.t()
+        rows = torch.addmm(rows, inside, basis, alpha=-1)
+        # The squares of small corrections do not matter; after large ones the rows are no longer orthonormal.
+        if float(inside.abs().max()) < 1e-3:
+            break
+        noise = torch.randn(rows.shape, generator=generator).to(rows.device)
+        rows = torch.add(rows, noise, alpha=1e-6)
+    return rows
 
 
 def _exact(matrix: torch.Tensor, rank: int) -> _Triplets:
@@ -326,12 +338,13 @@ def _factors(
     found: _Triplets, shape: tuple[int, int], rank: int, floor: float, scale: float, norm: float
 ) -> Factors:
     """Zero vectors and exact zeros from the numerical rank on, the scale given back to σ."""
-    s = [value * scale for value in found.s.tolist() if value > floor * float(found.s[0])]
-    factors = _zeros(shape, rank, found.s.device)
-    factors.u[:, : len(s)] = found.u[:, : len(s)]
-    factors.s[: len(s)] = torch.tensor(s, dtype=torch.float64)
-    factors.v[:, : len(s)] = found.v[:, : len(s)]
-    return replace(factors, norm=norm, blocks=found.blocks)
+    values = found.s.tolist()
+    s = [value * scale for value in values if value > floor * values[0]]
+    blank = _zeros(shape, rank, found.s.device)
+    for whole, part in ((blank.u, found.u), (blank.v, found.v)):
+        whole[:, : len(s)] = part[:, : len(s)]
+    blank.s[: len(s)] = torch.tensor(s, dtype=torch.float64)
+    return replace(blank, norm=norm, blocks=found.blocks)
 
 
 def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:

@@ -19,7 +19,7 @@ from indexer.byterange import ByteSource, Run
 from indexer.errors import Skipped
 from indexer.pickled import PickledStorage, PickledTensor, PlacedTensor, Span, infos_of, span_of
 from indexer.state_pickle import MOST_BYTES, read_pickle, state_dict_of
-from indexer.stored_tensor import StoredTensor, TensorIndex, TensorInfo, shown
+from indexer.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, shown
 from indexer.torch_zip import ZipIndex
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
@@ -59,7 +59,7 @@ class LegacyTensor:
         """The tensor."""
         return self.span.info
 
-    def load(self, run: Run) -> torch.Tensor:
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
         """The tensor. Raises Skipped("corrupt_file") where the count is not the one the pickle told."""
         count = int.from_bytes(run.read(8), "little")
         if count != self.elements:
@@ -67,7 +67,7 @@ class LegacyTensor:
                 "corrupt_file",
                 f"{shown(self.info.name)} lies where {count} elements are stored, not {self.elements}",
             )
-        return self.span.load(run)
+        return self.span.load(run, buffers)
 
 
 class LegacyIndex:

@@ -14,7 +14,7 @@ from indexer.byterange import ByteSource, Run
 from indexer.errors import Skipped
 from indexer.pickled import PickledTensor, PlacedTensor, Span, infos_of, span_of
 from indexer.state_pickle import MOST_BYTES, read_pickle, state_dict_of
-from indexer.stored_tensor import StoredTensor, TensorInfo, shown
+from indexer.stored_tensor import Buffers, StoredTensor, TensorInfo, shown
 
 # The directory of a model of 200 tensors takes 14 KiB.
 _TAIL = 16 << 10
@@ -56,10 +56,10 @@ class ZipTensor:
         longest = _LOCAL_HEADER + _MOST_NAME_AND_EXTRA + self.entry.size
         return min(self.entry.next_header, self.entry.header + longest)
 
-    def load(self, run: Run) -> torch.Tensor:
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
         """The tensor. Raises Skipped("corrupt_file") where header and directory disagree."""
         run.skip_to(_data_start(self.entry, bytes(run.read(_LOCAL_HEADER))))
-        return self.span.load(run)
+        return self.span.load(run, buffers)
 
 
 class ZipIndex:

@@ -19,8 +19,8 @@ from typing import Any
 from indexer.claims import Claim, untyped_relation
 from indexer.errors import Failed, ModelError
 from indexer.hub import fetch_json, filenames_in
+from indexer.hub_get import fetch_small
 from indexer.readme import trainer_sentence
-from indexer.remote_file import fetch_small
 from indexer.words import is_hub_id
 
 LARGEST_README = 1 << 20

@@ -21,7 +21,7 @@ from indexer.errors import Failed, ModelError, Skipped
 from indexer.hub_get import Patience
 from indexer.repository import Repository, open_repository, open_revision, read_json_object
 from indexer.safetensors_index import read_index
-from indexer.stored_tensor import StoredTensor, TensorIndex, TensorInfo, check_readable, shown
+from indexer.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable, shown
 from indexer.torch_index import read_torch_index
 from indexer.words import ModelRef
 
@@ -99,7 +99,9 @@ class Checkpoint:
         return self._repository.small_bytes + sum(file.source.bytes_read for file in self._files)
 
     def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors ``names``, file by file in the order they are stored in, each with memory of its own.
+        """The tensors ``names``, file by file in the order they are stored in.
+
+        A tensor that is held keeps its memory; that of one that was dropped is used again.
 
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
@@ -108,10 +110,11 @@ class Checkpoint:
             if name not in self.tensors:
                 raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
             check_readable(self.tensors[name])
+        buffers = Buffers()
         for file in self._files:
             located = [file.index.locate(name) for name in set(names) if self._file_of[name] is file]
             for tensors in plan_runs(located):
-                yield from _read_run(file.source, tensors)
+                yield from _read_run(file.source, tensors, buffers)
             file.source.close()
 
     def close(self) -> None:
@@ -236,13 +239,15 @@ def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     return dict(sorted(shards.items()))
 
 
-def _read_run(source: ByteSource, tensors: Sequence[StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _read_run(
+    source: ByteSource, tensors: Sequence[StoredTensor], buffers: Buffers
+) -> Iterator[tuple[str, torch.Tensor]]:
     stop = tensors[-1].stop
     run = source.run(tensors[0].start, stop)
     try:
         for tensor in tensors:
             run.skip_to(tensor.start)
-            yield tensor.info.name, tensor.load(run)
+            yield tensor.info.name, tensor.load(run, buffers)
         run.skip_to(stop)
     finally:
         run.close()

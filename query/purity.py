@@ -11,11 +11,9 @@ Memory: one table of neighbours in order, 2 n² bytes (200 MB at 10,000 models),
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,24 +94,32 @@ class Score:
 
 
 @dataclass(frozen=True)
-class PurityResult:
-    """Purity of one base in one representation, over all neighbours and over other authors' only."""
+class PurityResult(Score):
+    """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
 
-    base: str
-    representation: str
-    k: int | None
-    score: Score
-    cross_author: Score
+    base: str = ""
+    representation: str = ""
+    k: int | None = None
+    cross_author: Score = Score(0, 0, 0)
 
     def to_dict(self, *, by_model: bool = False) -> dict[str, Any]:
         """The documented JSON object; the rows of single models only on request."""
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
-        whole, others = asdict(self.score), asdict(self.cross_author)
-        models = whole.pop("by_model")
-        others.pop("by_model")
-        by_dataset = whole.pop("by_dataset")
-        result |= whole | {"cross_author": others, "by_dataset": by_dataset}
-        return result | ({"by_model": models} if by_model else {})
+        result |= _numbers(self)
+        result["cross_author"] = _numbers(self.cross_author) | {
+            "by_dataset": _rows(self.cross_author.by_dataset)
+        }
+        result["by_dataset"] = _rows(self.by_dataset)
+        return result | ({"by_model": _rows(self.by_model)} if by_model else {})
+
+
+def _numbers(score: Score) -> dict[str, Any]:
+    names = [field.name for field in fields(Score) if field.name not in ("by_dataset", "by_model")]
+    return {name: getattr(score, name) for name in names}
+
+
+def _rows(rows: Sequence[DatasetPurity] | Sequence[ModelPurity]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]
 
 
 def purity(population: Population, *, k: int | None = None, draws: int = 1000, seed: int = 0) -> PurityResult:
@@ -139,18 +145,25 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
     if (k is not None and k < 1) or draws < 1:
         raise ValueError("k and draws must be at least 1")
     rows, labels = _candidates(population)
-    if not len(rows):
-        nothing = Score(0, 0, 0, note="No model has both a vector and a known dataset.")
-        return PurityResult(population.base, population.representation, k, nothing, nothing)
-    order = _neighbour_order(population.vectors, rows)
-    authors = _codes([population.authors[row] for row in rows])
-    names = [population.models[row] for row in rows]
-    scores = []
-    # Leaving out a model's author also leaves out the model, so one table serves both in turn.
-    for form, excluded in enumerate((np.arange(len(rows), dtype=np.intp), authors)):
-        _leave_out(order, excluded)
-        scores.append(_score(_Trial(order, excluded, labels, k), authors, names, draws, [seed, form]))
-    return PurityResult(population.base, population.representation, k, *scores)
+    if len(rows):
+        order = _neighbour_order(population.vectors, rows)
+        authors = _codes([population.authors[row] for row in rows])
+        names = [population.models[row] for row in rows]
+        scores = []
+        # Leaving out a model's author also leaves out the model, so one table serves both in turn.
+        for form, excluded in enumerate((np.arange(len(rows), dtype=np.intp), authors)):
+            _leave_out(order, excluded)
+            trial = _Trial(order, excluded, labels, k)
+            scores.append(_score(trial, authors, names, draws, np.random.default_rng([seed, form])))
+    else:
+        scores = [Score(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
+    return PurityResult(
+        **vars(scores[0]),
+        base=population.base,
+        representation=population.representation,
+        k=k,
+        cross_author=scores[1],
+    )
 
 
 def _candidates(population: Population) -> tuple[Integers, list[frozenset[str]]]:
@@ -206,7 +219,7 @@ def _neighbour_order(vectors: npt.NDArray[np.float32], rows: Integers) -> Order:
         # number, which breaks ties by id. Sorting such keys is seven times faster than a stable argsort.
         bits = similarity.view(np.uint32)
         falling = np.where(bits >> np.uint32(31), bits, ~(bits | np.uint32(1 << 31)))
-        keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(count, dtype=np.uint64)
+        keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(count, dtype=np.uint64)[::-1]
         keys.sort(axis=1)
         order[start : start + step] = keys.astype(order.dtype)  # keeps the low bits
     return order
@@ -310,6 +323,8 @@ class _Trial:
         lengths = sorted({len(sweeps) for sweeps in self.lists})
         # (groups, sweeps each) for every length of list
         self.strata = [np.array([s for s in self.lists if len(s) == length]) for length in lengths]
+        self.kind_sizes = self._sizes(self.sweep_kinds)
+        self.sharing = self._sharing(self.kind_sizes)
         self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
         self.looked_at = None if k is None else np.minimum(k, self.pool)
 
@@ -318,9 +333,17 @@ class _Trial:
         right = [np.tile(sweeps, len(sweeps)) for sweeps in self.lists]
         return np.concatenate(left), np.concatenate(right)
 
+    def _sizes(self, sweep_kinds: Integers) -> npt.NDArray[Any]:
+        """Models of each kind."""
+        return np.bincount(sweep_kinds, weights=self.sweep_sizes, minlength=len(self.share))
+
+    def _sharing(self, kind_sizes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Models that share a dataset with each kind, those of the kind included."""
+        return np.bincount(self.share_left, weights=kind_sizes[self.share_right], minlength=len(kind_sizes))
+
     def matching(self, sweep_kinds: Integers) -> Integers:
         """m_f: how many candidates share a dataset with each model when the sweeps are of these kinds."""
-        sizes = np.bincount(sweep_kinds, weights=self.sweep_sizes, minlength=len(self.share))
+        sizes = self._sizes(sweep_kinds)
         everyone = np.bincount(self.share_left, weights=sizes[self.share_right], minlength=len(sizes))
         shared = self.share[sweep_kinds[self.own_left], sweep_kinds[self.own_right]]
         own = np.bincount(self.own_left, weights=shared * self.sweep_sizes[self.own_right])
@@ -384,13 +407,15 @@ class _Trial:
         return moved
 
 
-def _score(trial: _Trial, authors: Integers, names: Sequence[str], draws: int, seed: Sequence[int]) -> Score:
+def _score(
+    trial: _Trial, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator
+) -> Score:
     """Everything that is said of one trial as observed."""
     scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
     if not len(scored):
         return Score(0, len(names), 0, note=_why_nothing(trial, authors))
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
-    low, high = _bootstrap(purity, authors[scored], draws, np.random.default_rng([*seed, 0]))
+    low, high = _bootstrap(purity, authors[scored], draws, rng)
     return Score(
         models=len(scored),
         candidates=len(names),
@@ -400,7 +425,7 @@ def _score(trial: _Trial, authors: Integers, names: Sequence[str], draws: int, s
         chance=float(chance.mean()),
         ci_low=low,
         ci_high=high,
-        p_value=_p_value(trial, float((purity - chance).mean()), draws, [*seed, 1]),
+        p_value=_p_value(trial, float((purity - chance).mean()), draws, rng),
         by_dataset=tuple(by_dataset),
         note=_caution(trial, chance),
         by_model=tuple(
@@ -442,13 +467,9 @@ def _bootstrap(
     return float(low), float(high)
 
 
-def _p_value(trial: _Trial, observed: float, draws: int, seed: Sequence[int]) -> float:
-    """(1 + #≥) / (1 + draws). Every draw has a generator of its own, so threads change nothing."""
-
-    def at_least(draw: int) -> bool:
-        kinds = trial.permuted(np.random.default_rng([*seed, draw]))
-        _, _, purity, chance = trial.evaluate(kinds)
-        return float((purity - chance).mean()) >= observed - _TIE
-
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return (1 + sum(pool.map(at_least, range(draws)))) / (1 + draws)
+def _p_value(trial: _Trial, observed: float, draws: int, rng: np.random.Generator) -> float:
+    at_least = 0
+    for _ in range(draws):
+        _, _, purity, chance = trial.evaluate(trial.permuted(rng))
+        at_least += float((purity - chance).mean()) >= observed - _TIE
+    return (1 + at_least) / (1 + draws)

@@ -15,6 +15,7 @@ from tests.loopback_store import (
     CONVERTED,
     ODD,
     SHA,
+    SIZE,
     TITLE,
     TOKENS,
     WEIGHTS,
@@ -45,9 +46,10 @@ def hub(root: Path):
 def rows(tmp_path: Path):
     store, random = tmp_path / "listing", np.random.default_rng(0)
     told = {}
+    owners = ("o", "o-1", "o.2")  # by owner and by id are two orders: "-" sorts before "/"
     for number in range(23):
         day = int(random.integers(1, 28))
-        told[f"o{number % 3}/m{number:02d}"] = {
+        told[f"{owners[number % 3]}/m{number:02d}"] = {
             "downloads": int(random.integers(0, 5)),
             "likes": int(random.integers(0, 99)),
             "created_at": f"2024-01-{day:02d}T00:00:00.000Z",
@@ -106,7 +108,7 @@ def test_listing_filters_and_limits(rows):
         == ids("pipeline_tag=fill-mask")
     )
     assert ids("filter=base_model:x/b") == set()
-    assert ids("author=o1") == {i for i in told if i.startswith("o1/")}
+    assert ids("author=o-1") == {i for i in told if i.startswith("o-1/")}
     assert ids("search=M1") == {i for i in told if "/m1" in i}
     assert [len(page) for page in pages(f"{api}?limit=3")] == [3] * 7 + [2]
     assert [len(page) for page in pages(f"{api}?limit=1000")] == [4] * 5 + [3]
@@ -126,13 +128,13 @@ def test_a_page_turned_while_rows_come_and_go(rows):
     store, hub, told = rows
     _, headers, body = fetch(f"{hub.endpoint}/api/models?sort=createdAt&direction=1&limit=4")
     first = [row["id"] for row in json.loads(body)]
-    add_row(store, "o0/earlier", created_at="2023-01-01T00:00:00.000Z")
+    add_row(store, "o/earlier", created_at="2023-01-01T00:00:00.000Z")
     (store / f"{first[-1]}.repo.json").unlink()  # the very row that the cursor names
     rest = [row["id"] for page in pages(headers["Link"].partition(">")[0][1:]) for row in page]
     assert sorted(first + rest) == sorted(told)
 
 
-def test_rows_hold_what_was_asked_for(hub: LoopbackHub):
+def test_rows_hold_what_was_asked_for(hub: LoopbackHub, root: Path):
     api = f"{hub.endpoint}/api/models"
     assert sorted(get_json(f"{api}?search=me/base")[0]) == sorted(
         ["_id", "id", "modelId", "likes", "trendingScore", "private", "downloads", "tags", "createdAt"]
@@ -149,6 +151,12 @@ def test_rows_hold_what_was_asked_for(hub: LoopbackHub):
     for refused in ("baseModels", "childrenModelCount", "usedStorage"):
         assert fetch(f"{api}?expand={refused}")[0] == 400
         assert fetch(f"{api}/me/base?expand={refused}")[0] == 200
+    add_row(root, "me/child", tags=["base_model:me/base", "base_model:finetune:me/base"])
+    child = get_json(f"{api}/me/child?expand=baseModels&expand=usedStorage")
+    assert child["baseModels"] == {"relation": "finetune", "models": [{"id": "me/base"}]}
+    assert child["usedStorage"] == 0
+    parent = get_json(f"{api}/me/base?expand=childrenModelCount&expand=usedStorage")
+    assert (parent["childrenModelCount"], parent["usedStorage"]) == (1, SIZE + 3000)
     full = {row["id"]: row for page in pages(f"{api}?full=true&cardData=true") for row in page}
     assert "priv/secret" not in full
     assert full["off/gone"]["disabled"] is True
@@ -207,9 +215,12 @@ def test_a_changed_file_changes_its_repository_alone(hub: LoopbackHub, root: Pat
         == before["me/base"]
     )
     url = signed_url(hub)
-    for number in range(5):  # faster than a file system's clock ticks
-        write(root / "me/base/model.safetensors", WEIGHTS[:-1] + bytes([number]))
-        assert fetch(signed_url(hub))[2][-1] == number
+    for number in range(50):  # faster than a file system's clock may tick
+        changed = WEIGHTS[:-1] + bytes([number])
+        write(root / "me/base/model.safetensors", changed)
+        told = hub.store.repository("me/base").revision().files["model.safetensors"].sha256
+        assert told == hashlib.sha256(changed).hexdigest()
+    assert fetch(signed_url(hub))[2] == changed
     assert fetch(url)[0] == 404  # a signed URL names bytes that are no more
     assert sha("me/base") != before["me/base"]
     assert (

@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.parse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,24 +29,26 @@ def hub(root: Path):
         yield running
 
 
-def test_quotas(root: Path):
-    with LoopbackHub(root, quotas={"api": (2, 1.0), "resolvers": 1}) as hub:
+def test_quotas(root: Path, monkeypatch):
+    clock = SimpleNamespace(now=1000.3)
+    monkeypatch.setattr("scripts.loopback_hub.limits.time", SimpleNamespace(monotonic=lambda: clock.now))
+    with LoopbackHub(root, quotas={"api": (2, 60.0), "resolvers": 1}) as hub:
         api, file = f"{hub.endpoint}/api/models", f"{hub.endpoint}/me/base/resolve/main/config.json"
-        started = time.monotonic()
         answers = [fetch(api) for _ in range(3)]
         assert [status for status, _, _ in answers] == [200, 200, 429]
-        assert [headers["RateLimit"] for _, headers, _ in answers] == [
-            f'"api";r={left};t=1' for left in (1, 0, 0)
-        ]
-        assert answers[2][1]["RateLimit-Policy"] == '"fixed window";"api";q=2;w=1'
-        assert answers[2][1]["Retry-After"] == "1"
+        told = [headers["RateLimit"] for _, headers, _ in answers]
+        assert told == ['"api";r=1;t=60', '"api";r=0;t=60', '"api";r=0;t=60']
+        assert answers[2][1]["RateLimit-Policy"] == '"fixed window";"api";q=2;w=60'
+        assert answers[2][1]["Retry-After"] == "60"
         assert fetch(api, **GOOD)[0] == 200  # another caller, another window
         assert [fetch(file)[0], fetch(file, "HEAD")[0]] == [200, 429]
-        time.sleep(max(0.0, 1.05 - (time.monotonic() - started)))
+        clock.now += 59.5
+        status, headers, _ = fetch(api)
+        assert (status, headers["Retry-After"]) == (429, "1")
+        clock.now += 0.5
         assert fetch(api)[0] == 200
         hub.limits.set("resolvers", None)
-        told = {fetch(file)[1]["RateLimit"] for _ in range(5)}
-        assert told == {'"resolvers";r=2999;t=300'}
+        assert {fetch(file)[1]["RateLimit"] for _ in range(5)} == {'"resolvers";r=2999;t=300'}
         with pytest.raises(ValueError, match="unknown kind"):
             hub.limits.set("resolver", 3)
 
@@ -60,12 +63,12 @@ def test_bandwidth_is_shared(root: Path):
         for reader in readers:
             reader.join()
         seconds = time.monotonic() - started
-        assert 0.9 * 2 * SIZE / 1e6 < seconds < 1.6 * 2 * SIZE / 1e6
+        assert 0.9 * 2 * SIZE / 1e6 < seconds < 3 * 2 * SIZE / 1e6
         hub.bandwidth = None
         hub.latency = 0.3
         started = time.monotonic()
         assert fetch(url)[0] == 200
-        assert 0.3 <= time.monotonic() - started < 0.45
+        assert 0.3 <= time.monotonic() - started < 2
 
 
 def test_faults_strike_when_they_should(hub: LoopbackHub):

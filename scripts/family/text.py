@@ -15,7 +15,7 @@ import keyword
 import re
 import tokenize
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,40 +47,37 @@ class Module:
     tree: ast.Module
 
 
-def excerpts(source: str, packages: Sequence[str], files: int) -> list[Excerpt]:
-    """All excerpts of one kind, in a fixed order and without repeated texts.
+def collect(wanted: Collection[tuple[str, str]], files: int) -> dict[tuple[str, str], list[Excerpt]]:
+    """The excerpts of every wanted (source, package), in a fixed order; each module is parsed once.
 
     Args:
-        source: a key of ``READERS`` (read from the modules of packages) or of ``TABLES`` (need no package).
-        packages: names of importable packages; they are located, not imported.
+        wanted: a source is a key of ``READERS`` with an importable package, or of ``TABLES`` with "".
         files: how many files of each package are read, spread evenly over its sorted list.
 
     Raises:
         AtlasError: a package is not installed.
     """
-    if source in TABLES:
-        found = TABLES[source]()
-    else:
-        modules = (module for package in packages for module in read_modules(package, files))
-        found = (excerpt for module in modules for excerpt in READERS[source](module))
-    return without_conflicts(found)
+    found: dict[tuple[str, str], list[Excerpt]] = {pair: [] for pair in sorted(wanted)}
+    for package in sorted({package for _, package in wanted}):
+        sources = sorted(source for source, of in wanted if of == package)
+        modules = read_modules(package, files) if package else ()
+        for module in modules:
+            for source in sources:
+                found[source, package].extend(fitting(READERS[source](module)))
+    for source, package in found:
+        if not package:
+            found[source, package].extend(fitting(TABLES[source]()))
+    return found
 
 
-def without_conflicts(found: Iterator[Excerpt]) -> list[Excerpt]:
-    """Keep the first of equal texts, with the facts on which all of them agree.
+def is_table(source: str) -> bool:
+    """Whether a source is read from one place and not from packages."""
+    return source in TABLES
 
-    A text that stands in two packages is evidence for neither, so ``package`` is dropped from its facts.
-    """
-    agreed: dict[str, Excerpt] = {}
-    for excerpt in found:
-        if not SHORTEST <= len(excerpt.text) <= LONGEST:
-            continue
-        first = agreed.get(excerpt.text)
-        if first is not None:
-            facts = {name: value for name, value in first.facts.items() if excerpt.facts.get(name) == value}
-            excerpt = Excerpt(first.text, facts, first.pieces)
-        agreed[excerpt.text] = excerpt
-    return list(agreed.values())
+
+def fitting(excerpts: Iterable[Excerpt]) -> Iterator[Excerpt]:
+    """Those that are neither a scrap nor a page."""
+    return (excerpt for excerpt in excerpts if SHORTEST <= len(excerpt.text) <= LONGEST)
 
 
 def read_modules(package: str, files: int) -> Iterator[Module]:
@@ -224,9 +221,9 @@ def word_kind(token: tokenize.TokenInfo) -> str:
     """What Python's own tokenizer calls a word, with keywords told apart from names."""
     if token.type == tokenize.NAME:
         return "keyword" if keyword.iskeyword(token.string) else "name"
-    return {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment"}.get(
-        token.type, "operator"
-    )
+    if "STRING" in tokenize.tok_name[token.type]:  # since 3.12 an f-string is several tokens
+        return "string"
+    return {tokenize.NUMBER: "number", tokenize.COMMENT: "comment"}.get(token.type, "operator")
 
 
 def language_topics() -> Iterator[Excerpt]:

@@ -106,8 +106,8 @@ class Api:
         sort = _SORTS.get(_SORT_SPELLINGS.get(asked, asked))
         if sort is None:
             return error(400, f"Invalid sort parameter: {asked}")
-        limit = request.one("limit")
-        if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit[:9]) > 0):
+        size = _size(request.one("limit"), self.page_size)
+        if size is None:
             return error(400, "limit must be a positive number")
         descending = request.one("direction") in (None, "-1")
         listed = [each for each in self.store.repositories() if self._is_listed(request, each)]
@@ -121,7 +121,6 @@ class Api:
             ordered = [
                 pair for pair in ordered if _is_past(pair[0], pair[1].id, after, descending=descending)
             ]
-        size = min(self.page_size, int(limit[:9])) if limit else self.page_size
         page = ordered[:size]
         names = expand or _listed_fields(request)
         answer = json_answer([rows.row(repository, names) for _, repository in page])
@@ -172,13 +171,9 @@ class Api:
             if after is None:
                 return error(400, "Invalid cursor")
             paths = [path for path in paths if path > after[1]]
-        limit = request.one("limit") or ""
-        size = (
-            min(self.tree_page_size, int(limit[:9]))
-            if limit.isascii() and limit.isdigit()
-            else self.tree_page_size
-        )
-        size = max(1, size)
+        size = _size(request.one("limit"), self.tree_page_size)
+        if size is None:
+            return error(400, "limit must be a positive number")
         modified, expand = rows.last_modified(repository), request.is_set("expand")
         answer = json_answer(
             [history.tree_entry(revision, path, modified, expand=expand) for path in paths[:size]],
@@ -223,6 +218,13 @@ def split_revision(rest: str) -> tuple[str, str]:
     """``<revision>[/<path>]``, apart and decoded; ``refs/pr/1`` may have its slashes encoded or not."""
     match = re.fullmatch(r"(refs/(?:pr|convert|heads|tags)/[^/]+|[^/]+)(?:/(.*))?", rest, re.DOTALL)
     return (unquote(match[1]), unquote(match[2] or "")) if match else (unquote(rest), "")
+
+
+def _size(limit: str | None, most: int) -> int | None:
+    """How many rows a page gets: ``most``, or fewer where fewer are asked for; None if that is no number."""
+    if limit is None:
+        return most
+    return min(most, int(limit[:9])) or None if limit.isascii() and limit.isdigit() else None
 
 
 def _refuse_unknown(expand: list[str], known: Collection[str]) -> Answer | None:

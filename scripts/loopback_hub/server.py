@@ -24,6 +24,7 @@ from scripts.loopback_hub.limits import RateLimits, Throttle
 from scripts.loopback_hub.store import StoreError
 
 _BODY_LIMIT = 1 << 20
+_DRAIN_LIMIT = 1 << 26
 _SEND_BUFFER = 1 << 18
 _METHODS = ("GET", "HEAD", "POST")
 
@@ -171,13 +172,19 @@ class Handler(BaseHTTPRequestHandler):
         return answer
 
     def _read_body(self) -> bytes | None:
-        """The request's body, b"" where it has none, None where it cannot be read to its end."""
+        """The request's body, b"" where it has none, None where it is too large or of unknown length."""
         length = self.headers.get("Content-Length", "0")
-        known = length.isascii() and length.isdigit() and int(length[:12]) <= _BODY_LIMIT
-        if not known or "Transfer-Encoding" in self.headers:
+        known = length.isascii() and length.isdigit() and len(length) < 12
+        if not known or int(length) > _DRAIN_LIMIT or "Transfer-Encoding" in self.headers:
             self.close_connection = True
             return None
-        return self.rfile.read(int(length))
+        if int(length) <= _BODY_LIMIT:
+            return self.rfile.read(int(length))
+        # Read to its end all the same: who is still sending would not see the answer.
+        left = int(length)
+        while left and (part := self.rfile.read(min(left, _BODY_LIMIT))):
+            left -= len(part)
+        return None
 
     def _send(self, request: Request, answer: Answer, record: RequestRecord) -> None:
         desk, effects = self.server.desk, request.effects

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Revision:
     sha: str
     files: dict[str, StoredFile]
 
-    @property
+    @cached_property
     def folders(self) -> dict[str, str]:
         """Every folder of the tree, with a stand-in for git's tree id."""
         contents: dict[str, list[str]] = {}
@@ -166,7 +167,8 @@ class Store:
         names = {
             entry.removesuffix(_SETTINGS_SUFFIX) for entry in entries if entry.endswith(_SETTINGS_SUFFIX)
         }
-        found = [self._with_settings(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}")]
+        told = (self._with_settings(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}"))
+        found = [repository for repository in told if repository is not None]
         revision_folders = {
             self.revision_folder(repository, described)
             for repository in found
@@ -178,9 +180,12 @@ class Store:
                 found.append(Repository(f"{owner}/{name}", {}, bare, self))
         yield from sorted(found, key=lambda repository: repository.id)
 
-    def _with_settings(self, owner: str, name: str) -> Repository:
+    def _with_settings(self, owner: str, name: str) -> Repository | None:
         folder = self.root / owner
-        settings = self._read_settings(folder / f"{name}{_SETTINGS_SUFFIX}")
+        try:
+            settings = self._read_settings(folder / f"{name}{_SETTINGS_SUFFIX}")
+        except FileNotFoundError:
+            return None  # removed since the folder was read
         return Repository(f"{owner}/{name}", settings, folder / name, self)
 
     def _names(self, folder: Path) -> set[str]:

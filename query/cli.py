@@ -1,0 +1,128 @@
+"""The `query` command: ask an atlas. A thin skin over the library."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from indexer.errors import AtlasError
+from indexer.terminal import AtlasGroup, atlas_option, emit, output_options, say
+
+if TYPE_CHECKING:
+    from query.atlas import Atlas
+
+
+@click.group(cls=AtlasGroup)
+def main() -> None:
+    """Ask an atlas of fine-tuned models."""
+
+
+def base_option(required: bool = False) -> Any:
+    """``--base ID``."""
+    text = "Base model, by old or new id." + ("" if required else " Needed where the atlas holds several.")
+    return click.option("--base", required=required, metavar="ID", help=text)
+
+
+@main.command()
+@click.argument("model")
+@click.option("-k", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
+@click.option("--where", metavar="SQL", help="Only models for which this holds, e.g. \"downloads > 100\".")
+@click.option("--other-authors", is_flag=True, help="Leave the model's own author out.")
+@click.option("--representation", default="input", show_default=True, help="Which vectors.")
+@base_option()
+@click.option("--explain", is_flag=True, help="Which layers and families make them close.")
+@atlas_option
+@output_options
+def similar(model: str, atlas: str, output: str, **options: Any) -> None:
+    """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder."""
+    with _opened(atlas) as opened:
+        found = opened.similar(model, options.pop("k"), **options)
+        rows = [neighbour.as_row() for neighbour in found]
+        if output == "table":
+            rows = [_explained(row) for row in rows]
+        emit(rows, output)
+        _tell_ceiling(opened, model, options["base"], output)
+
+
+@main.command()
+@base_option()
+@click.option("--representation", default="input", show_default=True, help="Which vectors.")
+@click.option("--by", type=click.Choice(["dataset", "model"]), default="dataset", show_default=True, help="Break down by.")
+@click.option("-k", "--neighbours", "k", type=click.IntRange(min=1),
+              help="Look at the k nearest; by default at as many as share a dataset with the model.")  # fmt: skip
+@atlas_option
+@output_options
+def purity(base: str | None, representation: str, by: str, k: int | None, atlas: str, output: str) -> None:
+    """Do models tuned on one dataset lie together?
+
+    Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
+    """
+    with _opened(atlas) as opened:
+        result = opened.purity(base, representation=representation, k=k)
+        emit(result.to_dict(by_model=by == "model"), output)
+
+
+@main.command()
+@click.argument("model")
+@base_option()
+@atlas_option
+@output_options
+def show(model: str, base: str | None, atlas: str, output: str) -> None:
+    """Everything known of MODEL."""
+    with _opened(atlas) as opened:
+        emit(opened.show(model, base), output)
+
+
+@main.command()
+@click.argument("statement")
+@click.option("--limit", default=10_000, show_default=True, type=click.IntRange(min=1), help="Most rows.")
+@click.option("--timeout", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Most seconds.")
+@atlas_option
+@output_options
+def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
+    """Run one SELECT; "-" reads it from stdin. Tables and views: query sql "SHOW TABLES"."""
+    text = sys.stdin.read() if statement == "-" else statement
+    with _opened(atlas) as opened:
+        found = opened.sql(text, limit=limit, seconds=timeout)
+        if not found.rows and output == "csv":
+            click.echo(",".join(found.columns))
+            return
+        emit(found.as_dicts(), output)
+        if found.truncated:
+            say(f"only the first {limit} rows; raise --limit for more")
+
+
+def _opened(atlas: str) -> Atlas:
+    from query.atlas import Atlas
+
+    opened = Atlas(atlas)
+    for note in opened.notes:
+        say(note)
+    return opened
+
+
+def _explained(row: dict[str, Any]) -> dict[str, Any]:
+    """For a table: the three families and layers that add most."""
+    because = row.pop("because", None)
+    if because is not None:
+        for name in ("families", "layers"):
+            row[name] = [f"{key} {part:.2f}" for key, part in list(because[name].items())[:3]]
+    return row
+
+
+def _tell_ceiling(opened: Atlas, model: str, base: str | None, output: str) -> None:
+    """An adapter cannot be as similar to a full fine-tune as another full one: say so where it shows."""
+    from indexer.words import ModelRef
+    from query.similar import ceiling
+
+    if output != "table":
+        return
+    try:
+        known = opened.find(ModelRef.parse(model), base)
+    except AtlasError:
+        return
+    highest = ceiling(opened, known) if known is not None else None
+    if highest is not None:
+        say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")

@@ -1,0 +1,115 @@
+"""The family's repositories on disk, laid out as the loopback Hub serves them.
+
+``<root>/<owner>/<name>/`` holds the files, ``<root>/<owner>/<name>.repo.json`` what the Hub would say. The
+description is written last, so a repository that has one is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from scripts.family.plan import Repository
+
+FIRST_UPLOAD = datetime(2024, 3, 1, 9, tzinfo=UTC)
+BETWEEN_UPLOADS = timedelta(hours=53)
+REVISIONS = ".revisions"  # no account's name starts with a dot
+CONVERSION = "Adding `safetensors` variant of this model"
+
+
+def repository_folder(root: Path, model: str) -> Path:
+    """Where a repository's files lie."""
+    return root / model
+
+
+def description_file(root: Path, model: str) -> Path:
+    """Where a repository is described."""
+    return root / f"{model}.repo.json"
+
+
+def is_published(root: Path, model: str) -> bool:
+    """Whether a repository is there and whole."""
+    return description_file(root, model).is_file()
+
+
+def publish(root: Path, model: str, filled: Path, description: Mapping[str, Any]) -> None:
+    """Move a filled folder to its place, then describe it; replaces what an interrupted run left."""
+    folder = repository_folder(root, model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+    filled.rename(folder)
+    write_json(description_file(root, model), {"sha": commit_of(model, folder), **description})
+
+
+def publish_conversion(root: Path, model: str, files: Path) -> dict[str, Any]:
+    """Store the pull request in which the Hub's bot offers safetensors; returns its ``revisions`` entry."""
+    folder = root / REVISIONS / model.replace("/", "--") / "pr-1"
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(files, folder)
+    entry = {
+        "sha": commit_of(f"{model} refs/pr/1", folder),
+        "folder": folder.relative_to(root).as_posix(),
+        "author": "SFconvertbot",
+        "title": CONVERSION,
+    }
+    return {"refs/pr/1": entry}
+
+
+def commit_of(name: str, folder: Path) -> str:
+    """A commit that changes with any file, 40 hexadecimal digits."""
+    digest = hashlib.sha1(name.encode())
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def circumstances(model: str, position: int) -> dict[str, Any]:
+    """Dates, downloads and likes: made up, the same every time, later positions uploaded later."""
+    created = FIRST_UPLOAD + position * BETWEEN_UPLOADS + timedelta(minutes=int(1000 * draw(model, "minute")))
+    modified = created + timedelta(hours=int(900 * draw(model, "modified") ** 3))
+    downloads = int(math.exp(11 * draw(model, "downloads")))
+    return {
+        "created_at": as_iso(created),
+        "last_modified": as_iso(modified),
+        "downloads": downloads,
+        "likes": int(math.sqrt(downloads) * draw(model, "likes") / 3),
+    }
+
+
+def draw(model: str, what: str) -> float:
+    """A number in [0, 1) that a name decides."""
+    return int.from_bytes(hashlib.sha256(f"{model} {what}".encode()).digest()[:6]) / 2**48
+
+
+def as_iso(moment: datetime) -> str:
+    """As the Hub writes dates."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write by rename, so that a reader finds the whole file or none."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    beside.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def expected_entry(repository: Repository) -> dict[str, str | None]:
+    """What ``expected.json`` says of one repository."""
+    expected = repository.expected
+    return {
+        "outcome": expected.outcome,
+        "reason": expected.reason,
+        "flag": expected.flag,
+        "why": expected.why,
+    }

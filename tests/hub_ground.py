@@ -1,0 +1,132 @@
+"""Small stores for the tests that talk to a Hub, and a server that says exactly what it is told to say."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+
+from indexer.session import Manners, install_session
+from scripts.loopback_hub import LoopbackHub
+
+BASE = "FacebookAI/roberta-base"
+SHORT = "roberta-base"
+
+# As the real ones, but for people who cannot wait.
+QUICK = Manners(
+    connect_seconds=2,
+    read_seconds=2,
+    body_seconds=2,
+    total_seconds=20,
+    first_wait=0.02,
+    longest_wait=0.1,
+    retries=3,
+    retries_after_timeout=1,
+    retries_without_connection=1,
+)
+
+
+def add_repo(root: Path, identifier: str, files: dict[str, Any] | None = None, **settings: Any) -> None:
+    """A repository: files by name (text, bytes, or what is to be JSON), and what the Hub says of it."""
+    folder = root / identifier
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (files or {}).items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        data = content if isinstance(content, bytes | str) else json.dumps(content)
+        target.write_bytes(data if isinstance(data, bytes) else data.encode())
+    (root / f"{identifier}.repo.json").write_text(json.dumps(settings))
+
+
+def tags(base: str, relation: str = "finetune") -> list[str]:
+    """What the Hub puts on a model with a ``base_model`` in its card."""
+    return [f"base_model:{base}", f"base_model:{relation}:{base}"]
+
+
+def add_base(root: Path) -> None:
+    """roberta-base, under its new id, with the old one leading to it."""
+    add_repo(root, BASE, {"config.json": {"model_type": "roberta"}}, old_ids=[SHORT], downloads=1_000_000)
+
+
+def use_endpoint(monkeypatch: Any, endpoint: str, manners: Manners = QUICK, say: Any = None) -> None:
+    """As if HF_ENDPOINT had been set before this process began."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    install_session(manners, say or (lambda sentence: None))
+
+
+@contextmanager
+def served(root: Path, monkeypatch: Any, manners: Manners = QUICK, say: Any = None, **settings: Any):
+    """A loopback Hub over ``root`` that the library in this process talks to."""
+    with LoopbackHub(root, **settings) as hub:
+        use_endpoint(monkeypatch, hub.endpoint, manners, say)
+        yield hub
+
+
+def asked(hub: LoopbackHub, part: str = "") -> list[str]:
+    """The requests so far whose path and query hold ``part``, as they were sent."""
+    told = [f"{one.path}?{one.query}" if one.query else one.path for one in hub.requests]
+    return [one for one in told if part in one]
+
+
+class RawServer:
+    """Answers each connection with the next of ``answers``: bytes, or (pause, bytes) pieces."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.requests: list[str] = []
+        self._open = True
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> RawServer:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._open = False
+        self._socket.close()
+
+    def _run(self) -> None:
+        while self._open:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                chunk = connection.recv(65536)
+                if not chunk:
+                    return
+                head += chunk
+            self.requests.append(head.decode("latin-1"))
+            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            try:
+                for piece in answer if isinstance(answer, list) else [(0, answer)]:
+                    time.sleep(piece[0])
+                    connection.sendall(piece[1])
+            except OSError:
+                return
+
+
+def http(body: bytes | Any, status: str = "200 OK", **headers: str) -> bytes:
+    """One whole HTTP answer; anything but bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    told = {"Content-Type": "application/json", "Content-Length": str(len(data)), "Connection": "close"}
+    told |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + data

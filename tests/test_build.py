@@ -1,0 +1,264 @@
+"""Builds over real HTTP: what is read, what is kept, and what a person who runs it again gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import duckdb
+import numpy as np
+import pytest
+
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import ROOT, Shell
+from tests.world import BASE, DATASETS, OLD_ID, make_world
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world") / "store")
+
+
+@pytest.fixture
+def world(template, tmp_path):
+    """A world of its own for every test: store, Hub and an empty folder."""
+    store = tmp_path / "store"
+    shutil.copytree(template, store)
+    with LoopbackHub(store) as hub:
+        shell = Shell(hub.endpoint, tmp_path)
+        shell.environment["HF_HOME"] = str(tmp_path / "hf")
+        shell.hub, shell.store = hub, store
+        yield shell
+
+
+def build(world, *more, base=BASE, code=0, **environment):
+    ran = world("index", "build", "--base", base, "--workers", "1", "--json", *more, **environment)
+    assert ran.code == code, ran.err
+    return ran.json if ran.out else ran
+
+
+def rows(world, statement):
+    with duckdb.connect(str(world.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def counts(report):
+    return {name: report[name] for name in ("discovered", "indexed", "unchanged", "skipped", "failed")}
+
+
+def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(world):
+    report = build(world, base=OLD_ID)
+    assert report["base"] == BASE
+    assert counts(report) == {"discovered": 12, "indexed": 12, "unchanged": 0, "skipped": 0, "failed": 0}
+    assert report["bytes_read"] > 0
+    world.hub.reset_log()
+    again = build(world)
+    assert counts(again) == {"discovered": 12, "indexed": 0, "unchanged": 12, "skipped": 0, "failed": 0}
+    assert not [request for request in world.hub.requests if "/resolve/" in request.path and "safetensors" in request.path]
+
+
+def test_records_hold_what_the_files_say(world):
+    """σ, norms and vectors against an exact SVD of the difference of the files, read by safetensors itself."""
+    from safetensors.numpy import load_file
+
+    from indexer.record import read_record
+
+    build(world)
+    base = load_file(world.store / BASE / "model.safetensors")
+    names = {
+        "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
+        "output": "attention.output.dense", "feedforward1": "intermediate.dense", "feedforward2": "output.dense",
+    }  # fmt: skip
+    for model, key in rows(world, "SELECT model, record_key FROM models"):
+        record = read_record(world.folder / "atlas" / "records" / key[:2] / f"{key}.safetensors")
+        tuned = load_file(world.store / model / "model.safetensors")
+        assert len(record.deltas) == 12
+        for delta in record.deltas:
+            stem = f"encoder.layer.{delta.key.layer}.{names[delta.key.family]}.weight"
+            exact = tuned[f"roberta.{stem}"].astype(np.float64) - base[stem]
+            u, s, vt = np.linalg.svd(exact, full_matrices=False)
+            assert delta.shape == exact.shape
+            np.testing.assert_allclose(delta.s, s[:8], rtol=1e-2)
+            assert delta.norm == pytest.approx(np.linalg.norm(exact), rel=1e-5)
+            kept = (delta.u.astype(float) * delta.s) @ delta.v.astype(float).T
+            best = (u[:, :8] * s[:8]) @ vt[:8]
+            assert np.linalg.norm(kept - exact) < 1.02 * np.linalg.norm(best - exact) + 1e-3 * s[0]
+
+
+def test_neighbours_and_purity_are_those_that_were_planted(world):
+    build(world)
+    for model, neighbour in rows(world, "SELECT model, neighbour FROM similar_models WHERE rank <= 3"):
+        assert model.split("/")[1].split("-")[0] == neighbour.split("/")[1].split("-")[0]
+    ran = world("query", "purity", "--base", OLD_ID, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["purity"] == 1.0
+    assert ran.json["chance"] == pytest.approx(3 / 11)
+    assert ran.json["cross_author"]["purity"] == 1.0
+    assert ran.json["p_value"] < 0.01
+    assert {row["dataset"] for row in ran.json["by_dataset"]} == set(DATASETS)
+
+
+def test_a_limit_takes_the_most_downloaded_and_a_later_run_the_rest(world):
+    first = build(world, "--limit", "5")
+    assert counts(first)["discovered"] == counts(first)["indexed"] == 5
+    assert {row[0] for row in rows(world, "SELECT model FROM models")} == {
+        "ann/squad-0", "bob/squad-1", "cyd/squad-2", "dan/squad-3", "dan/imdb-3"
+    }  # fmt: skip
+    rest = build(world)
+    assert counts(rest) == {"discovered": 12, "indexed": 7, "unchanged": 5, "skipped": 0, "failed": 0}
+
+
+def test_changed_models_are_read_again_and_models_that_left_are_kept(world):
+    build(world)
+    before = dict(rows(world, "SELECT model, model_id FROM models"))
+    shutil.copy(world.store / "bob/glue-1/model.safetensors", world.store / "ann/glue-0/model.safetensors")
+    for name in ("cyd/imdb-2", "cyd/imdb-2.repo.json"):
+        path = world.store / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    report = build(world)
+    assert counts(report) == {"discovered": 11, "indexed": 1, "unchanged": 10, "skipped": 0, "failed": 0}
+    assert rows(world, "SELECT model FROM models WHERE gone") == [("cyd/imdb-2",)]
+    assert dict(rows(world, "SELECT model, model_id FROM models")) == before
+    duplicates = rows(world, "SELECT model, first_upload FROM duplicates")
+    assert duplicates == [("bob/glue-1", "ann/glue-0")]
+
+
+def test_an_edited_card_of_the_base_does_not_cost_the_records(world):
+    build(world)
+    (world.store / BASE / "README.md").write_text("# A new card\n")
+    report = build(world)
+    assert counts(report)["unchanged"] == 12
+
+
+def test_a_failing_download_is_tried_again_by_the_next_build(world):
+    with world.hub.faults.add(path=r"glue-0.*safetensors", status=500):
+        first = build(world, HF_HUB_DOWNLOAD_TIMEOUT="2")
+    assert counts(first)["failed"] == 1
+    assert rows(world, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [("ann/glue-0", "failed")]
+    second = build(world)
+    assert counts(second) == {"discovered": 12, "indexed": 1, "unchanged": 11, "skipped": 0, "failed": 0}
+
+
+def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
+    seen = 0
+    for wait in (2.5, 3.5, 4.5):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", "1"],
+            cwd=world.folder,
+            env={**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        records = len(list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
+        assert records >= seen
+        seen = records
+        if (world.folder / "atlas" / "atlas.duckdb").exists():
+            assert world("index", "verify").code in (0, 1)
+    report = build(world)
+    assert report["indexed"] + report["unchanged"] == 12
+    assert world("index", "verify").code == 0
+    leftovers = [path.name for path in (world.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))]
+    assert leftovers == []
+
+
+def test_ctrl_c_publishes_what_was_done(world):
+    world.hub.faults.add(path=r"imdb-3.*safetensors", hang=30.0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", "1"],
+        cwd=world.folder,
+        env={**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any("imdb-3/resolve" in request.path for request in world.hub.requests) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "What was done stays" in said
+    done = rows(world, "SELECT count(*) FROM models")[0][0]
+    assert 0 < done < 12
+    assert rows(world, "SELECT outcome FROM builds") == [("stopped",)]
+
+
+def test_a_second_writer_is_told_who_the_first_is(world):
+    build(world)
+    holder = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import sys, time\nfrom indexer.atlas import AtlasFolder\n"
+            "with AtlasFolder(sys.argv[1]).locked('index build --base x'):\n    print('held', flush=True)\n"
+            "    time.sleep(60)",
+            str(world.folder / "atlas"),
+        ],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        assert holder.stdout.readline() == "held\n"
+        ran = world("index", "build", "--base", BASE)
+        assert ran.code == 1
+        assert f"process {holder.pid}" in ran.err
+        assert ran.err.strip().count("\n") <= 1
+        # Readers do not mind.
+        assert world("query", "similar", "ann/glue-0", "--json").code == 0
+    finally:
+        holder.kill()
+        holder.wait()
+    assert world("index", "build", "--base", BASE).code == 0
+
+
+def test_a_dry_run_reads_nothing_but_says_how_much(world):
+    report = build(world, "--dry-run")
+    assert report["dry_run"]["models"] == 12
+    block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
+    assert report["dry_run"]["bytes"] == 12 * block_bytes
+    assert not (world.folder / "atlas" / "records").exists()
+    assert not [request for request in world.hub.requests if "safetensors" in request.path and request.method == "GET" and "/org/" not in request.path]
+
+
+def test_reading_costs_little_more_than_the_block_matrices(world):
+    build(world)
+    block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
+    for model in ("ann/glue-0", "dan/squad-3"):
+        assert world.hub.body_bytes(model, "model.safetensors") <= 1.02 * block_bytes + 65536
+
+
+def test_without_network_there_is_one_line(world):
+    ran = Shell("http://127.0.0.1:9", world.folder)("index", "build", "--base", BASE)
+    assert ran.code == 1
+    assert "Traceback" not in ran.err
+    assert ran.err.strip().startswith("Error:")
+
+
+def test_an_unknown_base_names_the_nearest(world):
+    ran = world("index", "build", "--base", "org/tiny-bose")
+    assert ran.code == 1
+    assert BASE in ran.err
+
+
+def test_local_folders_are_added_and_asked_about(world):
+    build(world)
+    copy = world.folder / "mine"
+    shutil.copytree(world.store / "ann/glue-0", copy)
+    ran = world("query", "similar", str(copy), "-k", "4", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json[0]["model"] == "ann/glue-0"
+    assert ran.json[0]["similarity"] == pytest.approx(1.0, abs=1e-4)
+    ran = world("index", "add", "mine", "--base", OLD_ID, "--json")
+    assert ran.code == 0, ran.err
+    assert counts(ran.json)["indexed"] == 1
+    assert rows(world, "SELECT count(*) FROM models") == [(13,)]
+    ran = world("query", "similar", "mine", "-k", "1", "--json")
+    assert ran.json[0]["model"] == "ann/glue-0"
+    assert json.loads(world("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
