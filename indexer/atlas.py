@@ -88,7 +88,9 @@ class AtlasFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise AtlasError(f"{self.root} cannot be written to: {error.strerror}.", "Choose another --atlas.") from error
+            raise AtlasError(
+                f"{self.root} cannot be written to: {error.strerror}.", "Choose another --atlas."
+            ) from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

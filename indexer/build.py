@@ -311,12 +311,20 @@ class Build:
 
 def library_versions() -> dict[str, str]:
     """Versions of what a record depends on."""
-    names = ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy")
+    names = (
+        "vectors-in-the-wild",
+        "torch",
+        "transformers",
+        "huggingface_hub",
+        "faiss-cpu",
+        "duckdb",
+        "numpy",
+    )
     found = {"python": platform.python_version()}
     for name in names:
         try:
             found[name] = version(name)
-        except Exception:  # noqa: BLE001 - a source tree on the path has no metadata
+        except Exception:
             found[name] = "unknown"
     return found
 
@@ -332,7 +340,9 @@ def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> d
     return {
         "models": len(units),
         "adapters": len(units) - len(full),
-        "bytes": sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
+        "bytes": sum(
+            block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full
+        ),
     }
 
 

@@ -23,10 +23,20 @@ def main() -> None:
 
 def _build_options(function: Any) -> Any:
     options = [
-        click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Singular triplets kept."),
-        click.option("--spectra", is_flag=True, help="Also keep all singular values (needed by rank studies)."),
+        click.option(
+            "--rank",
+            default=8,
+            show_default=True,
+            type=click.IntRange(1, 256),
+            help="Singular triplets kept.",
+        ),
+        click.option(
+            "--spectra", is_flag=True, help="Also keep all singular values (needed by rank studies)."
+        ),
         click.option("--no-keep-factors", is_flag=True, help="Keep only vectors and norms: saves disk."),
-        click.option("--device", default="cpu", show_default=True, help="Where the SVD runs: cpu, cuda, cuda:1 …"),
+        click.option(
+            "--device", default="cpu", show_default=True, help="Where the SVD runs: cpu, cuda, cuda:1 …"
+        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -34,10 +44,16 @@ def _build_options(function: Any) -> Any:
 
 
 @main.command()
-@click.option("--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more.")
+@click.option(
+    "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N models of the listing.")
-@click.option("--sort", type=click.Choice(SORTS), default="downloads", show_default=True, help="Which come first.")
-@click.option("--relation", default="finetune,adapter", show_default=True, help="finetune, adapter, merge, quantized.")
+@click.option(
+    "--sort", type=click.Choice(SORTS), default="downloads", show_default=True, help="Which come first."
+)
+@click.option(
+    "--relation", default="finetune,adapter", show_default=True, help="finetune, adapter, merge, quantized."
+)
 @click.option("--discover", type=click.Choice(["tags", "names"]), default="tags", show_default=True,
               help="names: also look for untagged fine-tunes by card, config and name.")  # fmt: skip
 @click.option("--descendants", is_flag=True, help="Follow fine-tunes of fine-tunes.")
@@ -63,7 +79,9 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
     if stopped:
-        raise AtlasError(f"Stopped: {stopped[0].stopped}.", "What was done is published; run it again to go on.")
+        raise AtlasError(
+            f"Stopped: {stopped[0].stopped}.", "What was done is published; run it again to go on."
+        )
     if not any(report.is_success for report in reports):
         raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
 
@@ -83,7 +101,9 @@ def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
         report = add_model(atlas, model, base, _options(chosen), view)
     emit(report.as_row(), output)
     if not report.is_success:
-        raise AtlasError(f"Not indexed: {report.problem or 'it was refused before'}.", f"See: query show {model}")
+        raise AtlasError(
+            f"Not indexed: {report.problem or 'it was refused before'}.", f"See: query show {model}"
+        )
 
 
 @main.command()
@@ -144,7 +164,9 @@ def _options(chosen: dict[str, Any]) -> BuildOptions:
     from indexer.executor import default_workers
     from indexer.words import RELATIONS
 
-    relations = tuple(dict.fromkeys(part.strip() for part in str(chosen.pop("relation", "finetune,adapter")).split(",")))
+    relations = tuple(
+        dict.fromkeys(part.strip() for part in str(chosen.pop("relation", "finetune,adapter")).split(","))
+    )
     unknown = [relation for relation in relations if relation not in RELATIONS]
     if unknown:
         raise click.UsageError(f"--relation {unknown[0]!r} is none of {', '.join(RELATIONS)}.")

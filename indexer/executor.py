@@ -24,7 +24,9 @@ DEATHS_ALLOWED = 2
 class Executor(Protocol):
     """Runs units in any order and yields one result for each, exactly once."""
 
-    def run(self, units: Sequence[Unit], place: Place) -> Iterator[Result]: ...
+    def run(self, units: Sequence[Unit], place: Place) -> Iterator[Result]:
+        """Yield one result for each unit, in any order."""
+        ...
 
 
 class SerialExecutor:

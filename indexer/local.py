@@ -71,7 +71,11 @@ def _config(folder: Path) -> dict[str, Any]:
         found = json.loads(_text(folder / "config.json") or "{}")
     except ValueError:
         return {}
-    return {key: found[key] for key in ("architectures", "model_type") if key in found} if isinstance(found, dict) else {}
+    return (
+        {key: found[key] for key in ("architectures", "model_type") if key in found}
+        if isinstance(found, dict)
+        else {}
+    )
 
 
 def _text(path: Path) -> str:

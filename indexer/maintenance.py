@@ -49,7 +49,9 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, sizes."""
     folder.require()
     with _reader(folder) as connection:
-        info = _rows(connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
+        info = _rows(
+            connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info"
+        )[0]
         bases = _rows(
             connection,
             'SELECT base, "commit", aliases, '
@@ -99,11 +101,10 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
         keys = _rows(connection, "SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id")
         published = _rows(connection, "SELECT * FROM representations ORDER BY base, representation")
         bases = _rows(connection, 'SELECT base, "commit" FROM bases ORDER BY base')
-        zero = {
-            row["model_id"] for row in _rows(connection, "SELECT model_id FROM records WHERE is_copy")
-        }
+        zero = {row["model_id"] for row in _rows(connection, "SELECT model_id FROM records WHERE is_copy")}
         doubled = _rows(
-            connection, "SELECT model, base FROM fine_tunes GROUP BY model, base HAVING count(*) > 1 ORDER BY ALL"
+            connection,
+            "SELECT model, base FROM fine_tunes GROUP BY model, base HAVING count(*) > 1 ORDER BY ALL",
         )
     for row in doubled:
         found.append(Disagreement("database", row["model"], f"has several rows for {row['base']}"))
@@ -231,7 +232,12 @@ def represent(folder: AtlasFolder, name: str) -> dict[str, Any]:
             "SELECT base, vectors, length, faiss_file FROM representations WHERE representation = ? ORDER BY base",
             (name,),
         )
-    return {"representation": name, "version": chosen.version, "description": chosen.description, "published": rows}
+    return {
+        "representation": name,
+        "version": chosen.version,
+        "description": chosen.description,
+        "published": rows,
+    }
 
 
 def _entries(
@@ -272,7 +278,9 @@ def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagre
 
 
 def _check_vectors(folder: AtlasFolder, row: dict[str, Any], expected: set[int]) -> Iterator[Disagreement]:
-    file = VectorFile(row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"])
+    file = VectorFile(
+        row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"]
+    )
     try:
         check_file(folder.root, file)
         ids = {int(model_id) for model_id in read_vectors(folder.root, file).ids}
@@ -283,13 +291,18 @@ def _check_vectors(folder: AtlasFolder, row: dict[str, Any], expected: set[int])
     if missing:
         yield Disagreement("vectors", file.name, f"lacks {len(missing)} models (first id {missing[0]})")
     if extra:
-        yield Disagreement("vectors", file.name, f"holds {len(extra)} models the database lacks (first id {extra[0]})")
+        yield Disagreement(
+            "vectors", file.name, f"holds {len(extra)} models the database lacks (first id {extra[0]})"
+        )
 
 
 def _published_names(folder: AtlasFolder) -> list[str]:
     try:
         with _reader(folder) as connection:
-            return [row["representation"] for row in _rows(connection, "SELECT DISTINCT representation FROM representations")]
+            return [
+                row["representation"]
+                for row in _rows(connection, "SELECT DISTINCT representation FROM representations")
+            ]
     except (AtlasError, OSError):
         return []
 
@@ -307,7 +320,9 @@ def _reader(folder: AtlasFolder) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
+def _rows(
+    connection: duckdb.DuckDBPyConnection, statement: str, parameters: tuple[Any, ...] = ()
+) -> list[dict[str, Any]]:
     cursor = connection.execute(statement, list(parameters))
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -20,7 +20,7 @@ _PLAIN = regex.compile(r"[\w.\-]+")
 # Literals, classes, groups and quantifiers, but no counts, no look-around, no back reference, and no group
 # repeated by "+", which is compiled twice at every level of nesting.
 _HARMLESS = regex.compile(
-    r"(?:[\w\-]|\\[.\-_dwsDWS]|[.^$|*+?]|\[\^?[\w.\-]+\]|\((?:\?:)?|\)(?!\+))*+", regex.VERSION0
+    r"(?!\?)(?:[\w\-]|\\[.\-_dwsDWS]|[.^$|*+?]|\[\^?[\w.\-]+\]|\((?:\?:)?|\)(?!\+))*+", regex.VERSION0
 )
 _LONGEST = 200
 _MOST_EXPRESSIONS = 100

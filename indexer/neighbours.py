@@ -11,7 +11,9 @@ from indexer.vectors import TIE_DIGITS, Vectors
 BLOCK_ROWS = 512
 
 
-def nearest(vectors: Vectors, k: int, rows: NDArray[np.int64] | None = None) -> list[tuple[int, int, int, float]]:
+def nearest(
+    vectors: Vectors, k: int, rows: NDArray[np.int64] | None = None
+) -> list[tuple[int, int, int, float]]:
     """(model id, rank from 1, neighbour id, cosine) for each row's k nearest others.
 
     ``rows`` are positions in ``vectors``; all by default. Equal cosines are ordered by id.

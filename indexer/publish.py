@@ -24,9 +24,7 @@ from indexer import __version__
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, AtlasFolder, check_schema, schema_sql
 from indexer.base import BaseMatrices
 from indexer.duplicates import CANDIDATE_COSINE, Upload, find_duplicates
-from indexer.errors import AtlasError
 from indexer.neighbours import nearest
-from indexer.record import Record
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, Representation, representation_named
 from indexer.rows import Entry, Row, delta_rows, listing_rows, record_row
@@ -129,7 +127,6 @@ class _Publisher:
         if self.publication.build is not None:
             self._build_row(self.publication.build)
 
-
     def _base_row(self) -> None:
         base = self.publication.base
         layers: dict[str, int] = {}
@@ -165,7 +162,9 @@ class _Publisher:
 
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
         rows = [listing_rows(ids[entry.listed.id], entry) for entry in changed]
-        self._delete(("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[e.listed.id] for e in changed])
+        self._delete(
+            ("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[e.listed.id] for e in changed]
+        )
         self._insert("fine_tunes", [row.fine_tune for row in rows])
         self._insert("tags", [tag for row in rows for tag in row.tags])
         self._insert("model_datasets", [claim for row in rows for claim in row.datasets])
@@ -260,7 +259,8 @@ class _Publisher:
 
     def _representation_row(self, representation: Representation, file: VectorFile) -> None:
         self.connection.execute(
-            "DELETE FROM representations WHERE base = ? AND representation = ?", [self.base, representation.name]
+            "DELETE FROM representations WHERE base = ? AND representation = ?",
+            [self.base, representation.name],
         )
         self._insert(
             "representations",
@@ -423,7 +423,9 @@ def _named_files(database: Path) -> set[str]:
         return set()
     try:
         with duckdb.connect(str(database), read_only=True) as connection:
-            return {name for (name,) in connection.execute("SELECT faiss_file FROM representations").fetchall()}
+            return {
+                name for (name,) in connection.execute("SELECT faiss_file FROM representations").fetchall()
+            }
     except duckdb.Error:
         return set()
 

@@ -202,14 +202,26 @@ def read_record(path: Path) -> Record:
         raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
 
 
-_PLAIN_FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
+_PLAIN_FIELDS = (
+    "head",
+    "card",
+    "dtype",
+    "device",
+    "threads",
+    "bytes_read",
+    "block_bytes",
+    "seconds",
+    "created",
+)
 
 
 def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Record:
     identity = dict(header["identity"])
     spec = Spec(**identity.pop("spec"))
     if spec.format > FORMAT_VERSION:
-        raise AtlasError(f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade.")
+        raise AtlasError(
+            f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade."
+        )
     deltas = tuple(
         DeltaRecord(
             key=DeltaKey.parse(row["key"]),

@@ -39,7 +39,9 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
     """
     install_session()
     torch.set_num_threads(1)
-    row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
+    row = (
+        local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
+    )
     base = choose_base([claim.base for claim in facts_of(row).base_claims])
     if not base.file.is_file():
         raise AtlasError(
@@ -71,7 +73,8 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
 def unreadable(model: str, error: ModelError) -> AtlasError:
     """What a person is told of a model that cannot be read."""
     return AtlasError(
-        f"{model} cannot be read: {error.detail.rstrip('.')}.", "Try again later." if isinstance(error, Failed) else ""
+        f"{model} cannot be read: {error.detail.rstrip('.')}.",
+        "Try again later." if isinstance(error, Failed) else "",
     )
 
 

@@ -53,7 +53,12 @@ def output_options(command: Command) -> Command:
     """``--format`` and ``--json``, passed on as ``output``."""
     command = click.option("--json", "output", flag_value="json", help="Short for --format json.")(command)
     return click.option(
-        "--format", "output", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print."
+        "--format",
+        "output",
+        type=click.Choice(FORMATS),
+        default="table",
+        show_default=True,
+        help="How to print.",
     )(command)
 
 
@@ -61,7 +66,9 @@ class AtlasGroup(click.Group):
     """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` work anywhere."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
+        options.setdefault(
+            "context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+        )
         super().__init__(*arguments, **options)
         self.params += [
             click.Option(["-q", "--quiet"], is_flag=True, help="Only errors on stderr."),
@@ -137,11 +144,15 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or ''}. Run with --debug for the traceback."
     first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {first[0] if first else 'no message'}. Run with --debug for the traceback."
+    return (
+        f"{type(error).__name__}: {first[0] if first else 'no message'}. Run with --debug for the traceback."
+    )
 
 
 def _complain(sentence: str, prefix: str = "Error: ") -> None:
-    click.echo(click.style(prefix, fg="red") * bool(prefix) + clean(sentence), err=True, color=_colour(sys.stderr))
+    click.echo(
+        click.style(prefix, fg="red") * bool(prefix) + clean(sentence), err=True, color=_colour(sys.stderr)
+    )
 
 
 def _leave(code: int) -> None:
@@ -209,8 +220,13 @@ def clean(text: str, keep_lines: bool = False) -> str:
 
 
 def _is_harmless(character: str) -> bool:
-    return character.isascii() and character.isprintable() or (
-        not character.isascii() and unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return (
+        (character.isascii()
+        and character.isprintable())
+        or (
+            not character.isascii()
+            and unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+        )
     )
 
 
@@ -256,10 +272,14 @@ def _table(rows: list[Any]) -> None:
     ]
     widths = [max(_width(names[i]), *(_width(row[i]) for row in cells)) for i in range(len(names))]
     widths = _fitted(widths)
-    header = "  ".join(_padded(name, width, right) for name, width, right in zip(names, widths, numeric, strict=True))
+    header = "  ".join(
+        _padded(name, width, right) for name, width, right in zip(names, widths, numeric, strict=True)
+    )
     _write(click.style(header.rstrip(), bold=True) + "\n" if _colour(sys.stdout) else header.rstrip() + "\n")
     for row in cells:
-        line = "  ".join(_padded(cell, width, right) for cell, width, right in zip(row, widths, numeric, strict=True))
+        line = "  ".join(
+            _padded(cell, width, right) for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
         _write(line.rstrip() + "\n")
 
 
@@ -359,5 +379,3 @@ class Progress:
         self._told = time.monotonic()
         of = f" of {self.total}" if self.total is not None else ""
         say(f"{self.what}: {self.done}{of}{', ' + self.note if self.note else ''}")
-
-

@@ -57,9 +57,7 @@ class Unit:
         )
 
 
-def vectorise(
-    unit: Unit, base: BaseMatrices, conversion: Callable[[], str | None] | None = None
-) -> Record:
+def vectorise(unit: Unit, base: BaseMatrices, conversion: Callable[[], str | None] | None = None) -> Record:
     """Do one unit of work.
 
     ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
@@ -135,9 +133,7 @@ def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices) -> DeltaRecord:
     if not np.isfinite(norm):
         raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
     rank = unit.spec.rank
-    factors = replace(
-        everything, u=everything.u[:, :rank], s=everything.s[:rank], v=everything.v[:, :rank]
-    )
+    factors = replace(everything, u=everything.u[:, :rank], s=everything.s[:rank], v=everything.v[:, :rank])
     full = None
     if unit.spec.spectra and norm:
         full = np.zeros(min(shape), dtype=np.float32)

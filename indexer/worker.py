@@ -18,7 +18,6 @@ from indexer.records import RecordStore
 from indexer.session import as_model_error, install_session
 from indexer.unit import Unit, vectorise
 
-
 # Trouble of the place that is written to, not of the model that is read.
 _OWN_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
 
@@ -56,7 +55,9 @@ def work(unit: Unit, place: Place) -> Result:
     except ModelError as error:
         return _outcome(store, unit, error, started)
     except MemoryError:
-        return _outcome(store, unit, Failed("out_of_memory", "reading it needed more memory than there is"), started)
+        return _outcome(
+            store, unit, Failed("out_of_memory", "reading it needed more memory than there is"), started
+        )
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
             raise

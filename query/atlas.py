@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -152,7 +151,7 @@ class Atlas:
         Raises AtlasError where it was tuned from several bases and none is named, or not from the one named.
         """
         rows = self.rows(
-            "SELECT model_id, model, base, author, \"commit\", status, reason, detail, "
+            'SELECT model_id, model, base, author, "commit", status, reason, detail, '
             "coalesce(is_copy, false) AS is_copy FROM fine_tunes LEFT JOIN records USING (model_id) "
             "WHERE model = ? OR lower(model) = lower(?) ORDER BY model = ? DESC, base",
             [reference.id] * 3,
@@ -173,7 +172,9 @@ class Atlas:
             rows = matching
         if len(rows) > 1:
             found = ", ".join(row["base"] for row in rows)
-            raise AtlasError(f"{rows[0]['model']} has records for several bases ({found}).", "Say which with --base.")
+            raise AtlasError(
+                f"{rows[0]['model']} has records for several bases ({found}).", "Say which with --base."
+            )
         return IndexedModel(**rows[0]) if rows else None
 
     def holds(self, model: str, base: str) -> bool:
@@ -185,7 +186,9 @@ class Atlas:
 
         Raises AtlasError where there is none, or nothing is published for it.
         """
-        canonical = self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
+        canonical = (
+            self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
+        )
         rows = self.rows(
             'SELECT "commit", rank FROM bases JOIN representations USING (base) '
             "WHERE base = ? AND representation = 'input'",
@@ -206,7 +209,8 @@ class Atlas:
                 continue
         claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
         raise AtlasError(
-            f"The model {claims}; the bases of this atlas are {', '.join(self.bases())}.", "Say which with --base ID."
+            f"The model {claims}; the bases of this atlas are {', '.join(self.bases())}.",
+            "Say which with --base ID.",
         )
 
     def nearest_names(self, name: str, count: int = 3) -> list[str]:
@@ -242,7 +246,9 @@ class Atlas:
 
         rows = {
             row["representation"]: row
-            for row in self.rows("SELECT * FROM representations WHERE base = ? ORDER BY representation", [base])
+            for row in self.rows(
+                "SELECT * FROM representations WHERE base = ? ORDER BY representation", [base]
+            )
         }
         if name not in rows:
             published = ", ".join(rows) or "none"
@@ -310,5 +316,5 @@ class Atlas:
         self._copy = tempfile.TemporaryDirectory(prefix="atlas-")
         target = Path(self._copy.name) / "atlas.duckdb"
         shutil.copyfile(self.folder.database, target)
-        os.chmod(target, 0o600)
+        target.chmod(0o600)
         return target

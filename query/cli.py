@@ -27,8 +27,10 @@ def base_option(required: bool = False) -> Any:
 
 @main.command()
 @click.argument("model")
-@click.option("-k", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
-@click.option("--where", metavar="SQL", help="Only models for which this holds, e.g. \"downloads > 100\".")
+@click.option(
+    "-k", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many."
+)
+@click.option("--where", metavar="SQL", help='Only models for which this holds, e.g. "downloads > 100".')
 @click.option("--other-authors", is_flag=True, help="Leave the model's own author out.")
 @click.option("--representation", default="input", show_default=True, help="Which vectors.")
 @base_option()
@@ -49,7 +51,13 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
 @main.command()
 @base_option()
 @click.option("--representation", default="input", show_default=True, help="Which vectors.")
-@click.option("--by", type=click.Choice(["dataset", "model"]), default="dataset", show_default=True, help="Break down by.")
+@click.option(
+    "--by",
+    type=click.Choice(["dataset", "model"]),
+    default="dataset",
+    show_default=True,
+    help="Break down by.",
+)
 @click.option("-k", "--neighbours", "k", type=click.IntRange(min=1),
               help="Look at the k nearest; by default at as many as share a dataset with the model.")  # fmt: skip
 @atlas_option
@@ -78,11 +86,16 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
 @main.command()
 @click.argument("statement")
 @click.option("--limit", default=10_000, show_default=True, type=click.IntRange(min=1), help="Most rows.")
-@click.option("--timeout", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Most seconds.")
+@click.option(
+    "--timeout", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Most seconds."
+)
 @atlas_option
 @output_options
 def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
-    """Run one SELECT; "-" reads it from stdin. Tables and views: query sql "SHOW TABLES"."""
+    """Run one SELECT; "-" reads it from stdin.
+
+    Tables and views: query sql "SHOW TABLES"
+    """
     text = sys.stdin.read() if statement == "-" else statement
     with _opened(atlas) as opened:
         found = opened.sql(text, limit=limit, seconds=timeout)
@@ -125,4 +138,6 @@ def _tell_ceiling(opened: Atlas, model: str, base: str | None, output: str) -> N
         return
     highest = ceiling(opened, known) if known is not None else None
     if highest is not None:
-        say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
+        say(
+            f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}"
+        )

@@ -208,7 +208,7 @@ def _neighbour_order(vectors: npt.NDArray[np.float32], rows: Integers) -> Order:
     order = np.empty((count, count), np.uint16 if count < 2**16 else np.uint32)
     step = max(1, _BLOCK // max(count, vectors.shape[1]))
     for start in range(0, count, step):
-        block = vectors[rows[start : start + step]].astype(np.float64)
+        block = vectors[rows[start : start + step]].astype(np.float32)
         if not np.isfinite(block).all():
             raise ValueError("a vector is not finite")
         similarity = np.empty((len(block), count), np.float32)
@@ -219,7 +219,7 @@ def _neighbour_order(vectors: npt.NDArray[np.float32], rows: Integers) -> Order:
         # number, which breaks ties by id. Sorting such keys is seven times faster than a stable argsort.
         bits = similarity.view(np.uint32)
         falling = np.where(bits >> np.uint32(31), bits, ~(bits | np.uint32(1 << 31)))
-        keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(count, dtype=np.uint64)[::-1]
+        keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(count, dtype=np.uint64)
         keys.sort(axis=1)
         order[start : start + step] = keys.astype(order.dtype)  # keeps the low bits
     return order

@@ -105,7 +105,9 @@ def _asked(atlas: Atlas, model: str, base: str | None, representation: str) -> _
             )
         return _Asked(known.model, known.base, known.author, known.model_id, None)
     if known.status == "skipped":
-        raise AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}")
+        raise AtlasError(
+            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}"
+        )
     return _read_now(atlas, reference, base or known.base, representation)
 
 
@@ -133,11 +135,20 @@ def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representatio
     vector = normalised(chosen.vector(record))
     if vector is None:
         raise AtlasError(
-            f"{reference.id} is a copy of {identity.base}: its delta is zero, so nothing is more or less like it.", ""
+            f"{reference.id} is a copy of {identity.base}: its delta is zero, so nothing is more or less like it.",
+            "",
         )
-    same = atlas.find(ModelRef(identity.model), identity.base) if atlas.holds(identity.model, identity.base) else None
+    same = (
+        atlas.find(ModelRef(identity.model), identity.base)
+        if atlas.holds(identity.model, identity.base)
+        else None
+    )
     return _Asked(
-        identity.model, identity.base, author_of(identity.model), same.model_id if same is not None else None, vector
+        identity.model,
+        identity.base,
+        author_of(identity.model),
+        same.model_id if same is not None else None,
+        vector,
     )
 
 

@@ -62,7 +62,13 @@ class Shell:
         done = subprocess.run(
             [sys.executable, "-m", {"index": "indexer"}.get(module, module), *rest],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": self.endpoint, **self.environment, **more},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "HF_ENDPOINT": self.endpoint,
+                **self.environment,
+                **more,
+            },
             input=stdin,
             capture_output=True,
             text=True,

@@ -215,9 +215,7 @@ def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
     assert set(read(tmp_path)) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
     config = LoraConfig(r=2, target_modules=["query"], lora_bias=True)
     trained(roberta(), config).save_pretrained(tmp_path / "bias")
-    assert any(
-        name.endswith("lora_B.bias") for name in load_file(tmp_path / "bias/adapter_model.safetensors")
-    )
+    assert any(name.endswith("lora_B.bias") for name in load_file(tmp_path / "bias/adapter_model.safetensors"))
     assert len(read(tmp_path / "bias")) == 2
 
 
@@ -417,9 +415,7 @@ def test_defaults_are_those_of_peft(tmp_path: Path) -> None:
         ({"\x1b[31mq.lora_A.weight": (4, 6)}, "malformed", "lora_A"),
     ],
 )
-def test_factors_that_are_refused(
-    tmp_path: Path, tensors: dict[str, tuple[int, ...]], reason: str, word: str
-) -> None:
+def test_factors_that_are_refused(tmp_path: Path, tensors: dict[str, tuple[int, ...]], reason: str, word: str) -> None:
     folder = write_adapter(tmp_path, {name: torch.ones(shape) for name, shape in tensors.items()})
     skip = refusal(folder)
     assert skip.reason == reason
@@ -493,18 +489,26 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
     plain = [key for key in keys if re.fullmatch(r"[\w.\-]+", key)]
     if any("." in key for key in plain):
         return  # a dot in a plain name is a dot here, any character there
-    assert found == patterns.get(get_pattern_key(patterns.keys(), name))
+    try:
+        expected = patterns.get(get_pattern_key(patterns.keys(), name))
+    except re.error:
+        return  # PEFT itself cannot read such an adapter
+    assert found == expected
 
 
 def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     import indexer.name_pattern as room
 
     monkeypatch.setattr(room, "_SECONDS", 0.2)
-    slow = NamePatterns({"(a|aa)*(a|aa)*(a|aa)*(a|aa)*b[0-9]": 4}, "rank_pattern")
     started = time.monotonic()
+    slow = NamePatterns({r"(a|a)*(a|a)*\d": 4}, "rank_pattern")
     with pytest.raises(Skipped) as skip:
-        for number in range(1000):
-            slow.find("a" * 400 + str(number))
+        slow.find("a" * 400)
+    assert skip.value.reason == "adapter_unsupported"
+    # Many that are quick enough one by one.
+    slower = NamePatterns({r"a*a*a*a*a*a*a*a*[01]": 4}, "rank_pattern")
+    with pytest.raises(Skipped) as skip:
+        list(map(slower.find, ["a" * 400] * 1000))
     assert skip.value.reason == "adapter_unsupported"
     assert time.monotonic() - started < 2
 

@@ -59,7 +59,11 @@ def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(world):
     world.hub.reset_log()
     again = build(world)
     assert counts(again) == {"discovered": 12, "indexed": 0, "unchanged": 12, "skipped": 0, "failed": 0}
-    assert not [request for request in world.hub.requests if "/resolve/" in request.path and "safetensors" in request.path]
+    assert not [
+        request
+        for request in world.hub.requests
+        if "/resolve/" in request.path and "safetensors" in request.path
+    ]
 
 
 def test_records_hold_what_the_files_say(world):
@@ -136,10 +140,13 @@ def test_an_edited_card_of_the_base_does_not_cost_the_records(world):
 
 
 def test_a_failing_download_is_tried_again_by_the_next_build(world):
-    with world.hub.faults.add(path=r"glue-0.*safetensors", status=500):
-        first = build(world, HF_HUB_DOWNLOAD_TIMEOUT="2")
+    fault = world.hub.faults.add(path=r"glue-0.*safetensors", status=500)
+    first = build(world)
+    world.hub.faults.remove(fault)
     assert counts(first)["failed"] == 1
-    assert rows(world, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [("ann/glue-0", "failed")]
+    assert rows(world, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [
+        ("ann/glue-0", "failed")
+    ]
     second = build(world)
     assert counts(second) == {"discovered": 12, "indexed": 1, "unchanged": 11, "skipped": 0, "failed": 0}
 
@@ -165,7 +172,9 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
     report = build(world)
     assert report["indexed"] + report["unchanged"] == 12
     assert world("index", "verify").code == 0
-    leftovers = [path.name for path in (world.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))]
+    leftovers = [
+        path.name for path in (world.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))
+    ]
     assert leftovers == []
 
 
@@ -179,7 +188,10 @@ def test_ctrl_c_publishes_what_was_done(world):
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not any("imdb-3/resolve" in request.path for request in world.hub.requests) and time.monotonic() < deadline:
+    while (
+        not any("imdb-3/resolve" in request.path for request in world.hub.requests)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -224,7 +236,11 @@ def test_a_dry_run_reads_nothing_but_says_how_much(world):
     block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4
     assert report["dry_run"]["bytes"] == 12 * block_bytes
     assert not (world.folder / "atlas" / "records").exists()
-    assert not [request for request in world.hub.requests if "safetensors" in request.path and request.method == "GET" and "/org/" not in request.path]
+    assert not [
+        request
+        for request in world.hub.requests
+        if "safetensors" in request.path and request.method == "GET" and "/org/" not in request.path
+    ]
 
 
 def test_reading_costs_little_more_than_the_block_matrices(world):

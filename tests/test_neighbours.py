@@ -26,7 +26,9 @@ def brute_force(vectors: Vectors, k: int) -> list[tuple[int, int, int]]:
     found = []
     exact = vectors.matrix.astype(np.float64) @ vectors.matrix.astype(np.float64).T
     for row, model_id in enumerate(vectors.ids):
-        others = [(-round(float(exact[row, j]), 6), int(other)) for j, other in enumerate(vectors.ids) if j != row]
+        others = [
+            (-round(float(exact[row, j]), 6), int(other)) for j, other in enumerate(vectors.ids) if j != row
+        ]
         found += [(int(model_id), rank, other) for rank, (_, other) in enumerate(sorted(others)[:k], start=1)]
     return found
 

@@ -51,7 +51,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     for one, other in zip(record.deltas, back.deltas, strict=True):
         assert (one.key, one.shape, one.norm, one.base_norm, one.inner) == (
             other.key, other.shape, other.norm, other.base_norm, other.inner,
-        )  # fmt: skip
+        )
         for name in ("s", "u", "v"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
@@ -89,7 +89,9 @@ def test_the_digest_depends_on_everything_that_changes_the_record():
     for field in ("model", "commit", "base", "base_commit", "relation", "subfolder"):
         digests.add(dataclasses.replace(identity, **{field: "other"}).digest)
     for field, value in (("rank", 9), ("spectra", True), ("svd", "2"), ("format", 2)):
-        digests.add(dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest)
+        digests.add(
+            dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest
+        )
     assert len(digests) == 11
 
 
@@ -102,9 +104,13 @@ def test_the_weights_cosine_with_the_base_is_that_of_the_weights():
         bases.append(base.ravel())
         deltas.append(
             DeltaRecord(
-                DeltaKey("", layer, "query"), (5, 4), float(np.linalg.norm(delta)), float(np.linalg.norm(base)),
-                float((base * delta).sum()), np.zeros(1, np.float32),
-            )  # fmt: skip
+                DeltaKey("", layer, "query"),
+                (5, 4),
+                float(np.linalg.norm(delta)),
+                float(np.linalg.norm(base)),
+                float((base * delta).sum()),
+                np.zeros(1, np.float32),
+            )
         )
     weight, base = np.concatenate(weights), np.concatenate(bases)
     expected = weight @ base / np.linalg.norm(weight) / np.linalg.norm(base)

@@ -16,7 +16,9 @@ RANK = 4
 SHAPES = {"query": (48, 48), "feedforward1": (96, 48), "feedforward2": (48, 96)}
 
 
-def record_of(matrices: dict[tuple[int, str], np.ndarray], transposed: bool = False, flip: int | None = None) -> Record:
+def record_of(
+    matrices: dict[tuple[int, str], np.ndarray], transposed: bool = False, flip: int | None = None
+) -> Record:
     rng = np.random.default_rng(flip)
     deltas = []
     for (layer, family), matrix in sorted(matrices.items(), key=lambda item: DeltaKey("", *item[0]).sort_key):
@@ -27,9 +29,16 @@ def record_of(matrices: dict[tuple[int, str], np.ndarray], transposed: bool = Fa
             u, v = np.zeros_like(u), np.zeros_like(v)
         deltas.append(
             DeltaRecord(
-                DeltaKey("", layer, family), matrix.shape, float(np.linalg.norm(s)), 1.0, 0.0,
-                s[:RANK].astype(np.float32), u.astype(np.float16), v.astype(np.float16), transposed=transposed,
-            )  # fmt: skip
+                DeltaKey("", layer, family),
+                matrix.shape,
+                float(np.linalg.norm(s)),
+                1.0,
+                0.0,
+                s[:RANK].astype(np.float32),
+                u.astype(np.float16),
+                v.astype(np.float16),
+                transposed=transposed,
+            )
         )
     return Record(Identity("a/b", "c", "base", "d", "finetune", Spec(rank=RANK)), tuple(deltas))
 
@@ -82,7 +91,9 @@ def test_signs_of_singular_vectors_do_not_matter(name):
     matrices = random_matrices(7)
     plain = chosen.compute(record_of(matrices))
     for flip in range(4):
-        np.testing.assert_allclose(chosen.compute(record_of(matrices, flip=flip)), plain, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            chosen.compute(record_of(matrices, flip=flip)), plain, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["input", "output", "delta"])

@@ -55,7 +55,7 @@ def plant(body: Any, dataset: int, seed: int, size: float = 1e-2, noise: float =
 
     shared, own = np.random.default_rng(dataset), np.random.default_rng(10_000 + seed)
     with torch.no_grad():
-        for name, parameter in sorted(body.encoder.named_parameters()):
+        for _, parameter in sorted(body.encoder.named_parameters()):
             if parameter.ndim == 2:
                 rows, columns = parameter.shape
                 delta = own.normal(size=(rows, 4)) @ shared.normal(size=(4, columns)) / 2

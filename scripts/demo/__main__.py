@@ -35,6 +35,7 @@ class Terminal:
         }
 
     def __call__(self, command: str, *, show: bool = True) -> str:
+        """Run ``command`` and return what it printed; the demo ends where it fails."""
         if show:
             print(f"\n$ {command}", flush=True)
         program, *rest = shlex.split(command)
@@ -75,7 +76,9 @@ def _show(run: Terminal, hub: LoopbackHub, expected: dict[str, dict[str, str]]) 
     run(build)
     run(build)
     run("index status")
-    asked = _typical(json.loads(run("query sql \"SELECT model, relation, datasets FROM models\" --json", show=False)))
+    asked = _typical(
+        json.loads(run('query sql "SELECT model, relation, datasets FROM models" --json', show=False))
+    )
     run(f"query similar {asked} -k 5")
     run(f"query similar {asked} -k 5 --other-authors --explain")
     run(f"query purity --base {BASE}")
@@ -83,7 +86,9 @@ def _show(run: Terminal, hub: LoopbackHub, expected: dict[str, dict[str, str]]) 
     for name in REPRESENTATIONS[1:]:
         run(f"index represent {name}", show=False)
     print("\nPurity of every representation (share of nearest neighbours with the same data)")
-    print(f"{'representation':<16}{'purity':>8}{'95 % interval':>18}{'chance':>8}{'p':>8}{'cross-author':>14}{'chance':>8}")
+    print(
+        f"{'representation':<16}{'purity':>8}{'95 % interval':>18}{'chance':>8}{'p':>8}{'cross-author':>14}{'chance':>8}"
+    )
     for name in REPRESENTATIONS:
         row = json.loads(run(f"query purity --base {BASE} --representation {name} --json", show=False))
         interval = f"{row['ci_low']:.2f}–{row['ci_high']:.2f}"

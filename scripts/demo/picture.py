@@ -42,7 +42,12 @@ def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
         is_adapter = models.names is not None and models.names[position] in adapters
         colour = COLOURS[shown.index(name)] if name in shown else "#BBBBBB"
         axes.scatter(
-            *places[position], s=70, c=[colour], marker="^" if is_adapter else "o", edgecolors="white", linewidths=0.8
+            *places[position],
+            s=70,
+            c=[colour],
+            marker="^" if is_adapter else "o",
+            edgecolors="white",
+            linewidths=0.8,
         )
     for index, name in enumerate(shown):
         axes.scatter([], [], c=COLOURS[index], s=50, label=f"{name} ({counts[name]})")
@@ -53,7 +58,9 @@ def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
     axes.set_yticks([])
     for side in axes.spines.values():
         side.set_color("#DDDDDD")
-    axes.set_title(f"{len(names)} fine-tunes of {base}, by what training did to their weights", fontsize=10, loc="left")
+    axes.set_title(
+        f"{len(names)} fine-tunes of {base}, by what training did to their weights", fontsize=10, loc="left"
+    )
     figure.savefig(out)
     plt.close(figure)
     return out

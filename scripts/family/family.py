@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,11 @@ from typing import Any
 from tqdm import tqdm
 
 from indexer.errors import AtlasError
-from scripts.family import tasks
-from scripts.family.finished import RECORD, STARTED, is_finished, read_record
-from scripts.family.plan import Plan, Repository, Run
-from scripts.family.store import REVISIONS, expected_entry, is_published, write_json
+from scripts.family import store, tasks
+from scripts.family.plan import Expected, Oddity, Plan, Repository, Run
 
 WORK = ".work"
-EXPECTED = "expected.json"
+TEXTS_ARE_READY = "ready"
 MOST_PROCESSES = 8
 
 
@@ -31,47 +29,112 @@ def build(root: Path, plan: Plan) -> None:
     Raises:
         AtlasError: ``root`` holds something else, or the text for the plan is not installed.
     """
-    if is_finished(root, plan.fingerprint):
+    if store.is_finished(root, plan.fingerprint):
         return
     started = time.monotonic()
     claim_folder(root, plan)
     work = root / WORK
     work.mkdir(exist_ok=True)
     with workers() as pool:
-        if not (work / "ready").exists():
+        if not (work / TEXTS_ARE_READY).exists():
             tasks.prepare(plan, work)
-            (work / "ready").touch()
-        measured = read_record(root, STARTED).get("measured", {})
-        for wave in waves(plan, root):
-            for model, result in make_all(pool, wave, plan, root, work):
-                measured[model] = result
-                write_json(root / STARTED, {"fingerprint": plan.fingerprint, "measured": measured})
-    write_json(root / EXPECTED, expectations(plan))
-    record = {
-        "fingerprint": plan.fingerprint,
-        "size": plan.size,
-        "architecture": plan.architecture_name,
-        "base": plan.base,
-        "seconds": round(time.monotonic() - started, 1),
-        "measured": dict(sorted(measured.items())),
-    }
-    write_json(root / RECORD, record)
-    (root / STARTED).unlink(missing_ok=True)
+            (work / TEXTS_ARE_READY).touch()
+        if not store.is_published(root, plan.base):
+            pool.submit(in_worker, "make_base_repository", plan, root, work).result()
+        waiting = [entry for entry in plan.repositories if not store.is_published(root, entry.model)]
+        with tqdm(total=len(waiting), desc="models", unit="model", disable=None) as progress:
+            for wave in waves(waiting):
+                make_all(pool, wave, plan, root, work, progress)
+    store.write_json(root / store.EXPECTED, expectations(plan))
+    seconds = round(time.monotonic() - started, 1)
+    store.write_json(root / store.RECORD, description(plan) | {"seconds": seconds, "measured": measured(root, plan)})
+    (root / store.STARTED).unlink()
     shutil.rmtree(work)
 
 
 def claim_folder(root: Path, plan: Plan) -> None:
-    """Take an empty folder, or one that holds this family in part; clear one that holds another family.
+    """Take an empty folder or one that holds this family in part; clear one that holds another family.
 
     Raises:
         AtlasError: the folder holds anything else.
     """
     root.mkdir(parents=True, exist_ok=True)
-    known = read_record(root, STARTED) or read_record(root, RECORD)
-    if any(root.iterdir()) and not known:
+    known = store.read_json(root / store.STARTED) or store.read_json(root / store.RECORD)
+    if not known and any(root.iterdir()):
         raise AtlasError(f"{root} is not empty and holds no family.", "Name an empty folder, or a new one.")
-    if known.get("fingerprint") != plan.fingerprint:
-        for name in (*known.get("owners", []), WORK, REVISIONS):
-            shutil.rmtree(root / name, ignore_errors=True)
-        for name in (RECORD, STARTED, EXPECTED):
-            (root / name).unlink(missing_ok=True)
+    if known and known.get("fingerprint") != plan.fingerprint:
+        (root / store.RECORD).unlink(missing_ok=True)
+        for owner in {Path(owner).name for owner in known["owners"]} | {WORK, store.REVISIONS}:
+            shutil.rmtree(root / owner, ignore_errors=True)
+    store.write_json(root / store.STARTED, description(plan))
+
+
+def description(plan: Plan) -> dict[str, Any]:
+    """What tells one family from another, and the folders it owns."""
+    owners = {plan.base.partition("/")[0], *(entry.author for entry in plan.repositories)}
+    return {
+        "fingerprint": plan.fingerprint,
+        "size": plan.size,
+        "architecture": plan.architecture_name,
+        "base": plan.base,
+        "owners": sorted(owners),
+    }
+
+
+@contextmanager
+def workers() -> Iterator[ProcessPoolExecutor]:
+    """One process per core, started at once so that they import torch while the text is collected."""
+    count = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        for _ in range(count):
+            pool.submit(in_worker, "prepare_process")
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def in_worker(unit: str, *arguments: Any) -> None:
+    """Call a function of ``units``, which only worker processes import: it is slow to."""
+    from scripts.family import units
+
+    units.prepare_process()
+    getattr(units, unit)(*arguments)
+
+
+def waves(entries: Iterable[Repository]) -> tuple[list[Repository], list[Repository]]:
+    """Those that need the base model alone, then those made from another repository."""
+    first, second = [], []
+    for entry in entries:
+        origin = entry.parent if isinstance(entry, Run) else entry.of if isinstance(entry, Oddity) else None
+        (second if origin else first).append(entry)
+    return first, second
+
+
+def make_all(
+    pool: ProcessPoolExecutor, entries: list[Repository], plan: Plan, root: Path, work: Path, progress: tqdm[Any]
+) -> None:
+    """Make all of them; the first that fails stops the rest and its error is raised."""
+    units = {Run: "make_run_repository", Oddity: "make_oddity_repository"}
+    longest_first = sorted(entries, key=lambda entry: -cost(entry))
+    futures = [pool.submit(in_worker, units[type(entry)], plan, entry, root, work) for entry in longest_first]
+    for future in as_completed(futures):
+        future.result()
+        progress.update()
+
+
+def cost(entry: Repository) -> int:
+    """How many texts a run trains on, which is about its time."""
+    return entry.steps * entry.batch if isinstance(entry, Run) else 0
+
+
+def expectations(plan: Plan) -> dict[str, dict[str, str | None]]:
+    """What a build of the atlas should make of every repository."""
+    base = Repository(plan.base, expected=Expected("not listed", why="It is the base model itself."))
+    return {entry.model: store.expected_entry(entry) for entry in (base, *plan.repositories)}
+
+
+def measured(root: Path, plan: Plan) -> dict[str, dict[str, float]]:
+    """Losses and held-out results of everything that was trained."""
+    trained = [plan.base, *(run.model for run in plan.runs)]
+    return {model: store.read_json(store.repository_folder(root, model) / store.RESULTS) for model in trained}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,10 +16,10 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from scripts.family.batches import endless, once
 from scripts.family.plan import Adapter, Architecture, Plan, Run
 from scripts.family.pretrain import LANGUAGE_MODELS, OBJECTIVES, new_configuration, summary, train
+from scripts.family.store import RESULTS, write_json
 from scripts.family.tasks import NO_LABEL, LabelledTexts
 
 WEIGHTS = "model.safetensors"
-RESULTS = "all_results.json"
 EVALUATION_BATCH = 64
 CLASSIFIERS: Mapping[str, type] = {
     "text-classification": AutoModelForSequenceClassification,
@@ -68,7 +67,7 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
     losses = train(model, loss, tqdm(range(steps), disable=True), run.learning_rate)
     measured = {"steps": float(steps), **summary(losses), **evaluate(model, texts, task, plan, run.seed)}
     FORMATS[run.saved](model, plan, folder)
-    (folder / RESULTS).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / RESULTS, measured)
     return measured
 
 

@@ -10,8 +10,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from scripts.family.batches import Batch, endless, unlabelled
 from scripts.family.plan import Architecture, Plan

@@ -21,6 +21,10 @@ from scripts.family.plan import Repository
 FIRST_UPLOAD = datetime(2024, 3, 1, 9, tzinfo=UTC)
 BETWEEN_UPLOADS = timedelta(hours=53)
 REVISIONS = ".revisions"  # no account's name starts with a dot
+RECORD = "family.json"  # written last of all
+STARTED = "family.started.json"  # in its place until then
+EXPECTED = "expected.json"
+RESULTS = "all_results.json"  # what was measured of one model, in its repository
 CONVERSION = "Adding `safetensors` variant of this model"
 
 
@@ -102,6 +106,20 @@ def write_json(path: Path, value: Any) -> None:
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     beside.write_text(json.dumps(value, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
     beside.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object that ``write_json`` wrote; {} where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_finished(root: Path, fingerprint: str) -> bool:
+    """Whether the whole family of this plan lies below ``root``."""
+    return read_json(root / RECORD).get("fingerprint") == fingerprint
 
 
 def expected_entry(repository: Repository) -> dict[str, str | None]:

@@ -27,10 +27,10 @@ def prepare_process() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def make_base_repository(plan: Plan, root: Path, work: Path) -> dict[str, float]:
-    """Pretrain and publish the base model; returns what was measured."""
+def make_base_repository(plan: Plan, root: Path, work: Path) -> None:
+    """Pretrain and publish the base model."""
     folder = fresh_folder(work, plan.base)
-    measured = make_base(plan, work, folder)
+    store.write_json(folder / store.RESULTS, make_base(plan, work, folder))
     copy_tokenizer(work, folder)
     front = {
         "language": "en",
@@ -42,11 +42,10 @@ def make_base_repository(plan: Plan, root: Path, work: Path) -> dict[str, float]
     base = Repository(model=plan.base, claim="none")
     description = {"old_ids": [plan.old_id], "downloads": 61803, "likes": 42}
     finish(plan, base, root, folder, front, f"# {base.name}\n\n{body}", 0, description)
-    return measured
 
 
-def make_run_repository(plan: Plan, run: Run, root: Path, work: Path) -> dict[str, float]:
-    """Train and publish one fine-tune or adapter; returns what was measured."""
+def make_run_repository(plan: Plan, run: Run, root: Path, work: Path) -> None:
+    """Train and publish one fine-tune or adapter."""
     folder = fresh_folder(work, run.model)
     start = store.repository_folder(root, run.parent or plan.base)
     measured = make_run(plan, run, work, start, folder)
@@ -61,15 +60,12 @@ def make_run_repository(plan: Plan, run: Run, root: Path, work: Path) -> dict[st
     if run.converted:
         extra["revisions"] = store.publish_conversion(root, run.model, converted_copy(folder, work, run.model))
     finish(plan, run, root, folder, front, body, position_of(plan, run), extra)
-    return measured
 
 
-def make_oddity_repository(plan: Plan, oddity: Oddity, root: Path, work: Path) -> dict[str, float]:
-    """Make and publish one odd repository; nothing is measured."""
+def make_oddity_repository(plan: Plan, oddity: Oddity, root: Path, work: Path) -> None:
+    """Make and publish one odd repository."""
     folder = fresh_folder(work, oddity.model)
     MAKERS[oddity.make](plan, oddity, root, folder)
-    for name in (".gitattributes", "README.md"):
-        (folder / name).unlink(missing_ok=True)
     bases = cards.claimed(plan, oddity, "finetune").in_card
     front: dict[str, Any] = {
         "license": plan.authors[oddity.author].license,
@@ -80,7 +76,6 @@ def make_oddity_repository(plan: Plan, oddity: Oddity, root: Path, work: Path) -
     front = {key: value for key, value in front.items() if value} | json.loads(oddity.card)
     body = f"# {oddity.heading or oddity.name}\n\nMore information needed"
     finish(plan, oddity, root, folder, front, body, position_of(plan, oddity), {})
-    return {}
 
 
 def finish(

@@ -29,7 +29,7 @@ _SEND_BUFFER = 1 << 18
 _METHODS = ("GET", "HEAD", "POST")
 
 
-class _HangUp(Exception):  # noqa: N818 (not an error: it is what was asked for)
+class _HangUp(Exception):
     """Close the connection now."""
 
 

@@ -1,0 +1,38 @@
+"""A family of small real models: one base, its fine-tunes and adapters, and the oddities of the Hub.
+
+Everything is trained on text that every install has, in about two minutes, and laid out as the loopback Hub
+serves it. ``python -m scripts.family --out .demo/family`` from the root of the project.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.family.plan import load_plan
+from scripts.family.store import is_finished
+
+PROJECT = Path(__file__).parents[2]
+
+
+def make_family(out: Path, size: str, architecture: str = "roberta") -> Path:
+    """The folder ``out`` with the family in it, made now unless it is there already.
+
+    Another process makes it, so that the caller's torch, environment and offline switch stay as they are.
+
+    Args:
+        out: an empty or new folder, or one that holds a family in part or whole.
+        size: ``mini``, ``small`` or ``full``.
+        architecture: a table of ``plan.toml``.
+
+    Raises:
+        ValueError: an unknown size or architecture.
+        RuntimeError: it could not be made; the reason is on stderr.
+    """
+    if not is_finished(out, load_plan(size, architecture).fingerprint):
+        options = ["--out", str(out.resolve()), "--size", size, "--architecture", architecture]
+        command = [sys.executable, "-m", "scripts.family", *options]
+        if subprocess.run(command, cwd=PROJECT, stdout=sys.stderr.fileno(), check=False).returncode:
+            raise RuntimeError(f"The family could not be made in {out}; its own message stands above.")
+    return out
