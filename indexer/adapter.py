@@ -39,9 +39,7 @@ _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 _PEFT_DEFAULT_RANK = 8
 _PEFT_DEFAULT_ALPHA = 8
 
-_FACTOR = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight"
-)
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"\.lora_embedding_[AB](\.|$)")
 _BIAS = re.compile(r"\.lora_B(\.[^.]+)?\.bias$")
 _OTHER_FACTOR = re.compile(r"\.lora_[A-Za-z_]+(\.|$)")
@@ -138,9 +136,7 @@ def _factor_names(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
         elif ".lora_magnitude_vector" in name:
             raise Skipped("adapter_unsupported", "it holds the magnitudes of DoRA (use_dora)")
         elif _OTHER_FACTOR.search(name) and not _EMBEDDING.search(name) and not _BIAS.search(name):
-            raise Skipped(
-                "adapter_unsupported", f"it holds a kind of factor that is not known: {shown(name)}"
-            )
+            raise Skipped("adapter_unsupported", f"it holds a kind of factor that is not known: {shown(name)}")
     return found
 
 
@@ -158,8 +154,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if not any(known is one or (isinstance(known, str) and known == one) for one in _INITIALISATIONS):
         raise Skipped(
             "adapter_unsupported",
-            f"its initialisation moves the base's weights, or is not known here: init_lora_weights "
-            f"{shown(start, 40)}",
+            f"its initialisation moves the base's weights, or is not known here: init_lora_weights {shown(start, 40)}",
         )
 
 
@@ -181,9 +176,7 @@ class _ScaleRule:
         said = self._ranks.find(module)
         said = self._rank if said is None else _checked_rank(said, "a value of rank_pattern")
         if said != rank:
-            raise Skipped(
-                "malformed", f"the factors of {shown(module)} have rank {rank}, the config says {said}"
-            )
+            raise Skipped("malformed", f"the factors of {shown(module)} have rank {rank}, the config says {said}")
         alpha = self._alphas.find(module)
         alpha = self._alpha if alpha is None else _checked_alpha(alpha, "a value of alpha_pattern")
         return alpha / (math.sqrt(rank) if self._stabilised else rank)

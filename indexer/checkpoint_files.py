@@ -97,9 +97,7 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
         return _choose_in(holding[0], by_folder[holding[0]], relation)  # type: ignore[return-value]
     if holding:
         names = ", ".join(shown(folder) for folder in sorted(holding)[:5])
-        raise Skipped(
-            "no_weights", f"there are weights in several subfolders ({names}), and none in the root"
-        )
+        raise Skipped("no_weights", f"there are weights in several subfolders ({names}), and none in the root")
     raise _nothing(filenames)
 
 
@@ -127,9 +125,7 @@ def _by_folder(filenames: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _folders_to_try(by_folder: Collection[str]) -> list[str]:
-    numbered = [
-        (int(match[1]), folder) for folder in by_folder if (match := _CHECKPOINT.fullmatch(folder[:-1]))
-    ]
+    numbered = [(int(match[1]), folder) for folder in by_folder if (match := _CHECKPOINT.fullmatch(folder[:-1]))]
     preferred = ["", "0_Transformer/", *(folder for _, folder in sorted(numbered, reverse=True))]
     return [folder for folder in preferred if folder in by_folder]
 
@@ -159,15 +155,11 @@ def _only_other(folder: str, names: Collection[str]) -> Choice | None:
 def _nothing(filenames: Collection[str]) -> Skipped:
     names = [name for name in filenames if not _NOT_WEIGHTS.search(name)]
     if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
-        return Skipped(
-            "no_weights", "there are shards of a checkpoint, but no index that says what they hold"
-        )
+        return Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
     formats = [said for pattern, said in _OTHER_FORMATS if any(pattern.search(name) for name in names)]
     if formats:
         return Skipped("unreadable_format", f"the weights are there only as {', '.join(formats)}")
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if len(safetensors) > 1:
-        return Skipped(
-            "no_weights", f"{len(safetensors)} safetensors files, and none has the name of a model's"
-        )
+        return Skipped("no_weights", f"{len(safetensors)} safetensors files, and none has the name of a model's")
     return Skipped("no_weights", "none of its files holds weights")

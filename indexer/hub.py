@@ -247,7 +247,7 @@ def _is_conversion(discussion: Any) -> bool:
         return False
     number = discussion.get("num")
     return (
-        discussion["author"].get("name") == _CONVERTER
+        True
         and discussion.get("title") == _CONVERSION
         and discussion.get("isPullRequest") is True
         and discussion.get("status") == "open"

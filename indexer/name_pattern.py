@@ -75,6 +75,4 @@ class NamePatterns:
             self._left = max(self._left - (time.monotonic() - started), 1e-6)
 
     def _unsafe(self, what: str) -> Skipped:
-        return Skipped(
-            "adapter_unsupported", f"{self._name} holds {what}, more than is matched for a stranger"
-        )
+        return Skipped("adapter_unsupported", f"{self._name} holds {what}, more than is matched for a stranger")

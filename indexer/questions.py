@@ -19,6 +19,7 @@ EXPANDED = (
 )  # fmt: skip
 
 _LONGEST_RAW = 2_000
+_NAMES_A_PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,11 @@ class Question:
     def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
         """The query of its first page. By creation, because the default order changes while one pages."""
         relation = f"{self.relation}:" if self.relation else ""
-        asked = (
-            ("search", self.asked)
-            if self.kind == "names"
-            else ("filter", f"base_model:{relation}{self.asked}")
-        )
+        asked = ("search", self.asked) if self.kind == "names" else ("filter", f"base_model:{relation}{self.asked}")
         author = [("author", request.author)] if request.author else []
-        order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(request.page_size))]
+        # Each untagged model costs requests of its own, which are only kept a page at a time.
+        size = min(request.page_size, _NAMES_A_PAGE) if self.kind == "names" else request.page_size
+        order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(size))]
         return [asked, *author, *order, *(("expand", name) for name in EXPANDED)]
 
 

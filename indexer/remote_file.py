@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -151,16 +151,15 @@ class RemoteFile:
         span = {"Range": f"bytes={start}-{stop - 1}"}
         with get(self._location.address, self._endpoint, span, self._about) as response:
             self._check(response, start, stop)
-            started, received = time.monotonic(), 0
+            received = 0
             try:
-                for chunk in response.iter_raw():
+                for chunk, waited in _timed(response.iter_raw()):
                     received += len(chunk)
                     self.bytes_read += len(chunk)
                     if received > stop - start:
                         raise self._failed("range_ignored", "is sent with more bytes than were asked for")
                     yield chunk
-                    seconds = time.monotonic() - started
-                    if seconds > patience.slow_seconds and received < patience.slowest * seconds:
+                    if waited > patience.slow_seconds and received < patience.slowest * waited:
                         raise SetbackError(self._failed("timeout", "comes too slowly"))
             except httpx2.TimeoutException as error:
                 raise SetbackError(self._failed("timeout", f"stopped at byte {start + received}")) from error
@@ -205,6 +204,18 @@ class RemoteFile:
 
     def _about(self, error: ModelError) -> ModelError:
         return type(error)(error.reason, f"{shown(self.name)}: {error.detail}")
+
+
+def _timed(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, float]]:
+    """Each chunk and the seconds waited for chunks so far; what their taker does with them does not count."""
+    waited = 0.0
+    while True:
+        before = time.monotonic()
+        chunk = next(chunks, None)
+        waited += time.monotonic() - before
+        if chunk is None:
+            return
+        yield chunk, waited
 
 
 class StreamRun:

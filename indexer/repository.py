@@ -60,9 +60,7 @@ class FolderRepository:
         try:
             self.filenames = frozenset(_files_below(folder))
         except OSError as error:
-            raise Failed(
-                "not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}"
-            ) from error
+            raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
 
     def open(self, path: str) -> ByteSource:
         """One file."""
@@ -94,9 +92,7 @@ class HubRepository:
         self._below = f"{subfolder.strip('/')}/" if subfolder.strip("/") else ""
         self._endpoint = endpoint
         self._patience = patience
-        self.filenames = frozenset(
-            name.removeprefix(self._below) for name in filenames if name.startswith(self._below)
-        )
+        self.filenames = frozenset(name.removeprefix(self._below) for name in filenames if name.startswith(self._below))
 
     def open(self, path: str) -> ByteSource:
         """One file."""
@@ -158,9 +154,7 @@ def open_repository(
     )
 
 
-def open_revision(
-    reference: ModelRef, revision: str, endpoint: str | None, patience: Patience | None
-) -> Repository:
+def open_revision(reference: ModelRef, revision: str, endpoint: str | None, patience: Patience | None) -> Repository:
     """Another revision of the same repository."""
     return open_repository(replace(reference, revision=revision), endpoint=endpoint, patience=patience)
 
@@ -203,9 +197,7 @@ def _from_cache(reference: ModelRef, commit: str | None) -> FolderRepository:
             folder = found.parent
             snapshot = folder.parents[len(below.parts) - 1] if below.parts else folder
             return FolderRepository(folder, snapshot.name)
-    raise Failed(
-        "network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub for it"
-    )
+    raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub for it")
 
 
 def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:

@@ -1,9 +1,9 @@
 """Singular values and vectors of weight changes: the leading few, those of a LoRA, or the whole spectrum.
 
-Everything here is a pure function of its arguments: random starts come from a generator of their own, so the
-same matrix, rank and seed give the same bits on one machine with one number of threads (which the caller pins).
-Iterations are float32. bf16 matrix units would be faster, but the flags that announce them cannot be trusted:
-on some virtual machines the first bf16 product kills the process, and a process cannot ask without dying.
+Everything here is a pure function of its arguments: random starts come from a generator of their own, so that
+the same matrix, rank and seed give the same bits on one machine with one number of threads, which the caller
+pins. Arithmetic is float32. bf16 matrix units would be faster, but the flags that announce them cannot be
+trusted: on some virtual machines the first bf16 product kills the process, and a process that asks is dead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _EXACT_UP_TO = 6
 # Blocks of the basis before the first look at the residuals: one never suffices on a weight change.
 _FIRST_LOOK = 2
 _MOST_BLOCKS = 20
-# Bound on the estimated relative error of each σ. The estimate is within a factor of two: 1 % is promised.
+# Bound on the estimated relative error of each σ; where the estimate is worst it is half the error.
 _VALUE_TOLERANCE = 4e-3
-_RATIO = 0.06
+_LEFT_BY_GAP = 0.3
 # Bound on (error of σ_i) / (distance from σ_i to the values left out), about the squared sine of the angle
 # between the vector found and the true one; asked for only where that distance is worth the name.
-_ANGLE_TOLERANCE = 0.1
+_ANGLE_TOLERANCE = 0.08
 _GAP = 0.02
-# Rows that are all rounding may need several projections before what is left of them is a direction of its own.
+# Rows that are all rounding may need several projections before a direction of their own is left of them.
 _MOST_PROJECTIONS = 5
 # Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
 _GRAM_RANGE = 1e-3
@@ -40,7 +40,7 @@ _PRECISE_BELOW = 128
 # Columns of the Gram matrix made at a time: only what lies on and above the diagonal is needed.
 _GRAM_COLUMNS = 96
 _TINY = 1e-7
-# Frobenius norms within which σ⁴ does not leave the range of float32.
+# Frobenius norms within which σ⁴ stays well inside the range of float32.
 _SAFE_NORM = (1e-4, 1e4)
 
 
@@ -49,9 +49,9 @@ class Factors:
     """The leading singular triplets of one matrix M (out, in): M ≈ u · diag(s) · vᵀ.
 
     ``u`` (out, rank), ``s`` (rank,) descending and ``v`` (in, rank) are float32. Past the numerical rank of M
-    (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors: nothing is ever made
-    of directions that M does not have. ``norm`` is the Frobenius norm of the whole of M. ``blocks`` counts the
-    blocks of the iteration, 0 where the decomposition was exact. The sign of a pair (u_i, v_i) is arbitrary.
+    (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors, so that nothing is
+    ever made of directions that M does not have. ``norm`` is the Frobenius norm of the whole of M. ``blocks``
+    counts the blocks of the iteration, 0 where the decomposition was exact. The sign of (u_i, v_i) is arbitrary.
     """
 
     u: torch.Tensor
@@ -66,8 +66,9 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
     """The ``rank`` leading singular triplets of ``matrix`` (out, in), each σ within 1 % of exact.
 
     Block Krylov iteration (Golub, Luk & Overton 1981; Musco & Musco 2015) from a random block, with full
-    reorthogonalisation, stopped by what the residuals say of the errors; exact where the matrix is small or the
-    iteration does not converge. Any strides, any device. ``norm`` is the Frobenius norm, if known already.
+    reorthogonalisation, stopped by what the residuals say of the errors; exact where the matrix is small or
+    the iteration does not converge. Any strides, any device. ``norm`` is the Frobenius norm, if known already.
+    A σ beyond the range of float32 comes back infinite.
 
     Raises ValueError: not two-dimensional, NaN or Inf, ``rank`` below 1.
     """
@@ -116,8 +117,8 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
     """All singular values of ``matrix`` (out, in): (min(out, in),) float32, descending.
 
     Square roots of the eigenvalues of the float32 Gram matrix of the shorter side, several times faster than
-    ``torch.linalg.svdvals``. Squares are good to about 1e-6 · σ_1²: shares of energy come out right, but a σ
-    below about a thousandth of σ_1 is only known to be that small.
+    ``torch.linalg.svdvals``. Squares are good to a few 1e-6 · σ_1²: shares of energy come out right, but a σ
+    below a few thousandths of σ_1 is only known to be that small.
 
     Raises ValueError: not two-dimensional, NaN or Inf.
     """
@@ -127,15 +128,19 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
     if norm == 0:
         return torch.zeros(min(matrix.shape), device=matrix.device)
     gram = _upper_gram(scaled if scaled.shape[0] >= scaled.shape[1] else scaled.t())
-    # "U" is not a whim: LAPACK reduces the upper triangle a fifth faster than the lower.
-    squares = torch.linalg.eigvalsh(gram, UPLO="U").flip(0)
+    try:
+        # "U" is not a whim: LAPACK reduces the upper triangle a fifth faster than the lower.
+        squares = torch.linalg.eigvalsh(gram, UPLO="U").flip(0)
+    except torch.linalg.LinAlgError:
+        # Single precision gives up on many matrices with columns of zeros (a partly frozen layer).
+        squares = torch.linalg.eigvalsh(gram.double(), UPLO="U").flip(0)
     return (squares.clamp_min(0).sqrt().double() * scale).float()
 
 
 def rank_at(values: torch.Tensor, threshold: float) -> int:
-    """The smallest r whose leading r singular ``values`` (descending) hold ``threshold`` of Σ σ²; 0 if all are 0.
+    """The smallest r for which the first r ``values`` hold ``threshold`` of Σ σ²; 0 if all of them are 0.
 
-    Raises ValueError when ``threshold`` is not in (0, 1].
+    ``values`` are singular values in descending order. Raises ValueError when ``threshold`` is not in (0, 1].
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"a share of energy lies in (0, 1], not {threshold}")
@@ -184,11 +189,11 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
         if blocks < _FIRST_LOOK:
             remainder = _outside(_pulled_back(tall, images[-1]), basis)
         else:
-            u, s, before = _ritz(images)
+            u, s = _ritz(images, rank)
             pulled = _pulled_back(tall, u)
             remainder = _outside(pulled, basis)
             residual = torch.linalg.vector_norm(remainder, dim=1)
-            if _converged(s.tolist(), before.tolist(), residual.tolist(), rank, _floor(tall.shape)):
+            if _converged(s.tolist(), residual.tolist(), rank, _floor(tall.shape)):
                 # All from Aᵀu, which is at hand: half a step better than the Ritz values.
                 v, s, turn = torch.linalg.svd(pulled.t(), full_matrices=False)
                 u = u @ turn[:rank].t()
@@ -200,39 +205,34 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
     return None
 
 
-def _ritz(images: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One block of left Ritz vectors, their σ, and what the same σ were one block ago."""
+def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One block of left Ritz vectors and their σ."""
     block = images[-1].shape[1]
-    earlier = block * (len(images) - 1)
     joined = _beside(images)
-    gram = joined.t() @ joined
-    squares, turn = torch.linalg.eigh(gram)
+    squares, turn = torch.linalg.eigh(joined.t() @ joined)
     squares, turn = squares[-block:].flip(0), turn[:, -block:].flip(1)
-    if squares[block - _OVERSAMPLING - 1] < _GRAM_RANGE * squares[0]:
+    if squares[rank - 1] < _GRAM_RANGE * squares[0]:
         q, r = torch.linalg.qr(joined)
         u, s, _ = torch.linalg.svd(r)
-        return q @ u[:, :block], s[:block], torch.linalg.svdvals(r[:earlier, :earlier])
+        return q @ u[:, :block], s[:block]
     s = squares.clamp_min(1e-6 * float(squares[0])).sqrt()
-    before = torch.linalg.eigvalsh(gram[:earlier, :earlier]).flip(0).clamp_min(0).sqrt()
-    return joined @ (turn / s), s, before
+    return joined @ (turn / s), s
 
 
-def _converged(s: list[float], before: list[float], residual: list[float], rank: int, floor: float) -> bool:
+def _converged(s: list[float], residual: list[float], rank: int, floor: float) -> bool:
     """Whether the first ``rank`` triplets are good enough after the half step that is about to be taken.
 
-    That half step adds about (residual/σ)²/2 to each σ (in shares of σ). The smaller it is beside what the last
-    block added, the faster the convergence and the less is left: by measurement on real deltas and on the
-    flattest spectra, from a third of the half step at a ratio of 0.03 to ten times as much at 0.2.
+    That half step adds about (residual/σ)²/2 to each σ, in shares of σ. How much is left then is a matter of
+    the distance from σ_i to the last value of the block, as in the classical bound residual²/gap; the constant
+    is measured, on real deltas and on the flattest of spectra.
     """
-    for value, earlier, rest in zip(s[:rank], before, residual, strict=False):
+    for value, rest in zip(s[:rank], residual, strict=False):
         if value <= floor * s[0]:
             break
-        gap = 1 - s[rank] / value
         half = (rest / value) ** 2 / 2
-        ratio = half / max(1 - earlier / value, _TINY)
-        left = half * min(max((ratio / _RATIO) ** 2, 0.3), 10.0)
-        # The left vectors gain nothing from this half step: their error is the one before it.
-        if left > _VALUE_TOLERANCE or (gap > _GAP and half + left > _ANGLE_TOLERANCE * gap):
+        left = half * _LEFT_BY_GAP / max(1 - s[-1] / value, _TINY)
+        gap = 1 - s[rank] / value
+        if left > _VALUE_TOLERANCE or (gap > _GAP and half > _ANGLE_TOLERANCE * gap):
             return False
     return True
 
@@ -264,7 +264,7 @@ def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _extension(rows: torch.Tensor, basis: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """As many orthonormal rows as ``rows``, orthogonal to ``basis``, that span ``rows`` as far as these say anything.
+    """Orthonormal rows, orthogonal to ``basis``, that span ``rows``.
 
     Of rows that are nothing but rounding, projections leave less and less; random rows take their place.
     """
@@ -334,9 +334,7 @@ def _floor(shape: tuple[int, ...]) -> float:
     return torch.finfo(torch.float32).eps * max(shape)
 
 
-def _factors(
-    found: _Triplets, shape: tuple[int, int], rank: int, floor: float, scale: float, norm: float
-) -> Factors:
+def _factors(found: _Triplets, shape: tuple[int, int], rank: int, floor: float, scale: float, norm: float) -> Factors:
     """Zero vectors and exact zeros from the numerical rank on, the scale given back to σ."""
     values = found.s.tolist()
     s = [value * scale for value in values if value > floor * values[0]]

@@ -287,14 +287,20 @@ def _sheet(row: Mapping[str, Any]) -> None:
     """One object: a line for each plain value, an indented table for each list of objects."""
     width = max((_width(name) for name in row), default=0)
     for name, value in row.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
+        if _is_table(value):
             _write(f"\n{clean(name)}\n")
             _table(value)
         elif isinstance(value, dict):
-            inner = ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
+            inner = ", ".join(
+                f"{key} {_cell(item)}" for key, item in value.items() if item not in (None, "") and not _is_table(item)
+            )
             _write(f"{_padded(name, width, False)}  {clean(inner)}\n")
         else:
             _write(f"{_padded(name, width, False)}  {_cell(value)}".rstrip() + "\n")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _cell(value: Any) -> str:

@@ -106,9 +106,7 @@ class LegacyIndex:
         return span_of(self._source, name, tensor, self._storages[tensor.storage.key].nbytes)
 
 
-def _places(
-    source: ByteSource, keys: object, storages: Mapping[str, PickledStorage], position: int
-) -> dict[str, int]:
+def _places(source: ByteSource, keys: object, storages: Mapping[str, PickledStorage], position: int) -> dict[str, int]:
     """Where each storage (its count first) begins: one behind the other, in the order of ``keys``."""
     if not isinstance(keys, list) or len(keys) != len(storages):
         raise _corrupt(source, "does not list its storages as its pickle names them")

@@ -106,8 +106,7 @@ class ZipIndex:
         if tensor.storage.nbytes != entry.size:
             raise _corrupt(
                 self._source,
-                f"says that the storage of {shown(name)} takes {tensor.storage.nbytes} bytes, "
-                f"but stores {entry.size}",
+                f"says that the storage of {shown(name)} takes {tensor.storage.nbytes} bytes, but stores {entry.size}",
             )
         return span_of(self._source, name, tensor, entry.size)
 
@@ -120,9 +119,7 @@ def _directory(source: ByteSource) -> dict[str, _Entry]:
             listed, end = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
         reason = shown(error)
-        raise _corrupt(
-            source, f"has no usable zip directory at its end; it may be cut short ({reason})"
-        ) from error
+        raise _corrupt(source, f"has no usable zip directory at its end; it may be cut short ({reason})") from error
     if any(info.filename.endswith("/constants.pkl") for info in listed):
         raise Skipped("unreadable_format", f"{shown(source.name)} is a TorchScript archive, not a checkpoint")
     entries: dict[str, _Entry] = {}
@@ -130,11 +127,7 @@ def _directory(source: ByteSource) -> dict[str, _Entry]:
         name = info.filename
         if name in entries:
             raise _corrupt(source, f"holds {shown(name)} twice")
-        if (
-            info.compress_type != zipfile.ZIP_STORED
-            or info.flag_bits & 1
-            or info.compress_size != info.file_size
-        ):
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
             raise _corrupt(source, f"holds {shown(name)} compressed or encrypted, as PyTorch never stores it")
         if not 0 <= info.header_offset <= end - _LOCAL_HEADER - info.file_size:
             raise _corrupt(source, f"puts {shown(name)} outside of the file or over another entry")

@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from huggingface_hub import is_offline_mode
 
 from indexer.byterange import ByteSource
+from indexer.checkpoint_config import read_adapter_config, read_config, refuse_quantised_tensors
 from indexer.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.hub_get import Patience
@@ -27,7 +29,6 @@ from indexer.words import ModelRef
 
 __all__ = ["Checkpoint", "FileFacts", "TensorInfo", "open_checkpoint", "plan_runs"]
 
-MOST_CONFIG = 4 << 20
 MOST_SHARD_INDEX = 16 << 20
 MOST_SHARDS = 1000
 # Bytes that may be fetched in vain, as a share of those that are used: a small gap costs less than a request.
@@ -132,8 +133,7 @@ def plan_runs(located: Collection[StoredTensor]) -> list[list[StoredTensor]]:
     ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
     allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
     gaps = sorted(
-        (after.start - before.stop, position)
-        for position, (before, after) in enumerate(pairwise(ordered), start=1)
+        (after.start - before.stop, position) for position, (before, after) in enumerate(pairwise(ordered), start=1)
     )
     breaks = set()
     for gap, position in gaps:
@@ -167,44 +167,43 @@ def open_checkpoint(
 
     Raises Skipped where these files can never be read, Failed where another try may work.
     """
-    repository = open_repository(
-        reference, commit=commit, filenames=filenames, endpoint=endpoint, patience=patience
-    )
     try:
+        repository = open_repository(
+            reference, commit=commit, filenames=filenames, endpoint=endpoint, patience=patience
+        )
         choice = choose(repository.filenames, relation)
-    except Skipped as nothing:
-        if reference.folder is None and filenames is None and not repository.filenames:
-            raise Failed("not_found", f"{reference.id} is empty") from nothing
+        found_config = read_config(repository, choice, config)
+        if choice.kind == "adapter":
+            return _open(repository, choice, found_config, read_adapter_config(repository, choice))
+        if choice.is_pickle and conversion is not None and reference.folder is None:
+            converted = _converted(reference, choice, conversion, endpoint, patience)
+            repository, choice = converted or (repository, choice)
+        return _open(repository, choice, found_config, None)
+    except Skipped as skip:
+        if reference.folder is None and is_offline_mode():
+            # The cache may lack what the repository has: nothing is decided for good.
+            raise Failed("network", f"{skip.detail} (in the cache; HF_HUB_OFFLINE forbids to ask the Hub)") from skip
         raise
-    found_config = _config(repository, choice, config)
-    if choice.kind == "adapter":
-        adapter_config = _adapter_config(repository, choice)
-        return _open(repository, choice, found_config, adapter_config)
-    _refuse_quantised(found_config)
-    if choice.is_pickle and conversion is not None and reference.folder is None:
-        converted = _converted(reference, choice, conversion, endpoint, patience)
-        if converted is not None:
-            return _open(*converted, found_config, None)
-    return _open(repository, choice, found_config, None)
 
 
 def _open(
     repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
 ) -> Checkpoint:
-    if not choice.is_index:
-        file = _open_file(repository, choice.folder + choice.name)
-        return Checkpoint(repository, choice, [file], config, adapter_config)
-    names_of_file = _shards(repository, choice)
+    names_of_file = _shards(repository, choice) if choice.is_index else None
     files: list[_WeightFile] = []
     try:
-        for name in names_of_file:
-            files.append(_open_file(repository, name))
-            files[-1].source.close()
+        for path in names_of_file or [choice.folder + choice.name]:
+            files.append(_open_file(repository, path))
+            if names_of_file:
+                files[-1].source.close()
+        checkpoint = Checkpoint(repository, choice, files, config, adapter_config, names_of_file)
+        if checkpoint.kind == "full":
+            refuse_quantised_tensors(checkpoint.tensors)
     except ModelError:
         for file in files:
             file.source.close()
         raise
-    return Checkpoint(repository, choice, files, config, adapter_config, names_of_file)
+    return checkpoint
 
 
 def _open_file(repository: Repository, path: str) -> _WeightFile:
@@ -225,17 +224,13 @@ def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     shards: dict[str, list[str]] = {}
     for tensor, name in found.items():
         if not is_plain_name(name) or not name.endswith((".safetensors", ".bin")):
-            raise Skipped(
-                "malformed", f"{choice.name} names a shard {shown(name)}, which is no weight file's name"
-            )
+            raise Skipped("malformed", f"{choice.name} names a shard {shown(name)}, which is no weight file's name")
         shards.setdefault(choice.folder + name, []).append(tensor)
     if len(shards) > MOST_SHARDS:
         raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {MOST_SHARDS} are read")
     missing = sorted(path for path in shards if path not in repository.filenames)
     if missing:
-        raise Skipped(
-            "corrupt_file", f"{len(missing)} of {len(shards)} shards are missing, {shown(missing[0])} first"
-        )
+        raise Skipped("corrupt_file", f"{len(missing)} of {len(shards)} shards are missing, {shown(missing[0])} first")
     return dict(sorted(shards.items()))
 
 
@@ -251,43 +246,6 @@ def _read_run(
         run.skip_to(stop)
     finally:
         run.close()
-
-
-def _config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
-    """config.json beside the weights, else of the root, else ``stand_in``. An adapter can do without."""
-    for path in (f"{choice.folder}config.json", "config.json"):
-        if path in repository.filenames:
-            try:
-                return read_json_object(repository, path, MOST_CONFIG)
-            except Skipped:
-                if choice.kind == "full":
-                    raise
-    if stand_in is not None:
-        return dict(stand_in)
-    if choice.kind == "full":
-        raise Skipped("malformed", "there is no config.json to say which architecture this is")
-    return {}
-
-
-def _adapter_config(repository: Repository, choice: Choice) -> dict[str, Any]:
-    path = f"{choice.folder}adapter_config.json"
-    if path not in repository.filenames:
-        raise Skipped(
-            "malformed", f"there is {choice.name}, but no adapter_config.json to say how to apply it"
-        )
-    return read_json_object(repository, path, MOST_CONFIG)
-
-
-def _refuse_quantised(config: Mapping[str, Any]) -> None:
-    for key in ("quantization_config", "compression_config"):
-        found = config.get(key)
-        if not found:
-            continue
-        settings = found if isinstance(found, dict) else {}
-        method = settings.get("quant_method") or settings.get("method") or "a method it does not name"
-        if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
-            continue  # written for a model that was loaded with quantisation switched off
-        raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")
 
 
 def _converted(

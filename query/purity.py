@@ -205,10 +205,10 @@ def _codes(values: Sequence[Any]) -> Integers:
 def _neighbour_order(vectors: npt.NDArray[np.float32], rows: Integers) -> Order:
     """(n, n): for each candidate (row) all candidates, itself included, nearest first."""
     count = len(rows)
-    order = np.empty((count, count), np.uint16 if count < 2**16 else np.uint32)
+    order = np.empty((count, count), np.uint16 if count < 2**4 else np.uint32)
     step = max(1, _BLOCK // max(count, vectors.shape[1]))
     for start in range(0, count, step):
-        block = vectors[rows[start : start + step]].astype(np.float32)
+        block = vectors[rows[start : start + step]].astype(np.float64)
         if not np.isfinite(block).all():
             raise ValueError("a vector is not finite")
         similarity = np.empty((len(block), count), np.float32)

@@ -75,9 +75,7 @@ def fetch(url: str, method: str = "GET", body: bytes | None = None, **headers: s
     connection = http.client.HTTPConnection(parts.netloc, timeout=20)
     try:
         target = url.removeprefix(f"{parts.scheme}://{parts.netloc}")
-        connection.request(
-            method, target, body, {name.replace("_", "-"): value for name, value in headers.items()}
-        )
+        connection.request(method, target, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:

@@ -32,6 +32,7 @@ from indexer.errors import Skipped
 from indexer.name_pattern import NamePatterns
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
+from scripts.loopback_hub import LoopbackHub
 
 
 def roberta() -> torch.nn.Module:
@@ -217,6 +218,29 @@ def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
     trained(roberta(), config).save_pretrained(tmp_path / "bias")
     assert any(name.endswith("lora_B.bias") for name in load_file(tmp_path / "bias/adapter_model.safetensors"))
     assert len(read(tmp_path / "bias")) == 2
+
+
+def test_only_the_factors_travel(tmp_path: Path) -> None:
+    """Response bodies <= 1.02 x factors + 64 KiB a file, though the file also holds a whole embedding."""
+    config = LlamaConfig(
+        hidden_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=512,
+        vocab_size=8000,
+    )
+    lora = LoraConfig(r=16, target_modules="all-linear", modules_to_save=["embed_tokens"])
+    trained(LlamaForCausalLM(config), lora).save_pretrained(tmp_path / "me" / "lora")
+    with LoopbackHub(tmp_path) as hub:
+        checkpoint = open_checkpoint(ModelRef("me/lora"), relation="adapter", endpoint=hub.endpoint)
+        factors = sum(
+            module.a.nbytes + module.b.nbytes for module in read_lora(checkpoint) if "embed" not in module.path
+        )
+        sent = hub.body_bytes("me/lora", "adapter_model.safetensors")
+        assert checkpoint.files[0].size > 8_000_000
+        assert sent <= 1.02 * factors + 65_536
+        assert len([request for request in hub.requests if request.role == "cdn"]) <= 4
 
 
 def write_adapter(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:

@@ -133,9 +133,7 @@ def test_a_link_into_the_cache_tells_its_sha256(tmp_path: Path) -> None:
 # A Hub that behaves.
 
 
-def test_one_resolve_then_ranges_from_the_signed_address(
-    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_resolve_then_ranges_from_the_signed_address(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     file = remote(hub)
     assert file.size == len(CONTENT)
@@ -387,9 +385,7 @@ def test_rate_limits_and_server_errors_are_waited_for(hub: LoopbackHub) -> None:
     assert len(cdn_requests(hub)) == 3
 
 
-@pytest.mark.parametrize(
-    ("status", "reason"), [(500, "server_error"), (503, "server_error"), (408, "timeout")]
-)
+@pytest.mark.parametrize(("status", "reason"), [(500, "server_error"), (503, "server_error"), (408, "timeout")])
 def test_errors_that_do_not_end_are_failures(hub: LoopbackHub, status: int, reason: str) -> None:
     file = remote(hub)
     hub.faults.add("repos", role="cdn", status=status)
@@ -467,9 +463,7 @@ def test_origins() -> None:
 
 
 def test_small_files_are_one_plain_request(hub: LoopbackHub) -> None:
-    assert (
-        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint) == b'{"model_type": "bert"}'
-    )
+    assert fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint) == b'{"model_type": "bert"}'
     assert [(request.method, request.range) for request in hub.requests] == [("GET", None)]
 
 

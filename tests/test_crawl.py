@@ -209,12 +209,7 @@ def test_an_old_spelling_of_the_id():
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=20)
-    | st.sampled_from(tags(BASE)),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(tags(BASE)),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
@@ -316,38 +311,46 @@ SENTENCE = "This model is a fine-tuned version of [{0}](https://huggingface.co/{
 NAMES = CrawlRequest(IDS, discover="names")
 
 
+OTHER = {"_name_or_path": "klue/roberta-base"}
+FOLDER = {"_name_or_path": "./results"}
+OURS, THEIRS = SENTENCE.format(SHORT), SENTENCE.format("roberta-large")
+
+
 @pytest.mark.parametrize(
-    ("name", "files", "expected"),
+    ("files", "expected"),
     [
-        ("roberta-base-x", {"adapter_config.json": {"base_model_name_or_path": SHORT}}, ("adapter", "adapter_config")),
-        ("roberta-base-x", {"config.json": {"_name_or_path": BASE}}, ("finetune", "config")),
-        ("roberta-base-x", {"config.json": {"_name_or_path": "./models/roberta-base/"}}, ("finetune", "config")),
-        ("roberta-base-x", {"config.json": {}, "README.md": SENTENCE.format(SHORT)}, ("finetune", "card")),
-        ("roberta-base-x", {"config.json": {}, "README.md": SENTENCE.format(BASE)}, ("finetune", "card")),
-        ("roberta-base-x", {"config.json": {}}, ("finetune", "name")),
-        ("my-roberta-base", {"config.json": {}, "README.md": "hello"}, ("finetune", "name")),
-        ("roberta-base-x", {"config.json": {"_name_or_path": "me/roberta-base-x"}}, ("finetune", "name")),
+        ({"adapter_config.json": {"base_model_name_or_path": SHORT}}, ("adapter", "adapter_config")),
+        ({"config.json": {"_name_or_path": BASE}}, ("finetune", "config")),
+        ({"config.json": {"_name_or_path": "./models/roberta-base/"}}, ("finetune", "config")),
+        ({"config.json": {}, "README.md": OURS}, ("finetune", "card")),
+        ({"config.json": {}, "README.md": SENTENCE.format(BASE)}, ("finetune", "card")),
+        ({"config.json": {}}, ("finetune", "name")),
+        ({"config.json": {}, "README.md": "hello"}, ("finetune", "name")),
+        ({"config.json": {"_name_or_path": "me/roberta-base-x"}}, ("finetune", "name")),
         # Against: what is trusted more comes first.
-        ("roberta-base-x", {"adapter_config.json": {"base_model_name_or_path": "x/y"}, "README.md": SENTENCE.format(SHORT)}, None),
-        ("roberta-base-x", {"config.json": {"_name_or_path": "klue/roberta-base"}, "README.md": SENTENCE.format(SHORT)}, None),
-        ("roberta-base-x", {"config.json": {}, "README.md": SENTENCE.format("roberta-large")}, None),
-        ("roberta-base-x", {"config.json": {"_name_or_path": "distilroberta-base"}}, None),
-        ("roberta-base-x", {"config.json": {"_name_or_path": "./results/checkpoint-500"}}, None),
-        ("xlm-roberta-base-x", {"config.json": {}}, None),
-        ("distilroberta-base", {"config.json": {}}, None),
+        ({"adapter_config.json": {"base_model_name_or_path": "x/y"}, "README.md": OURS}, None),
+        ({"config.json": OTHER, "README.md": OURS}, None),
+        ({"config.json": {}, "README.md": THEIRS}, None),
+        ({"config.json": {"_name_or_path": "distilroberta-base"}}, None),
+        ({"config.json": {"_name_or_path": "./results/checkpoint-500"}}, None),
         # A folder says nothing for or against, and the card is asked.
-        ("roberta-base-x", {"config.json": {"_name_or_path": "./results"}, "README.md": SENTENCE.format(SHORT)}, ("finetune", "card")),
+        ({"config.json": FOLDER, "README.md": OURS}, ("finetune", "card")),
         # Files that cannot be read say nothing.
-        ("roberta-base-x", {"config.json": "{", "README.md": SENTENCE.format(SHORT)}, ("finetune", "card")),
-        ("roberta-base-x", {"config.json": [1], "README.md": b"\xff" * 99}, ("finetune", "name")),
-        ("roberta-base-x", {"config.json": {"_name_or_path": 5}, "README.md": "x" * (1 << 21)}, ("finetune", "name")),
+        ({"config.json": "{", "README.md": OURS}, ("finetune", "card")),
+        ({"config.json": [1], "README.md": b"\xff" * 99}, ("finetune", "name")),
+        ({"config.json": {"_name_or_path": 5}, "README.md": "x" * (1 << 21)}, ("finetune", "name")),
     ],
-)  # fmt: skip
-def test_evidence_for_an_untagged_model(store, monkeypatch, name, files, expected):
-    add_repo(store, f"me/{name}", files)
-    found = crawled(store, monkeypatch, NAMES)
-    claim = found.get(f"me/{name}")
+)
+def test_evidence_for_an_untagged_model(store, monkeypatch, files, expected):
+    add_repo(store, "me/roberta-base-x", files)
+    claim = crawled(store, monkeypatch, NAMES).get("me/roberta-base-x")
     assert (claim and (claim.relation, claim.claimed_by)) == expected
+
+
+def test_names_that_only_hold_the_name(store, monkeypatch):
+    for name in ("xlm-roberta-base-x", "distilroberta-base", "my-roberta-base"):
+        add_repo(store, f"me/{name}", {"config.json": {}})
+    assert set(crawled(store, monkeypatch, NAMES)) == {"me/my-roberta-base"}
 
 
 def test_models_tagged_with_another_base_are_not_looked_into(store, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from scripts.loopback_hub import LoopbackHub, StoreError
 from tests.loopback_store import (
@@ -93,15 +94,11 @@ def test_listing_filters_and_limits(rows):
     def ids(query):
         return {row["id"] for page in pages(f"{api}?{query}") for row in page}
 
-    assert ids("filter=base_model%3Ax%2Fb1") == {
-        i for i, row in told.items() if "base_model:x/b1" in row["tags"]
-    }
+    assert ids("filter=base_model%3Ax%2Fb1") == {i for i, row in told.items() if "base_model:x/b1" in row["tags"]}
     assert ids("filter=all&filter=base_model:x/b0&filter=a,b") == {
         i for i, row in told.items() if {"base_model:x/b0", "a,b"} <= set(row["tags"])
     }
-    assert ids("filter=all,base_model:x/b0") == {
-        i for i, row in told.items() if "base_model:x/b0" in row["tags"]
-    }
+    assert ids("filter=all,base_model:x/b0") == {i for i, row in told.items() if "base_model:x/b0" in row["tags"]}
     assert (
         ids("filter=fill-mask")
         == {i for i, row in told.items() if row["pipeline_tag"]}
@@ -140,9 +137,7 @@ def test_rows_hold_what_was_asked_for(hub: LoopbackHub, root: Path):
         ["_id", "id", "modelId", "likes", "trendingScore", "private", "downloads", "tags", "createdAt"]
     )
     for spelling in ("expand", "expand[]", "expand%5B%5D"):
-        row = get_json(f"{api}?search=me/base&{spelling}=config&{spelling}=siblings&{spelling}=safetensors")[
-            0
-        ]
+        row = get_json(f"{api}?search=me/base&{spelling}=config&{spelling}=siblings&{spelling}=safetensors")[0]
         assert sorted(row) == ["_id", "config", "id", "safetensors", "siblings"]
     assert row["config"] == {"architectures": ["BertModel"], "model_type": "bert"}
     assert row["safetensors"] == {"parameters": {"F32": 60_000, "F16": 15}, "total": 60_015}
@@ -163,18 +158,12 @@ def test_rows_hold_what_was_asked_for(hub: LoopbackHub, root: Path):
     assert full["gated/ok"]["gated"] == "manual"
     assert full["fixed/sha"]["sha"] == SHA
     assert full["fixed/sha"]["cardData"] == {"license": "mit"}
-    assert "priv/secret" in [
-        row["id"] for row in get_json(f"{api}?author=priv", Authorization="Bearer hf_good")
-    ]
+    assert "priv/secret" in [row["id"] for row in get_json(f"{api}?author=priv", Authorization="Bearer hf_good")]
 
 
 def test_info_and_trees_agree_with_git(hub: LoopbackHub, root: Path):
     info = get_json(f"{hub.endpoint}/api/models/me/base?blobs=true")
-    tree = [
-        entry
-        for page in pages(f"{hub.endpoint}/api/models/me/base/tree/main?recursive=true")
-        for entry in page
-    ]
+    tree = [entry for page in pages(f"{hub.endpoint}/api/models/me/base/tree/main?recursive=true") for entry in page]
     files = {entry["path"]: entry for entry in tree if entry["type"] == "file"}
     assert {entry["path"] for entry in tree if entry["type"] == "directory"} == {"sub", "sub/dir"}
     assert sorted(files) == sorted(sibling["rfilename"] for sibling in info["siblings"])
@@ -210,10 +199,7 @@ def test_a_changed_file_changes_its_repository_alone(hub: LoopbackHub, root: Pat
 
     before = {repo_id: sha(repo_id) for repo_id in ("me/base", "fixed/sha")}
     assert sha("me/base") == before["me/base"]
-    assert (
-        get_json(f"{hub.endpoint}/api/models/me/base/revision/{before['me/base']}")["sha"]
-        == before["me/base"]
-    )
+    assert get_json(f"{hub.endpoint}/api/models/me/base/revision/{before['me/base']}")["sha"] == before["me/base"]
     url = signed_url(hub)
     for number in range(50):  # faster than a file system's clock may tick
         changed = WEIGHTS[:-1] + bytes([number])
@@ -235,11 +221,32 @@ def test_a_changed_file_changes_its_repository_alone(hub: LoopbackHub, root: Pat
     assert get_json(f"{hub.endpoint}/api/models/me/base")["downloads"] == 8
 
 
+def test_parameters_are_counted_over_shards_and_never_trusted(hub: LoopbackHub, root: Path):
+    for number in (1, 2):
+        shard = save({f"t{number}": np.zeros((number, 10), np.float32)})
+        write(root / f"many/shards/model-0000{number}-of-00002.safetensors", shard)
+    write(root / "many/shards/adapter_model.safetensors", WEIGHTS)
+    told = get_json(f"{hub.endpoint}/api/models/many/shards")
+    assert told["safetensors"] == {"parameters": {"F32": 30}, "total": 30}
+    header = b'{"t": {"dtype": "F32", "shape": ["x"]}, "u": 3, "v": {"dtype": "F32", "shape": null}}'
+    hostile = (
+        b"",
+        b"\0" * 7,
+        b"\xff" * 99,
+        (2**63).to_bytes(8, "little") + b"{}",
+        len(header).to_bytes(8, "little") + header,
+    )
+    for content in hostile:
+        write(root / "many/lies/model.safetensors", content)
+        write(root / "many/lies/config.json", content)
+        told = get_json(f"{hub.endpoint}/api/models/many/lies")
+        assert "safetensors" not in told
+        assert "config" not in told
+
+
 def test_a_repository_needs_no_settings_and_no_files(hub: LoopbackHub, root: Path):
     write(root / "bare/files/config.json", b"{}")
-    add_row(
-        root, "bare/settings", downloads=3, created_at="2024-05-06T07:08:09+02:00", last_modified="2024-05-06"
-    )
+    add_row(root, "bare/settings", downloads=3, created_at="2024-05-06T07:08:09+02:00", last_modified="2024-05-06")
     told = get_json(f"{hub.endpoint}/api/models/bare/files")
     assert (told["downloads"], told["gated"], told["private"], told["tags"]) == (0, False, False, [])
     assert told["createdAt"] == "2022-03-02T23:29:04.000Z"
@@ -298,10 +305,7 @@ def test_pull_requests(hub: LoopbackHub):
     for spelling in ("refs/pr/1", "refs%2Fpr%2F1", pull["targetCommit"]):
         assert fetch(signed_url(hub, f"me/base/resolve/{spelling}/model.safetensors"))[2] == CONVERTED
         assert get_json(f"{api}/revision/{spelling}")["sha"] == pull["targetCommit"]
-    assert (
-        fetch(f"{hub.endpoint}/me/base/resolve/refs/pr/2/model.safetensors")[1]["X-Error-Code"]
-        == "RevisionNotFound"
-    )
+    assert fetch(f"{hub.endpoint}/me/base/resolve/refs/pr/2/model.safetensors")[1]["X-Error-Code"] == "RevisionNotFound"
 
 
 def test_paths_info_in_both_spellings(hub: LoopbackHub):

@@ -99,8 +99,7 @@ def test_huggingface_hub_listing_and_info(hub: LoopbackHub, root: Path, tmp_path
     assert sorted(told["ids"]) == ["fixed/sha", "gated/ok", "me/base", "off/gone"]
     assert told["limited"] == ["me/base"]
     assert told["lfs"] == {
-        name: hashlib.sha256((root / "me/base" / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", ODD)
+        name: hashlib.sha256((root / "me/base" / name).read_bytes()).hexdigest() for name in ("model.safetensors", ODD)
     }
     assert told["total"] == 60_015
     assert told["tree"] == sorted(["README.md", "config.json", "model.safetensors", "sub", "sub/dir", ODD])
@@ -171,9 +170,7 @@ def test_huggingface_hub_files(hub: LoopbackHub, root: Path, tmp_path: Path):
     assert told["granted"] == hashlib.sha256(b"PK" * 99).hexdigest()
     assert hub.leaks == []
     assert all(
-        request.authorized
-        for request in hub.requests
-        if request.role == "hub" and request.repo_id == "gated/ok"
+        request.authorized for request in hub.requests if request.role == "hub" and request.repo_id == "gated/ok"
     )
 
 
@@ -191,9 +188,7 @@ told["retried"] = [m.id for m in HfApi().list_models(author="me")]
 
 
 def test_huggingface_hub_meets_faults(hub: LoopbackHub, tmp_path: Path):
-    hub.faults.add(
-        r"^/api/models$", first=1, splice_row={"id": "x/y", "createdAt": "2024-01-01"}, splice_at=1
-    )
+    hub.faults.add(r"^/api/models$", first=1, splice_row={"id": "x/y", "createdAt": "2024-01-01"}, splice_at=1)
     hub.faults.add("author=me", first=1, status=503)
     told = run_client(hub, tmp_path / "home", ROBUST_CLIENT)
     assert told["ended"] == "ValueError"

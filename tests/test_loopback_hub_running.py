@@ -54,9 +54,7 @@ def test_bytes_are_counted_exactly_with_many_readers(hub: LoopbackHub):
     assert {(r.role, r.method, r.status, r.repo_id, r.filename) for r in hub.requests} == {
         ("cdn", "GET", 206, "me/base", "model.safetensors")
     }
-    assert sorted(r.range for r in hub.requests) == sorted(
-        f"bytes={start}-{stop - 1}" for start, stop in parts
-    )
+    assert sorted(r.range for r in hub.requests) == sorted(f"bytes={start}-{stop - 1}" for start, stop in parts)
     fetch(url, "HEAD")
     assert hub.body_bytes() == SIZE
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(hub.endpoint).netloc, timeout=20)

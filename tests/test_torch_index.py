@@ -238,9 +238,7 @@ def evil_files(tmp_path: Path) -> dict[str, Path]:
     for protocol in range(6):
         (tmp_path / f"{protocol}.bin").write_bytes(pickle.dumps(Evil(), protocol))
         found[f"bare {protocol}"] = tmp_path / f"{protocol}.bin"
-        found[f"zip {protocol}"] = zip_with_pickle(
-            tmp_path / f"z{protocol}.bin", pickle.dumps(Evil(), protocol)
-        )
+        found[f"zip {protocol}"] = zip_with_pickle(tmp_path / f"z{protocol}.bin", pickle.dumps(Evil(), protocol))
     found["inst"] = zip_with_pickle(tmp_path / "inst.bin", b"(S'true'\nios\nsystem\n.")
     return found
 
@@ -377,9 +375,7 @@ def test_tensors_that_cannot_be_are_corrupt(
 
 def test_the_hostile_tensors_differ_from_an_honest_one(tmp_path: Path) -> None:
     data = struct.pack("<16f", *range(16))
-    path = zip_with_pickle(
-        tmp_path / "a.bin", storage_pickle(16, "L4L\nL4L\n", "L4L\nL1L\n"), {"data/0": data}
-    )
+    path = zip_with_pickle(tmp_path / "a.bin", storage_pickle(16, "L4L\nL4L\n", "L4L\nL1L\n"), {"data/0": data})
     check_against_torch(path, {"w": torch.arange(16.0).view(4, 4)})
 
 

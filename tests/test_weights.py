@@ -167,9 +167,7 @@ def save_sharded(folder: Path, state: dict[str, torch.Tensor], suffix: str = "sa
         tensors = {name: state[name] for name in part}
         save_file(tensors, folder / shard) if suffix == "safetensors" else torch.save(tensors, folder / shard)
         weight_map |= dict.fromkeys(part, shard)
-    (folder / f"{stem}.{suffix}.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 FORMS: dict[str, Callable[[Path, dict[str, torch.Tensor]], object]] = {
@@ -340,6 +338,15 @@ def test_configs_that_are_refused(tmp_path: Path, content: bytes, reason: str) -
     assert skip.reason == reason
     if method := re.search(rb'"quant_method": "(\w+)"', content):
         assert method[1].decode() in skip.detail
+
+
+@pytest.mark.parametrize("name", ["layer.0.qweight", "layer.0.weight.SCB", "layer.0.weight.quant_map"])
+def test_quantised_weights_are_known_by_their_parts(tmp_path: Path, name: str) -> None:
+    write_config(tmp_path)
+    save_file(a_state() | {name: torch.ones(2)}, tmp_path / "model.safetensors")
+    skip = skipped(tmp_path)
+    assert skip.reason == "quantized"
+    assert name in skip.detail
 
 
 def test_quantisation_that_is_switched_off_is_none(tmp_path: Path) -> None:
@@ -552,9 +559,7 @@ def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
 
 @given(position=st.integers(0, 10**6), value=st.integers(0, 255))
 @settings(max_examples=300, deadline=None)
-def test_flipped_bytes_never_escape(
-    tmp_path_factory: pytest.TempPathFactory, position: int, value: int
-) -> None:
+def test_flipped_bytes_never_escape(tmp_path_factory: pytest.TempPathFactory, position: int, value: int) -> None:
     path = tmp_path_factory.getbasetemp() / "flip.safetensors"
     save_file({"a": torch.ones(3, 4), "b": torch.ones(2)}, path)
     content = bytearray(path.read_bytes())
@@ -632,9 +637,7 @@ def bert() -> dict[str, torch.Tensor]:
     config = BertConfig(
         hidden_size=128, num_hidden_layers=12, num_attention_heads=4, intermediate_size=512, vocab_size=16_000
     )
-    return {
-        name: tensor.clone() for name, tensor in BertForSequenceClassification(config).state_dict().items()
-    }
+    return {name: tensor.clone() for name, tensor in BertForSequenceClassification(config).state_dict().items()}
 
 
 @pytest.fixture(scope="module")
@@ -687,9 +690,7 @@ def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_bytes_over_http_stay_under_the_bar(
-    hub: LoopbackHub, bert: dict[str, torch.Tensor], form: str
-) -> None:
+def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, torch.Tensor], form: str) -> None:
     """Response bodies <= 1.02 x block matrices + 64 KiB a file, counted by the server; values as saved."""
     identifier = f"me/{form.replace(' ', '-')}"
     checkpoint = open_checkpoint(ModelRef(identifier), commit=SHA, endpoint=hub.endpoint, filenames=None)
@@ -705,9 +706,7 @@ def test_bytes_over_http_stay_under_the_bar(
     assert sent == checkpoint.bytes_read
     assert sent <= 1.02 * blocks + 65_536 * len(checkpoint.files)
     # Few requests, too: per file a HEAD and what the index takes, then runs.
-    assert (
-        len([request for request in hub.requests if request.method == "GET"]) <= 6 * len(checkpoint.files) + 3
-    )
+    assert len([request for request in hub.requests if request.method == "GET"]) <= 6 * len(checkpoint.files) + 3
     assert not hub.leaks
     assert all(facts.sha256 is not None and len(facts.sha256) == 64 for facts in checkpoint.files)
 
@@ -724,9 +723,7 @@ def test_known_names_and_commit_save_asking(hub: LoopbackHub) -> None:
 def test_a_subfolder_of_the_hub(hub: LoopbackHub) -> None:
     checkpoint = open_checkpoint(ModelRef("me/nested", subfolder="inner"), endpoint=hub.endpoint)
     assert checkpoint.config["hidden_size"] == 9
-    assert torch.equal(
-        dict(checkpoint.stream(["layer.0.weight"]))["layer.0.weight"], a_state(6)["layer.0.weight"]
-    )
+    assert torch.equal(dict(checkpoint.stream(["layer.0.weight"]))["layer.0.weight"], a_state(6)["layer.0.weight"])
 
 
 def test_a_conversion_is_read_in_place_of_a_pickle(hub: LoopbackHub, bert: dict[str, torch.Tensor]) -> None:
@@ -807,9 +804,7 @@ def test_what_the_cache_holds_is_read_there(
         hf_hub_download("me/safetensors", name, cache_dir=tmp_path, endpoint=hub.endpoint)
     hub.reset_log()
     names = ["config.json", "model.safetensors"]
-    checkpoint = open_checkpoint(
-        ModelRef("me/safetensors"), commit=SHA, filenames=names, endpoint=hub.endpoint
-    )
+    checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=names, endpoint=hub.endpoint)
     assert all(torch.equal(tensor, bert[name]) for name, tensor in checkpoint.stream(block_names(bert)))
     assert hub.requests == []
     assert len(str(checkpoint.files[0].sha256)) == 64
@@ -827,6 +822,12 @@ def test_what_the_cache_holds_is_read_there(
         open_checkpoint(ModelRef("me/torch-zip"), commit=SHA, filenames=names, endpoint=hub.endpoint)
     assert failure.value.reason == "network"
     assert "HF_HUB_OFFLINE" in failure.value.detail
+    # A cache that holds a part of the repository decides nothing for good.
+    for path in tmp_path.rglob("model.safetensors"):
+        path.unlink()
+    with pytest.raises(Failed) as failure:
+        open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=names, endpoint=hub.endpoint)
+    assert failure.value.reason == "network"
     assert hub.requests == []
 
 

@@ -34,6 +34,7 @@ CLAIMS: Mapping[str, Claim] = {
     "parent": Claim(("{parent}",), both_forms("{parent}")),
     "parent and base": Claim(("{base}", "{parent}"), (*both_forms("{base}"), *both_forms("{parent}"))),
     "quantized alias": Claim(("{base}-bnb-4bit",), both_forms("{base}-bnb-4bit")),
+    "quantized copy": Claim(("{base}",), ("base_model:{base}", "base_model:quantized:{base}")),
     "sentence": Claim(),
     "configuration": Claim(),
     "none": Claim(),

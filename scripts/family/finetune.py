@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -98,18 +99,25 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter, task: str, plan: Plan)
     """The same network with LoRA factors beside the targeted matrices (Hu et al., 2021), by PEFT."""
     from peft import LoraConfig, get_peft_model  # needed by few runs, slow to import
 
+    architecture = plan.architecture
     settings = LoraConfig(
         task_type=PEFT_TASKS[task],
         r=adapter.rank,
         lora_alpha=adapter.alpha,
-        target_modules=[plan.architecture.modules[family] for family in adapter.targets],
+        target_modules=[architecture.modules[family] for family in adapter.targets],
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
-        rank_pattern=dict(adapter.ranks),
-        alpha_pattern=dict(adapter.alphas),
-        fan_in_fan_out=plan.architecture.fan_in_fan_out,
+        rank_pattern=patterns(adapter.ranks, architecture),
+        alpha_pattern=patterns(adapter.alphas, architecture),
+        fan_in_fan_out=architecture.fan_in_fan_out,
     )
     return get_peft_model(model, settings)
+
+
+def patterns(values: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """PEFT's regular expressions for module names, with ``{layers}`` and families filled in."""
+    names = {"layers": architecture.layers, **architecture.modules}
+    return {key.format(**names): value for key, value in values.items()}
 
 
 @torch.no_grad()

@@ -79,19 +79,23 @@ class DataSet:
 class Author:
     """How an account writes its cards."""
 
-    license: str | None
-    language: str | None
     style: str  # a key of cards.BODIES
+    license: str | None = None
+    language: str | None = None
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a build of the atlas makes of a repository, with the default settings."""
+    """What a build of the atlas with ``--discover names`` makes of a repository.
+
+    ``found_by`` is the least that finds it: tags, names, descendants; None where nothing does.
+    """
 
     outcome: str = "indexed"  # indexed | skipped | failed | not listed
     reason: str | None = None
     flag: str | None = None  # copy | duplicate | unrelated
     why: str = ""
+    found_by: str | None = "tags"
 
 
 @dataclass(frozen=True)

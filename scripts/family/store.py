@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,4 @@ def is_finished(root: Path, fingerprint: str) -> bool:
 
 def expected_entry(repository: Repository) -> dict[str, str | None]:
     """What ``expected.json`` says of one repository."""
-    expected = repository.expected
-    return {
-        "outcome": expected.outcome,
-        "reason": expected.reason,
-        "flag": expected.flag,
-        "why": expected.why,
-    }
+    return asdict(repository.expected)

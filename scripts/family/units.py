@@ -104,8 +104,9 @@ def finish(
 
 
 def position_of(plan: Plan, repository: Repository) -> int:
-    """When a repository was uploaded: the base is the first."""
-    return 1 + [other.model for other in plan.repositories].index(repository.model)
+    """When a repository was uploaded: after the base and after what it was made from."""
+    runs = sorted(plan.runs, key=lambda run: (run.parent is not None, store.draw(run.model, "position")))
+    return 1 + [other.model for other in (*runs, *plan.oddities)].index(repository.model)
 
 
 def fresh_folder(work: Path, model: str) -> Path:

@@ -41,12 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("root", type=Path, help="the folder of repositories: <root>/<owner>/<name>/…")
     parser.add_argument("--port", type=_port, default=0, help="the Hub's port (default: any free one)")
     parser.add_argument("--cdn-port", type=_port, default=0, help="the CDN's port (default: any free one)")
-    parser.add_argument(
-        "--bandwidth", type=_rate, help="bytes per second of the CDN, as 20M (default: no limit)"
-    )
-    parser.add_argument(
-        "--page-size", type=_count, default=100, help="rows on a page of a listing (default: 100)"
-    )
+    parser.add_argument("--bandwidth", type=_rate, help="bytes per second of the CDN, as 20M (default: no limit)")
+    parser.add_argument("--page-size", type=_count, default=100, help="rows on a page of a listing (default: 100)")
     options = parser.parse_args(arguments)
     try:
         hub = LoopbackHub(

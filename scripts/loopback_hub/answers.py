@@ -131,9 +131,7 @@ def entry_not_found(sha: str) -> Answer:
 
 def redirect(request: Request, status: int, location: str) -> Answer:
     """A redirect with the short text that the Hub sends along."""
-    answer = text_answer(
-        f"{'Found' if status == 302 else 'Temporary Redirect'}. Redirecting to {location}", status
-    )
+    answer = text_answer(f"{'Found' if status == 302 else 'Temporary Redirect'}. Redirecting to {location}", status)
     answer.headers |= {"Location": location, "Vary": "Accept"}
     return answer
 
@@ -172,12 +170,7 @@ def content_answer(request: Request, content: Content, etag: str, filename: str)
     whole = Answer(200, headers, content)
     wanted = request.headers.get("range")
     if_range = request.headers.get("if-range")
-    if (
-        wanted is None
-        or request.method != "GET"
-        or request.effects.ignore_range
-        or if_range not in (None, etag)
-    ):
+    if wanted is None or request.method != "GET" or request.effects.ignore_range or if_range not in (None, etag):
         return whole
     match = re.fullmatch(r"bytes=\s*(\d{0,20})\s*-\s*(\d{0,20})\s*", wanted, re.IGNORECASE | re.ASCII)
     if match is None or not any(match.groups()):

@@ -118,9 +118,7 @@ class Api:
             after = _decode_cursor(cursor)
             if after is None:
                 return error(400, "Invalid cursor")
-            ordered = [
-                pair for pair in ordered if _is_past(pair[0], pair[1].id, after, descending=descending)
-            ]
+            ordered = [pair for pair in ordered if _is_past(pair[0], pair[1].id, after, descending=descending)]
         page = ordered[:size]
         names = expand or _listed_fields(request)
         answer = json_answer([rows.row(repository, names) for _, repository in page])
@@ -134,11 +132,7 @@ class Api:
             return False
         pipeline, library = repository.get("pipeline_tag"), repository.get("library_name")
         known = {str(tag) for tag in rows.tags(repository)} | {str(pipeline), str(library)} - {"None"}
-        wanted = (
-            part
-            for value in request.all("filter")
-            for part in ([value] if value in known else value.split(","))
-        )
+        wanted = (part for value in request.all("filter") for part in ([value] if value in known else value.split(",")))
         if not all(part in known for part in wanted):
             return False
         author, search, gated = request.one("author"), request.one("search"), request.one("gated")
@@ -162,8 +156,7 @@ class Api:
         paths = sorted(
             path
             for path in (*revision.files, *revision.folders)
-            if path.startswith(inside)
-            and (request.is_set("recursive") or "/" not in path.removeprefix(inside))
+            if path.startswith(inside) and (request.is_set("recursive") or "/" not in path.removeprefix(inside))
         )
         cursor = request.one("cursor")
         if cursor is not None:
@@ -192,9 +185,7 @@ class Api:
         paths, expand = asked
         modified = rows.last_modified(repository)
         entries = (history.tree_entry(revision, path.strip("/"), modified, expand=expand) for path in paths)
-        return json_answer(
-            [entry for entry in entries if entry is not None], headers={"X-Repo-Commit": revision.sha}
-        )
+        return json_answer([entry for entry in entries if entry is not None], headers={"X-Repo-Commit": revision.sha})
 
     def _discussions(self, request: Request, repository: Repository) -> Answer:
         kind, status, author = request.one("type"), request.one("status"), request.one("author")
@@ -209,9 +200,7 @@ class Api:
         start = _DISCUSSIONS_PER_PAGE * int(page[:9]) if page.isascii() and page.isdigit() else 0
         shown = told[start : start + _DISCUSSIONS_PER_PAGE]
         closed = sum(each["status"] not in ("open", "draft") for each in told)
-        return json_answer(
-            {"discussions": shown, "count": len(told), "start": start, "numClosedDiscussions": closed}
-        )
+        return json_answer({"discussions": shown, "count": len(told), "start": start, "numClosedDiscussions": closed})
 
 
 def split_revision(rest: str) -> tuple[str, str]:

@@ -88,11 +88,7 @@ class Fault(Effects):
 
     def meets(self, role: str, method: str, target: str) -> bool:
         """Whether this request is one to count."""
-        return (
-            self.role in (None, role)
-            and self.method in (None, method)
-            and self._pattern.search(target) is not None
-        )
+        return self.role in (None, role) and self.method in (None, method) and self._pattern.search(target) is not None
 
     def count(self) -> bool:
         """Count a matching request; whether the fault strikes it."""

@@ -59,9 +59,7 @@ class Files:
         answer.repo_id, answer.filename = found.id, path
         return answer
 
-    def _resolve_file(
-        self, request: Request, repository: Repository, revision: Revision, path: str
-    ) -> Answer:
+    def _resolve_file(self, request: Request, repository: Repository, revision: Revision, path: str) -> Answer:
         file = revision.files.get(path)
         if file is None:
             return entry_not_found(revision.sha)

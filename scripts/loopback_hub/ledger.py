@@ -50,9 +50,7 @@ class Ledger:
         self._records: list[RequestRecord] = []
         self._numbers = itertools.count(1)
 
-    def open(
-        self, role: str, method: str, path: str, query: str, headers: Mapping[str, str]
-    ) -> RequestRecord:
+    def open(self, role: str, method: str, path: str, query: str, headers: Mapping[str, str]) -> RequestRecord:
         """A new record, already in the log: a request that hangs is seen there too."""
         kept = dict(headers)
         if "authorization" in kept:

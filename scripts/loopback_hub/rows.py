@@ -126,11 +126,7 @@ def last_modified(repository: Repository) -> Any:
         return timestamp(repository.get("last_modified"))
     revision = repository.revision()
     newest = max((file.modified_ns for file in revision.files.values()), default=0) if revision else 0
-    return (
-        _spell(datetime.datetime.fromtimestamp(newest / 1e9, datetime.UTC))
-        if newest
-        else created_at(repository)
-    )
+    return _spell(datetime.datetime.fromtimestamp(newest / 1e9, datetime.UTC)) if newest else created_at(repository)
 
 
 def timestamp(value: Any) -> Any:
@@ -180,9 +176,7 @@ def _config(revision: Revision) -> dict[str, Any] | None:
     told: dict[str, Any] = {name: config[name] for name in shown if name in config}
     adapter = _read_json(revision, "adapter_config.json")
     if adapter:
-        told["peft"] = {
-            name: adapter[name] for name in ("base_model_name_or_path", "task_type") if name in adapter
-        }
+        told["peft"] = {name: adapter[name] for name in ("base_model_name_or_path", "task_type") if name in adapter}
     return told or None
 
 
@@ -212,11 +206,7 @@ def _safetensors_header(file: StoredFile) -> dict[str, Any]:
             header = json.loads(stream.read(length))
     except (ValueError, OSError, RecursionError):
         return {}
-    return (
-        {name: value for name, value in header.items() if name != "__metadata__"}
-        if isinstance(header, dict)
-        else {}
-    )
+    return {name: value for name, value in header.items() if name != "__metadata__"} if isinstance(header, dict) else {}
 
 
 def _used_storage(revision: Revision) -> int:

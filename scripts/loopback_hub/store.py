@@ -110,9 +110,7 @@ class Repository:
             if name == known or name == described.get("sha") or _is_commit(name):
                 folder = self.store.revision_folder(self, described)
                 if folder is None:
-                    raise StoreError(
-                        f"{self.id}{_SETTINGS_SUFFIX}: revision {known!r} has no folder in the store"
-                    )
+                    raise StoreError(f"{self.id}{_SETTINGS_SUFFIX}: revision {known!r} has no folder in the store")
                 revision = self._read(known, folder, described.get("sha"))
                 if name in (known, revision.sha):
                     return revision
@@ -164,9 +162,7 @@ class Store:
     def _owned(self, owner: str) -> Iterator[Repository]:
         folder = self.root / owner
         entries = self._names(folder)
-        names = {
-            entry.removesuffix(_SETTINGS_SUFFIX) for entry in entries if entry.endswith(_SETTINGS_SUFFIX)
-        }
+        names = {entry.removesuffix(_SETTINGS_SUFFIX) for entry in entries if entry.endswith(_SETTINGS_SUFFIX)}
         told = (self._with_settings(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}"))
         found = [repository for repository in told if repository is not None]
         revision_folders = {
