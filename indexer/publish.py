@@ -69,11 +69,11 @@ def publish(
     Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from
     an empty database (ids are kept where the old one can be read). The caller holds the writer's lock.
     """
-    with _sibling(folder, afresh) as connection:
-        kept_ids = _kept_ids(folder) if afresh else {}
+    with _sibling(folder, afresh) as sibling:
+        connection = sibling.connection
         connection.execute("BEGIN")
         for publication in publications:
-            _Publisher(folder, connection, publication, kept_ids).run(representations)
+            _Publisher(folder, connection, publication, sibling.kept_ids).run(representations)
         connection.execute(
             "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
             [datetime.now(UTC), __version__],
@@ -370,37 +370,57 @@ class _Publisher:
         self.connection.unregister("incoming")
 
 
+@dataclass(frozen=True)
+class _Sibling:
+    """The copy that a publish works on. ``before``: the FAISS files that the original names, None if unknown."""
+
+    connection: duckdb.DuckDBPyConnection
+    before: frozenset[str] | None
+    kept_ids: dict[tuple[str, str], int]
+
+
 @contextmanager
-def _sibling(folder: AtlasFolder, afresh: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A private copy of the database; renamed over the original when the block ends without an error."""
+def _sibling(folder: AtlasFolder, afresh: bool) -> Iterator[_Sibling]:
+    """A private copy of the database; renamed over the original when the block ends without an error.
+
+    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read.
+    """
     import duckdb
 
     copy = folder.root / f".atlas.{os.getpid()}.duckdb"
     _remove_leftovers(folder)
-    fresh = afresh or not folder.database.exists()
-    if not fresh:
-        shutil.copyfile(folder.database, copy)
+    before: frozenset[str] | None = frozenset()
+    kept_ids: dict[tuple[str, str], int] = {}
     try:
+        if folder.database.exists():
+            shutil.copyfile(folder.database, copy)
+            before = _named_files(copy)
+            if afresh:
+                kept_ids = _ids_in(copy)
+                copy.unlink()
+        is_new = not copy.exists()
         connection = duckdb.connect(str(copy), config={"storage_compatibility_version": STORAGE_VERSION})
         try:
-            if fresh:
+            if is_new:
                 connection.execute(schema_sql())
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, 1)", [SCHEMA_VERSION])
             else:
                 check_schema(connection, folder.database)
             # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
             connection.execute("SET TimeZone = 'UTC'")
-            yield connection
+            yield _Sibling(connection, before, kept_ids)
         finally:
             connection.close()
+        after = _named_files(copy)
         _put_in_place(folder, copy)
+        if before is not None and after is not None:
+            _collect(folder, before | after)
     finally:
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
 
 
 def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
-    before = _named_files(folder.database)
     with copy.open("rb") as file:
         os.fsync(file.fileno())
     copy.replace(folder.database)
@@ -409,39 +429,34 @@ def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-    # Readers of the last generation have opened its files already; those of the one before are nobody's.
-    named = before | _named_files(folder.database)
+
+
+def _collect(folder: AtlasFolder, named: frozenset[str]) -> None:
+    """Remove FAISS files that neither this generation names nor the last, whose readers may be opening them."""
     for path in folder.root.glob("*.faiss"):
         if path.name not in named:
             path.unlink(missing_ok=True)
 
 
-def _named_files(database: Path) -> set[str]:
+def _named_files(database: Path) -> frozenset[str] | None:
+    rows = _read(database, "SELECT faiss_file FROM representations")
+    return None if rows is None else frozenset(name for (name,) in rows)
+
+
+def _ids_in(database: Path) -> dict[tuple[str, str], int]:
+    rows = _read(database, "SELECT model, base, model_id FROM fine_tunes") or []
+    return {(model, base): model_id for model, base, model_id in rows}
+
+
+def _read(database: Path, statement: str) -> list[tuple[Any, ...]] | None:
+    """Rows of a private copy, None where it is damaged."""
     import duckdb
 
-    if not database.exists():
-        return set()
     try:
         with duckdb.connect(str(database), read_only=True) as connection:
-            return {
-                name for (name,) in connection.execute("SELECT faiss_file FROM representations").fetchall()
-            }
+            return connection.execute(statement).fetchall()
     except duckdb.Error:
-        return set()
-
-
-def _kept_ids(folder: AtlasFolder) -> dict[tuple[str, str], int]:
-    """Ids of the old database, so that a rebuild does not rename models; none where it cannot be read."""
-    import duckdb
-
-    if not folder.database.exists():
-        return {}
-    try:
-        with duckdb.connect(str(folder.database), read_only=True) as connection:
-            rows = connection.execute("SELECT model, base, model_id FROM fine_tunes").fetchall()
-    except duckdb.Error:
-        return {}
-    return {(model, base): model_id for model, base, model_id in rows}
+        return None
 
 
 def _remove_leftovers(folder: AtlasFolder) -> None:

@@ -106,9 +106,7 @@ class PurityResult(Score):
         """The documented JSON object; the rows of single models only on request."""
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
         result |= _numbers(self)
-        result["cross_author"] = _numbers(self.cross_author) | {
-            "by_dataset": _rows(self.cross_author.by_dataset)
-        }
+        result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
         result["by_dataset"] = _rows(self.by_dataset)
         return result | ({"by_model": _rows(self.by_model)} if by_model else {})
 
@@ -126,9 +124,10 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
     """Purity of ``population``, plain and cross-author, with bootstrap intervals and permutation p-values.
 
     ``k``: look at the k nearest instead of the m_f nearest (at all candidates where there are fewer).
-    Cosine similarity is computed in float64 and rounded to float32, so that equal similarities are equal
-    whatever the order of summation, and ties go to the lower id. Raises ValueError on vectors that are not
-    finite, ids that repeat, fields of different lengths, k < 1 or draws < 1.
+    Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10): far finer than float32, far
+    coarser than the noise of summing in another order, so that equal similarities are equal whatever the
+    blocks; ties go to the lower id. Raises ValueError on vectors that are not finite, ids that repeat, columns
+    of different lengths, k < 1 or draws < 1.
 
     Interval: percentiles 2.5 and 97.5 of the mean over authors resampled with replacement (over models where
     all scored models are one author's).
@@ -205,23 +204,21 @@ def _codes(values: Sequence[Any]) -> Integers:
 def _neighbour_order(vectors: npt.NDArray[np.float32], rows: Integers) -> Order:
     """(n, n): for each candidate (row) all candidates, itself included, nearest first."""
     count = len(rows)
-    order = np.empty((count, count), np.uint16 if count < 2**4 else np.uint32)
+    order = np.empty((count, count), np.uint16 if count < 2**16 else np.uint32)
     step = max(1, _BLOCK // max(count, vectors.shape[1]))
     for start in range(0, count, step):
         block = vectors[rows[start : start + step]].astype(np.float64)
         if not np.isfinite(block).all():
             raise ValueError("a vector is not finite")
-        similarity = np.empty((len(block), count), np.float32)
+        similarity = np.empty((len(block), count))
         for left in range(0, count, step):
             similarity[:, left : left + step] = block @ vectors[rows[left : left + step]].astype(np.float64).T
-        similarity += 0.0  # -0.0 and 0.0 are equal but differ in their bits
-        # The bits of a float as an unsigned integer that falls while the float rises; then the column's
-        # number, which breaks ties by id. Sorting such keys is seven times faster than a stable argsort.
-        bits = similarity.view(np.uint32)
-        falling = np.where(bits >> np.uint32(31), bits, ~(bits | np.uint32(1 << 31)))
-        keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(count, dtype=np.uint64)
+        # One integer to sort by: how far below 2 the similarity is, in steps of 2^-32, then the column's number,
+        # which breaks ties by id. Sorting such keys is seven times faster than a stable argsort.
+        steps = np.rint(similarity.clip(-1.9, 1.9, out=similarity) * 2.0**32)
+        keys = ((2.0**33 - steps).astype(np.uint64) << np.uint64(30)) | np.arange(count, dtype=np.uint64)
         keys.sort(axis=1)
-        order[start : start + step] = keys.astype(order.dtype)  # keeps the low bits
+        order[start : start + step] = keys & np.uint64(2**30 - 1)
     return order
 
 
@@ -297,9 +294,7 @@ class _Trial:
 
     def __init__(self, order: Order, excluded: Integers, labels: list[frozenset[str]], k: int | None) -> None:
         self.order, self.excluded, self.labels = order, excluded, labels
-        held = {
-            (name, group) for group, names in zip(excluded.tolist(), labels, strict=True) for name in names
-        }
+        held = {(name, group) for group, names in zip(excluded.tolist(), labels, strict=True) for name in names}
         holders = Counter(name for name, _ in held)
         self.names = sorted(name for name, groups in holders.items() if groups > 1)
         number = {name: index for index, name in enumerate(self.names)}
@@ -407,9 +402,7 @@ class _Trial:
         return moved
 
 
-def _score(
-    trial: _Trial, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator
-) -> Score:
+def _score(trial: _Trial, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator) -> Score:
     """Everything that is said of one trial as observed."""
     scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
     if not len(scored):
@@ -453,9 +446,7 @@ def _caution(trial: _Trial, chance: Floats) -> str:
     return f"Only {ways} ways to exchange the labels: p cannot be below {1 / ways:.2g}." if ways < 20 else ""
 
 
-def _bootstrap(
-    purity: Floats, authors: Integers, draws: int, rng: np.random.Generator
-) -> tuple[float, float]:
+def _bootstrap(purity: Floats, authors: Integers, draws: int, rng: np.random.Generator) -> tuple[float, float]:
     """95 % interval of the mean when authors are drawn again (models, where there is one author)."""
     units = _codes(authors.tolist()) if len(set(authors.tolist())) > 1 else np.arange(len(purity))
     sums, sizes = np.bincount(units, weights=purity), np.bincount(units)

@@ -110,6 +110,7 @@ def test_the_base_is_not_its_own_fine_tune(store, monkeypatch):
         ({"tags": ["base_model:", "base_model:adapter:", "base_model::x", 5, None, {}, "x" * 10_000]}, None),
         ({"tags": ["base_model:finetune:x/FacebookAI/roberta-base"]}, None),
         ({"tags": ["base_model:export:" + BASE]}, None),
+        ({"tags": ["base_model:export:" + BASE, "base_model:" + BASE]}, "finetune"),
         ({"tags": {"base_model": BASE}}, None),
         ({"tags": tags("FacebookAI/roberta-base-2")}, None),
         ({}, None),

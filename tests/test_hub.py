@@ -312,6 +312,12 @@ def test_a_filter_that_is_ignored_changes_nothing(monkeypatch):
         told(isPullRequest=False),
     ]
     page = {"discussions": [*odd, told(author={"name": "mallory"}, num=9)], "count": 10**9, "start": 0}
+    none = {"discussions": []}
+    # Whatever was let through would be believed: its commits fit.
+    with RawServer(http(page), http(none), http([{"id": "b" * 40}]), http({"sha": "b" * 40})) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        assert conversion_revision("me/tuned") is None
+        assert len(server.requests) == 2
     with RawServer(http(page)) as server:
         use_endpoint(monkeypatch, server.endpoint)
         assert conversion_revision("me/tuned") is None

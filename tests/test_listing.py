@@ -229,6 +229,18 @@ def test_models_found_by_name_stay_when_only_tags_are_asked_for(store, monkeypat
         assert update_listing(Listing(path), CrawlRequest(IDS, discover="names")).gone == 1
 
 
+def test_what_a_bound_left_out_is_not_gone(store, monkeypatch, path):
+    for number in range(3):
+        add_repo(store, f"me/roberta-base-{number}", {"config.json": {"_name_or_path": SHORT}})
+    with served(store, monkeypatch):
+        update_listing(Listing(path), CrawlRequest(IDS, discover="names"))
+        for number in range(3):  # new commits, so that each would have to be looked into again
+            add_repo(store, f"me/roberta-base-{number}", {"config.json": {"_name_or_path": SHORT, "x": 1}})
+        report = update_listing(Listing(path), CrawlRequest(IDS, discover="names", max_candidates=1))
+    assert report.gone == 0
+    assert len(Listing(path).models()) == 3
+
+
 def test_a_failing_page_erases_nothing(store, monkeypatch, path):
     many(store, 7)
     with served(store, monkeypatch, page_size=3) as hub:
