@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.hub import filenames_in
 from indexer.words import RELATIONS
 
 # Of several relations to one base: what the files are comes before what was done to get them.
@@ -92,5 +91,13 @@ def names_any(row: Mapping[str, Any], ids: Collection[str]) -> bool:
 
 def untyped_relation(row: Mapping[str, Any]) -> str:
     """What the files say: "adapter" or "finetune"."""
-    is_adapter = "adapter_config.json" in filenames_in(dict(row)) or row.get("library_name") == "peft"
+    is_adapter = "adapter_config.json" in filenames_in(row) or row.get("library_name") == "peft"
     return "adapter" if is_adapter else "finetune"
+
+
+def filenames_in(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The file names that a row lists, in either spelling; () where it lists none."""
+    siblings = row.get("siblings")
+    entries = siblings if isinstance(siblings, list) else []
+    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in entries]
+    return tuple(name for name in names if isinstance(name, str))

@@ -34,6 +34,7 @@ from indexer.questions import (
     Rejected,
     static_questions,
 )
+from indexer.selection import in_utc
 from indexer.session import as_user_error
 from indexer.untrusted import Reader, printable
 from indexer.words import is_hub_id
@@ -125,7 +126,7 @@ class _Crawl:
                 # A cursor that is no longer accepted: start this question over, once.
                 if address == first or not may_restart or _status(error) not in _CURSOR_REFUSED:
                     raise as_user_error(error, question.what) from error
-                address, links, may_restart = first, {first}, False
+                address, links, ids, quiet, may_restart = first, {first}, set(), 0, False
                 continue
             rows = self._rows_of(answer)
             page = self._judged(question, number, rows)
@@ -170,7 +171,7 @@ class _Crawl:
 
     def _is_past(self, rows: list[Any]) -> bool:
         """Whether, newest first, everything from here on was created before ``since``."""
-        since = self.request.since
+        since = in_utc(self.request.since)
         if since is None or not rows:
             return False
         moments = [created(row) if isinstance(row, dict) else None for row in rows]
@@ -186,17 +187,13 @@ class _Crawl:
             if isinstance(verdict, ClaimedRow):
                 claimed.append(verdict)
                 if verdict.claim.relation == "finetune":
-                    self.progress.fine_tunes.setdefault(
-                        verdict.id, (verdict.claim.parent, _downloads(verdict.row))
-                    )
+                    self.progress.fine_tunes.setdefault(verdict.id, (verdict.claim.parent, _downloads(verdict.row)))
             elif isinstance(verdict, BadRow):
                 bad.append(verdict)
             elif isinstance(verdict, Rejected):
                 rejected.append(verdict)
         unclaimed = len(rows) - len(claimed) - len(bad) - len(rejected)
-        return Page(
-            question, number, tuple(claimed), tuple(bad), tuple(rejected), unclaimed, is_cut=self.judge.is_cut
-        )
+        return Page(question, number, tuple(claimed), tuple(bad), tuple(rejected), unclaimed, is_cut=self.judge.is_cut)
 
 
 def created(row: RawRow) -> datetime | None:

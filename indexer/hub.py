@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from indexer.claims import filenames_in
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.hub_api import ask, parse_json
 from indexer.hub_get import fetch_small
@@ -144,9 +145,7 @@ def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for narrowed in [("author", owner), *asked] if owner else asked:
         try:
-            rows = ask(
-                "/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]
-            ).value
+            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]).value
         except Exception as error:
             as_model_error(error)
             return ()
@@ -205,11 +204,7 @@ def conversion_revision(identifier: str) -> str | None:
             reference = f"refs/pr/{number}"
             commits = ask(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").value
             main = ask(f"/api/models/{identifier}").value
-            known = (
-                [one.get("id") for one in commits if isinstance(one, dict)]
-                if isinstance(commits, list)
-                else []
-            )
+            known = [one.get("id") for one in commits if isinstance(one, dict)] if isinstance(commits, list) else []
             if isinstance(main, dict) and main.get("sha") in known:
                 return reference
     except (RepositoryNotFoundError, EntryNotFoundError, RevisionNotFoundError):
@@ -247,7 +242,7 @@ def _is_conversion(discussion: Any) -> bool:
         return False
     number = discussion.get("num")
     return (
-        True
+        discussion["author"].get("name") == _CONVERTER
         and discussion.get("title") == _CONVERSION
         and discussion.get("isPullRequest") is True
         and discussion.get("status") == "open"
@@ -255,11 +250,3 @@ def _is_conversion(discussion: Any) -> bool:
         and not isinstance(number, bool)
         and 0 < number < 10**9
     )
-
-
-def filenames_in(row: dict[str, Any]) -> tuple[str, ...]:
-    """The file names that a row lists, in either spelling; () where it lists none."""
-    siblings = row.get("siblings")
-    entries = siblings if isinstance(siblings, list) else []
-    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in entries]
-    return tuple(name for name in names if isinstance(name, str))

@@ -329,11 +329,21 @@ class _Publisher:
             "WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?)",
             [self.base],
         )
-        for model_id, first in groups.items():
-            self.connection.execute(
-                "UPDATE records SET duplicate_group = ?, duplicate_of = ? WHERE model_id = ?",
-                [first, None if first == model_id else first, model_id],
-            )
+        self._update_groups(groups)
+
+    def _update_groups(self, groups: dict[int, int]) -> None:
+        import pyarrow
+
+        if not groups:
+            return
+        columns = {"model_id": list(groups), "first": list(groups.values())}
+        self.connection.register("incoming", pyarrow.table(columns))
+        self.connection.execute(
+            "UPDATE records SET duplicate_group = incoming.first, "
+            "duplicate_of = CASE WHEN incoming.first <> records.model_id THEN incoming.first END "
+            "FROM incoming WHERE records.model_id = incoming.model_id"
+        )
+        self.connection.unregister("incoming")
 
     def _bad_rows(self) -> None:
         self.connection.execute("DELETE FROM bad_rows WHERE base = ?", [self.base])

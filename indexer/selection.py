@@ -71,7 +71,7 @@ def select(
         raise AtlasError(f"Models cannot be sorted by {sort!r}.", f"Choose one of {', '.join(SORTS)}.")
     if limit is not None and limit < 0:
         raise AtlasError(f"The limit {limit} is below zero.", "Give a number of models.")
-    start = since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since
+    start = in_utc(since)
     chosen = [
         model
         for model in models
@@ -83,3 +83,8 @@ def select(
     chosen.sort(key=lambda model: model.id)
     chosen.sort(key=_ORDERS[sort], reverse=True)  # stable: ties stay in the order of ids
     return chosen[:limit]
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """A time that a person typed without a zone is meant in UTC."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

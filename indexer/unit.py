@@ -117,7 +117,7 @@ def _delta_records(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> tu
 
 def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices) -> DeltaRecord:
     matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
-    factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key))
+    factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
     full = spectrum(matrix).cpu().numpy() if unit.spec.spectra and delta.norm else None
     return _delta_record(
         delta.key, tuple(matrix.shape), factors, delta.norm, delta.inner, base, delta.transposed, full
@@ -126,19 +126,16 @@ def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices) -> DeltaRecor
 
 def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices) -> DeltaRecord:
     shape = (delta.b.shape[0], delta.a.shape[1])
-    inner_rank = min(*shape, delta.a.shape[0])
     a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
-    everything = lora_svd(a, b, delta.scale, max(inner_rank, unit.spec.rank))
-    norm = float(np.linalg.norm(everything.s.cpu().numpy().astype(np.float64)))
-    if not np.isfinite(norm):
+    factors = lora_svd(a, b, delta.scale, unit.spec.rank)
+    if not np.isfinite(factors.norm):
         raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
-    rank = unit.spec.rank
-    factors = replace(everything, u=everything.u[:, :rank], s=everything.s[:rank], v=everything.v[:, :rank])
     full = None
-    if unit.spec.spectra and norm:
+    if unit.spec.spectra and factors.norm:
+        inner_rank = min(*shape, delta.a.shape[0])
         full = np.zeros(min(shape), dtype=np.float32)
-        full[:inner_rank] = everything.s[:inner_rank].cpu().numpy()
-    return _delta_record(delta.key, shape, factors, norm, 0.0, base, delta.transposed, full)
+        full[:inner_rank] = lora_svd(a, b, delta.scale, inner_rank).s.cpu().numpy()
+    return _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed, full)
 
 
 def _untouched(

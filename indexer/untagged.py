@@ -16,9 +16,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.claims import Claim, untyped_relation
+from indexer.claims import Claim, filenames_in, untyped_relation
 from indexer.errors import Failed, ModelError
-from indexer.hub import fetch_json, filenames_in
+from indexer.hub import fetch_json
 from indexer.hub_get import fetch_small
 from indexer.readme import trainer_sentence
 from indexer.words import is_hub_id
@@ -62,7 +62,7 @@ def weigh(row: Mapping[str, Any], ids: Collection[str]) -> Evidence:
     Reads up to three small files. Raises Failed where one of them may be readable another time.
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
-    base, names, relation = next(iter(ids)), filenames_in(dict(row)), untyped_relation(row)
+    base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
     is_unclear = False
     for filename, key, claimed_by in _NAMED_IN:
         if names and filename not in names:

@@ -408,7 +408,7 @@ def _score(trial: _Trial, authors: Integers, names: Sequence[str], draws: int, r
     if not len(scored):
         return Score(0, len(names), 0, note=_why_nothing(trial, authors))
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
-    low, high = _bootstrap(purity, authors[scored], draws, rng)
+    low, high = _bootstrap(purity, np.arange(len(scored)), draws, rng)
     return Score(
         models=len(scored),
         candidates=len(names),

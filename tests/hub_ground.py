@@ -7,11 +7,15 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
 
+from indexer.crawl import crawl
+from indexer.listing import Listing
+from indexer.questions import CrawlRequest
 from indexer.session import Manners, install_session
 from scripts.loopback_hub import LoopbackHub
 
@@ -68,6 +72,27 @@ def served(root: Path, monkeypatch: Any, manners: Manners = QUICK, say: Any = No
     with LoopbackHub(root, **settings) as hub:
         use_endpoint(monkeypatch, hub.endpoint, manners, say)
         yield hub
+
+
+@dataclass
+class Report:
+    """What one crawl brought."""
+
+    resumed: bool
+    new: int = 0
+    bad: int = 0
+    gone: int = 0
+
+
+def update_listing(listing: Listing, request: CrawlRequest) -> Report:
+    """Crawl into a listing as the commands do."""
+    progress, resumed = listing.begin(request)
+    report = Report(resumed)
+    for page in crawl(request, progress):
+        report.new += listing.append_page(page)
+        report.bad += len(page.bad)
+    report.gone = listing.finish(is_complete=not request.is_narrowed)
+    return report
 
 
 def asked(hub: LoopbackHub, part: str = "") -> list[str]:

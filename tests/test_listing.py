@@ -17,8 +17,7 @@ from indexer.claims import Claim
 from indexer.errors import AtlasError
 from indexer.listing import ListedModel, Listing, select
 from indexer.questions import CrawlRequest
-from indexer.update import update_listing
-from tests.hub_ground import BASE, SHORT, add_base, add_repo, asked, served, tags
+from tests.hub_ground import BASE, SHORT, add_base, add_repo, asked, served, tags, update_listing
 
 ROOT = Path(__file__).resolve().parent.parent
 IDS = (BASE, SHORT)
@@ -402,7 +401,6 @@ import sys
 from pathlib import Path
 from indexer.listing import Listing
 from indexer.questions import CrawlRequest
-from indexer.update import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
 """
 

@@ -72,7 +72,7 @@ def candidates_of(m: Models):
 
 def similarity(a, b):
     """The exact inner product to nine places: equal where it is equal in theory."""
-    return round(float(sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a, b, strict=True))), 9)
+    return round(math.fsum(float(x) * float(y) for x, y in zip(a, b, strict=True)), 9)
 
 
 def naive(found, k=None, cross=False, only=None):
@@ -385,11 +385,11 @@ def test_interval_is_that_of_resampled_authors():
     """Authors who are good or bad at it as a whole: far wider than models drawn one by one would say."""
     rng = np.random.default_rng(9)
     vectors, labels, authors = [], [], []
-    for author in range(8):
-        for _ in range(int(rng.integers(2, 16))):
-            labels.append("ab"[int(rng.integers(2))])
-            place = np.eye(4)[["a", "b"].index(labels[-1])] if author % 2 else np.eye(4)[2]
-            vectors.append(place + 0.2 * rng.standard_normal(4))
+    for author in range(10):
+        for _ in range(int(rng.integers(5, 20))):
+            labels.append("abcd"[int(rng.integers(4))])
+            place = np.eye(6)["abcd".index(labels[-1])] if author % 2 else np.eye(6)[4]
+            vectors.append(place + 0.05 * rng.standard_normal(6))
             authors.append(f"a{author}")
     result = purity(Models(vectors, labels, authors), draws=4000)
     by_author = {}

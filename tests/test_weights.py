@@ -130,7 +130,9 @@ def test_the_table(relation: str, names: str, winner: str) -> None:
         ("model-00001-of-00002.safetensors model-00002-of-00002.safetensors", "no_weights", ["index"]),
         ("a.safetensors b.safetensors", "no_weights", ["2 safetensors"]),
         ("unet/model.safetensors vae/model.safetensors", "no_weights", ["'unet/'", "'vae/'"]),
-        ("../model.safetensors /model.safetensors", "no_weights", []),
+        ("../model.safetensors", "no_weights", []),
+        ("/model.safetensors", "no_weights", []),
+        ("./model.safetensors", "no_weights", []),
     ],
 )
 def test_what_cannot_be_read_is_named(names: str, reason: str, words: list[str]) -> None:

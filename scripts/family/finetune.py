@@ -75,13 +75,21 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
 def load_start(plan: Plan, run: Run, task: str, labels: list[str], start: Path) -> PreTrainedModel:
     """The network before training, with a new head where the task needs one."""
     kind = CLASSIFIERS.get(task) or LANGUAGE_MODELS[task]
-    settings = {} if task not in CLASSIFIERS else {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+    settings = (
+        {}
+        if task not in CLASSIFIERS
+        else {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+    )
     if run.scratch:
         configuration = new_configuration(plan.architecture, plan.text.vocabulary)
         configuration.update(settings)
         return kind.from_config(configuration, attn_implementation="eager")
     return kind.from_pretrained(
-        start, attn_implementation="eager", ignore_mismatched_sizes=run.parent is not None, dtype=torch.float32, **settings
+        start,
+        attn_implementation="eager",
+        ignore_mismatched_sizes=run.parent is not None,
+        dtype=torch.float32,
+        **settings,
     )
 
 

@@ -222,9 +222,7 @@ def load_plan(size: str, architecture: str = "roberta") -> Plan:
         datasets=datasets,
         authors={name: read_entry(Author, row) for name, row in data["authors"].items()},
         runs=runs,
-        oddities=tuple(
-            oddity for oddity in (read_oddity(row) for row in data["oddities"]) if oddity.size in wanted
-        ),
+        oddities=tuple(oddity for oddity in (read_oddity(row) for row in data["oddities"]) if oddity.size in wanted),
         fingerprint=fingerprint(size, architecture),
     )
 

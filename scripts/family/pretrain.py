@@ -54,13 +54,13 @@ def make_base(plan: Plan, work: Path, folder: Path) -> dict[str, float]:
     configuration = new_configuration(architecture, plan.text.vocabulary)
     model = LANGUAGE_MODELS[architecture.language_task].from_config(configuration, attn_implementation="eager")
     texts = json.loads((work / "corpus.json").read_text(encoding="utf-8"))
-    batches = endless(
-        unlabelled(texts), plan.pretraining.batch, plan.pretraining.tokens, plan.pretraining.seed
-    )
+    batches = endless(unlabelled(texts), plan.pretraining.batch, plan.pretraining.tokens, plan.pretraining.seed)
     objective = OBJECTIVES[architecture.objective]
     steps = plan.settings.pretraining_steps
     progress = tqdm(range(steps), desc=f"pretraining {plan.base}", disable=None)
-    losses = train(model, lambda: objective(model, next(batches), architecture), progress, plan.pretraining.learning_rate)
+    losses = train(
+        model, lambda: objective(model, next(batches), architecture), progress, plan.pretraining.learning_rate
+    )
     model.save_pretrained(folder)
     torch.set_num_threads(1)
     return summary(losses)

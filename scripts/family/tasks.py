@@ -106,9 +106,7 @@ def train_tokenizer(texts: Sequence[str], plan: Plan) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(
-        (SPECIAL_TOKENS[END], END), (SPECIAL_TOKENS[START], START)
-    )
+    tokenizer.post_processor = processors.RobertaProcessing((SPECIAL_TOKENS[END], END), (SPECIAL_TOKENS[START], START))
     tokenizer.enable_truncation(plan.text.longest)
     return tokenizer
 
