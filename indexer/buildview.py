@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from indexer.build import BuildReport, Watcher
 from indexer.plan import Planned
-from indexer.terminal import Progress, say
+from indexer.terminal import Progress, say, say_more
 from indexer.worker import Result
 
 
@@ -33,6 +33,8 @@ class BuildView(Watcher):
 
     def finished(self, result: Result, report: BuildReport) -> None:
         """One model is done."""
+        if result.error is not None:
+            say_more(f"{result.unit.model.id}: {result.error.reason}: {result.error.detail}")
         if self._models is not None:
             skipped = f"{report.skipped} skipped, {report.failed} failed"
             self._models.update(1, f"{skipped}, {report.bytes_read / 1e6:,.1f} MB")

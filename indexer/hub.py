@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 
 from indexer.claims import filenames_in
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.hub_api import ask, parse_json
+from indexer.hub_api import GarbledError, ask, parse_json
 from indexer.hub_get import fetch_small
 from indexer.session import as_model_error, as_user_error
 from indexer.untrusted import printable
@@ -189,7 +189,7 @@ def fetch_json(identifier: str, filename: str, revision: str) -> Any:
     body = fetch_small(identifier, filename, revision, LARGEST_JSON)
     try:
         return parse_json(body)
-    except ValueError as error:
+    except GarbledError as error:
         raise Failed("malformed_row", f"{filename} of {identifier} is not JSON") from error
 
 

@@ -26,6 +26,10 @@ _MOST_REDIRECTS = 5
 _WAITS_FOR_JSON = (1.0, 3.0)
 
 
+class GarbledError(ValueError):
+    """A body that is not JSON; of its own, because the library's exception for a 400 is a ValueError too."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """Parsed JSON, the address it came from, and the address of the next page, if the Hub names one."""
@@ -46,7 +50,7 @@ def ask(path: str, parameters: Parameters = ()) -> Answer:
     for wait in (*_WAITS_FOR_JSON, None):
         try:
             return _ask_once(path, parameters)
-        except ValueError as error:
+        except GarbledError as error:
             if wait is None:
                 raise Failed("server_error", "the Hub's answer is not JSON") from error
             time.sleep(wait)
@@ -70,11 +74,13 @@ def _ask_once(path: str, parameters: Parameters) -> Answer:
 
 
 def parse_json(body: bytes) -> Any:
-    """JSON, or ValueError for whatever is wrong with it."""
+    """JSON, or GarbledError for whatever is wrong with it."""
     try:
         return json.loads(body, parse_int=_whole_number)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise GarbledError("nested too deeply") from error
+    except ValueError as error:
+        raise GarbledError(str(error)) from error
 
 
 def _whole_number(digits: str) -> int | float:

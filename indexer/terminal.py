@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import sys
 import time
 import unicodedata
@@ -63,31 +62,29 @@ def output_options(command: Command) -> Command:
 
 
 class AtlasGroup(click.Group):
-    """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` work anywhere."""
+    """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` may stand anywhere."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault(
-            "context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-        )
+        options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
         super().__init__(*arguments, **options)
         self.params += [
-            click.Option(["-q", "--quiet"], is_flag=True, help="Only errors on stderr."),
-            click.Option(["-v", "--verbose"], is_flag=True, help="More about what is going on."),
-            click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+            click.Option(["-q", "--quiet"], is_flag=True, expose_value=False, help="Only errors on stderr."),
+            click.Option(
+                ["-v", "--verbose"],
+                is_flag=True,
+                expose_value=False,
+                help="A line for every model that is not indexed.",
+            ),
+            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
         ]
         click.version_option(__version__, package_name="vectors-in-the-wild")(self)
 
-    def invoke(self, context: click.Context) -> Any:
-        """Note the manners, then run the command."""
-        for name in ("quiet", "verbose", "debug"):
-            setattr(_manners, name, bool(context.params.pop(name, False)))
-        return super().invoke(context)
-
-    def main(self, *arguments: Any, **options: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *arguments: Any, **options: Any) -> Any:
         """Run, turning every way of ending into an exit code and at most one line."""
         options["standalone_mode"] = False
+        words = list(sys.argv[1:] if args is None else args)
         try:
-            code = super().main(*arguments, **options)
+            code = super().main(_mind_manners(words), *arguments, **options)
         except BaseException as error:
             code = _ended_by(error)
         _leave(code if isinstance(code, int) else 0)
@@ -103,6 +100,16 @@ class _Manners:
 _manners = _Manners()
 
 
+def _mind_manners(words: list[str]) -> list[str]:
+    """Note the flags that may stand anywhere (``index build --debug`` too), and return the other words."""
+    flags = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose", "--debug": "debug"}
+    end = words.index("--") if "--" in words else len(words)
+    for word in words[:end]:
+        if word in flags:
+            setattr(_manners, flags[word], True)
+    return [word for word in words[:end] if word not in flags] + words[end:]
+
+
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 
@@ -115,8 +122,8 @@ def _ended_by(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
         _complain("Stopped. What was done stays; run it again to go on.", prefix="")
         return 130
-    if isinstance(error, BrokenPipeError):
-        return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
+    if isinstance(error, _ReaderGoneError | BrokenPipeError):
+        return 0
     if _manners.debug:
         import traceback
 
@@ -144,15 +151,11 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or ''}. Run with --debug for the traceback."
     first = str(error).strip().splitlines()[:1]
-    return (
-        f"{type(error).__name__}: {first[0] if first else 'no message'}. Run with --debug for the traceback."
-    )
+    return f"{type(error).__name__}: {first[0] if first else 'no message'}. Run with --debug for the traceback."
 
 
 def _complain(sentence: str, prefix: str = "Error: ") -> None:
-    click.echo(
-        click.style(prefix, fg="red") * bool(prefix) + clean(sentence), err=True, color=_colour(sys.stderr)
-    )
+    click.echo(click.style(prefix, fg="red") * bool(prefix) + clean(sentence), err=True, color=_colour(sys.stderr))
 
 
 def _leave(code: int) -> None:
@@ -161,7 +164,6 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code or 128 + signal.SIGPIPE
     sys.exit(code)
 
 
@@ -169,6 +171,12 @@ def say(sentence: str) -> None:
     """A line on stderr that a person should see, unless they asked for quiet."""
     if not _manners.quiet:
         click.echo(clean(sentence), err=True)
+
+
+def say_more(sentence: str) -> None:
+    """A line on stderr for a person who asked for more."""
+    if _manners.verbose:
+        say(sentence)
 
 
 # ---- output -------------------------------------------------------------------------------------------------------
@@ -220,13 +228,8 @@ def clean(text: str, keep_lines: bool = False) -> str:
 
 
 def _is_harmless(character: str) -> bool:
-    return (
-        (character.isascii()
-        and character.isprintable())
-        or (
-            not character.isascii()
-            and unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-        )
+    return (character.isascii() and character.isprintable()) or (
+        not character.isascii() and unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     )
 
 
@@ -234,9 +237,17 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+class _ReaderGoneError(Exception):
+    """Whoever read our output has had enough (``| head``): no fault of anybody's."""
+
+
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        # Click would turn this into exit code 1.
+        raise _ReaderGoneError from error
 
 
 def _csv(rows: Sequence[Any]) -> str:
@@ -267,19 +278,13 @@ def _table(rows: list[Any]) -> None:
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    numeric = [
-        all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows) for name in names
-    ]
+    numeric = [all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows) for name in names]
     widths = [max(_width(names[i]), *(_width(row[i]) for row in cells)) for i in range(len(names))]
     widths = _fitted(widths)
-    header = "  ".join(
-        _padded(name, width, right) for name, width, right in zip(names, widths, numeric, strict=True)
-    )
+    header = "  ".join(_padded(name, width, right) for name, width, right in zip(names, widths, numeric, strict=True))
     _write(click.style(header.rstrip(), bold=True) + "\n" if _colour(sys.stdout) else header.rstrip() + "\n")
     for row in cells:
-        line = "  ".join(
-            _padded(cell, width, right) for cell, width, right in zip(row, widths, numeric, strict=True)
-        )
+        line = "  ".join(_padded(cell, width, right) for cell, width, right in zip(row, widths, numeric, strict=True))
         _write(line.rstrip() + "\n")
 
 

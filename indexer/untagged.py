@@ -32,10 +32,11 @@ _FOLDERS = frozenset((
     "models", "output", "outputs", "result", "results", "root", "runs", "save", "saved", "saved_model",
     "saved_models", "scratch", "tmp", "trained_models", "users", "weights", "workspace",
 ))  # fmt: skip
-# Words in front of a base's name that make it the name of another base (xlm-roberta-base, flan-t5-base).
+# Words beside a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
 _OTHER_BASES = frozenset((
-    "albert", "bigbird", "biomed", "camembert", "clip", "code", "deberta", "distil", "electra", "flan", "ke",
-    "klue", "long", "m", "mdeberta", "mini", "mt", "multilingual", "small", "tiny", "umt", "xlm",
+    "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
+    "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
+    "mdeberta", "mini", "mt", "multilingual", "norwegian", "small", "spanish", "tiny", "umt", "xlm",
 ))  # fmt: skip
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -111,7 +112,8 @@ def is_named_after(identifier: str, ids: Collection[str]) -> bool:
         wanted = _WORD.findall(name.lower().rpartition("/")[2])
         for start in range(len(words) - len(wanted) + 1):
             if wanted and words[start : start + len(wanted)] == wanted:
-                return start == 0 or words[start - 1] not in _OTHER_BASES
+                beside = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
+                return not _OTHER_BASES.intersection(beside)
     return False
 
 

@@ -185,7 +185,7 @@ def _candidates(population: Population) -> tuple[Integers, list[frozenset[str]]]
         raise ValueError("every model needs one entry in every column, and an id of its own")
     leaders: dict[int, int] = {}
     united: dict[int, set[str]] = {}
-    for row in sorted(range(len(ids)), key=lambda row: (not population.representative[row], ids[row])):
+    for row in sorted(range(len(ids)), key=lambda row: ids[row]):
         if population.is_copy[row] or population.is_unrelated[row] or not np.any(population.vectors[row]):
             continue
         group = population.group[row]
@@ -408,7 +408,7 @@ def _score(trial: _Trial, authors: Integers, names: Sequence[str], draws: int, r
     if not len(scored):
         return Score(0, len(names), 0, note=_why_nothing(trial, authors))
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
-    low, high = _bootstrap(purity, np.arange(len(scored)), draws, rng)
+    low, high = _bootstrap(purity, authors[scored], draws, rng)
     return Score(
         models=len(scored),
         candidates=len(names),

@@ -433,6 +433,8 @@ def test_what_a_name_or_path_says(path, expected):
         ("roberta-base-finetuned-sst2", True),
         ("twitter_RoBERTa-base", True),
         ("xlm-roberta-base", False),
+        ("roberta-base-bne-finetuned-sqac", False),
+        ("x-japanese-roberta-base", False),
         ("distilroberta-base", False),
         ("roberta-baseline", False),
         ("roberta-large", False),

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
@@ -214,6 +215,13 @@ def test_garbled_json_is_asked_for_again(hub):
     hub.faults.add("^/api/models/me/tuned", first=1, malformed_json=True)
     assert ask("/api/models/me/tuned").value["id"] == "me/tuned"
     assert len(asked(hub)) == 2
+
+
+def test_a_refusal_is_not_garbled_json(hub):
+    hub.faults.add("^/api/models/me/tuned", status=400)
+    with pytest.raises(BadRequestError):
+        ask("/api/models/me/tuned")
+    assert len(asked(hub, "tuned")) == 1
 
 
 def test_json_that_stays_garbled(monkeypatch):

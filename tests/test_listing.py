@@ -401,6 +401,7 @@ import sys
 from pathlib import Path
 from indexer.listing import Listing
 from indexer.questions import CrawlRequest
+from tests.hub_ground import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
 """
 
@@ -412,7 +413,7 @@ def test_a_killed_crawl_goes_on(store, monkeypatch, path):
         environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen([sys.executable, "-c", CRAWLER, str(path)], env=environment)
         limit = time.monotonic() + 60
-        while len(hub.requests) < 6 and time.monotonic() < limit:
+        while len(hub.requests) < 6 and time.monotonic() < limit and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
