@@ -91,6 +91,11 @@ def read_lora(checkpoint: Checkpoint) -> Iterator[LoraModule]:
             yield LoraModule(pair.path, partner, tensor, pair.scale)
 
 
+def lora_paths(checkpoint: Checkpoint) -> list[str]:
+    """The modules that ``read_lora`` will give, from the index alone. Raises Skipped as it does."""
+    return [pair.path for pair in _pairs(checkpoint)]
+
+
 def whole_weights(checkpoint: Checkpoint) -> list[str]:
     """Tensors of an adapter that replace one of the base's (``modules_to_save``, resized embeddings, biases).
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from indexer.adapter import LoraModule, read_lora
+from indexer.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.architecture import load_architecture
 from indexer.base import BaseMatrices
 from indexer.errors import Skipped
@@ -79,10 +79,13 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
     a block matrix.
     """
     architecture = load_architecture(str(base.config["model_type"]))
-    modules = {module.path: module for module in read_lora(checkpoint)}
-    located = architecture.locate_modules(modules, base.layout)
-    for path, module in modules.items():
-        for matrix in located.matrices.get(path, ()):
+    whole = [name.removesuffix(".weight") for name in whole_weights(checkpoint) if name.endswith(".weight")]
+    replaced = architecture.locate_modules(whole, base.layout).matrices
+    if replaced:
+        raise Skipped("adapter_unsupported", f"it saves block matrices whole beside its factors ({min(replaced)})")
+    located = architecture.locate_modules(lora_paths(checkpoint), base.layout).matrices
+    for module in read_lora(checkpoint):
+        for matrix in located.get(module.path, ()):
             yield _lora_delta(matrix, module)
 
 

@@ -185,7 +185,7 @@ def _candidates(population: Population) -> tuple[Integers, list[frozenset[str]]]
         raise ValueError("every model needs one entry in every column, and an id of its own")
     leaders: dict[int, int] = {}
     united: dict[int, set[str]] = {}
-    for row in sorted(range(len(ids)), key=lambda row: ids[row]):
+    for row in sorted(range(len(ids)), key=lambda row: (not population.representative[row], ids[row])):
         if population.is_copy[row] or population.is_unrelated[row] or not np.any(population.vectors[row]):
             continue
         group = population.group[row]

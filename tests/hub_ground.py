@@ -66,12 +66,20 @@ def use_endpoint(monkeypatch: Any, endpoint: str, manners: Manners = QUICK, say:
     install_session(manners, say or (lambda sentence: None))
 
 
+def as_ever() -> None:
+    """Give other tests in this process the manners that everybody gets."""
+    install_session(Manners(), lambda sentence: None)
+
+
 @contextmanager
 def served(root: Path, monkeypatch: Any, manners: Manners = QUICK, say: Any = None, **settings: Any):
     """A loopback Hub over ``root`` that the library in this process talks to."""
     with LoopbackHub(root, **settings) as hub:
         use_endpoint(monkeypatch, hub.endpoint, manners, say)
-        yield hub
+        try:
+            yield hub
+        finally:
+            as_ever()
 
 
 @dataclass
@@ -121,6 +129,7 @@ class RawServer:
     def __exit__(self, *problem: object) -> None:
         self._open = False
         self._socket.close()
+        as_ever()
 
     def _run(self) -> None:
         while self._open:

@@ -154,6 +154,15 @@ class TestTruncated:
         assert checked > 40
 
     @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("ratio", [0.9, 0.93, 0.96])
+    def test_vectors_between_close_values(self, ratio: float, seed: int) -> None:
+        matrix = planted(500, 400, ratio ** np.arange(400), seed)
+        u, _, v = exact(matrix)
+        factors = truncated_svd(matrix, 8, seed)
+        for mine, true in ((factors.u, u), (factors.v, v)):
+            assert np.abs((mine.double().numpy() * true[:, :8]).sum(0)).min() > 0.99
+
+    @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize(
         "matrix",
         [
@@ -217,12 +226,24 @@ class TestTruncated:
         assert not factors.u[:, kept:].any()
         assert not factors.v[:, kept:].any()
 
-    def test_a_few_entries(self) -> None:
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("rank", [1, 4, 8])
+    def test_a_few_entries(self, rank: int, seed: int) -> None:
         matrix = torch.zeros(400, 300)
         matrix[7, 5], matrix[123, 44], matrix[9, 200] = 3, -2, 1
-        factors = assert_good(matrix)
-        assert factors.s.tolist() == pytest.approx([3, 2, 1, 0, 0, 0, 0, 0], rel=1e-5)
-        assert factors.s[3:].tolist() == [0] * 5
+        factors = assert_good(matrix, rank, seed)
+        assert factors.blocks > 0
+        assert factors.s.tolist() == pytest.approx([3, 2, 1, 0, 0, 0, 0, 0][:rank], rel=1e-5)
+        assert not factors.s[3:].any()
+
+    def test_stays_orthogonal_beside_a_dominant_direction(self) -> None:
+        """Twelve blocks or so, each of which could let the first direction back in."""
+        assert assert_good(planted(768, 700, np.r_[1, np.linspace(0.01, 0.005, 699)])).blocks > 5
+
+    def test_orthonormal_where_the_values_fall_steeply(self) -> None:
+        factors = truncated_svd(planted(500, 400, np.r_[1, np.geomspace(0.05, 0.04, 7), np.full(392, 0.01)]), 8, 0)
+        assert (factors.u.T @ factors.u - torch.eye(8)).abs().max() < 1e-5
+        assert (factors.v.T @ factors.v - torch.eye(8)).abs().max() < 1e-5
 
     @pytest.mark.parametrize("scale", [1e-36, 1e-30, 1e-12, 1e-5, 1e5, 1e12, 1e30, 1e34])
     @pytest.mark.parametrize("shape", [(300, 200), (30, 20)])

@@ -104,7 +104,8 @@ def in_worker(unit: str, *arguments: Any) -> None:
 
 def waves(entries: Iterable[Repository]) -> tuple[list[Repository], list[Repository]]:
     """Those that need the base model alone, then those made from another repository."""
-    first, second = [], []
+    first: list[Repository] = []
+    second: list[Repository] = []
     for entry in entries:
         origin = entry.parent if isinstance(entry, Run) else entry.of if isinstance(entry, Oddity) else None
         (second if origin else first).append(entry)

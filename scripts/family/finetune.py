@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
 from scripts.family.batches import endless, once
@@ -51,7 +50,7 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
     torch.manual_seed(run.seed)
     texts = LabelledTexts.load(work, run.dataset)
     task = task_of(plan, run)
-    model = load_start(plan, run, task, texts.labels, start)
+    model: Any = load_start(plan, run, task, texts.labels, start)
     freeze(model, plan.architecture, run.frozen)
     if run.adapter:
         model = add_adapter(model, run.adapter, task, plan)
@@ -59,13 +58,13 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
     batches = endless(chosen, run.batch, plan.text.tokens, run.seed)
     steps = max(1, round(run.steps * plan.settings.steps))
 
-    def loss() -> torch.Tensor:
+    def loss() -> Any:
         batch = next(batches)
         if task == plan.architecture.language_task:
             return OBJECTIVES[plan.architecture.objective](model, batch, plan.architecture)
         return model(input_ids=batch.ids, attention_mask=batch.attention, labels=batch.labels).loss
 
-    losses = train(model, loss, tqdm(range(steps), disable=True), run.learning_rate)
+    losses = train(model, loss, steps, run.learning_rate)
     measured = {"steps": float(steps), **summary(losses), **evaluate(model, texts, task, plan, run.seed)}
     FORMATS[run.saved](model, plan, folder)
     write_json(folder / RESULTS, measured)
@@ -74,12 +73,11 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
 
 def load_start(plan: Plan, run: Run, task: str, labels: list[str], start: Path) -> PreTrainedModel:
     """The network before training, with a new head where the task needs one."""
-    kind = CLASSIFIERS.get(task) or LANGUAGE_MODELS[task]
-    settings = (
-        {}
-        if task not in CLASSIFIERS
-        else {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
-    )
+    kind: Any = CLASSIFIERS.get(task) or LANGUAGE_MODELS[task]
+    settings: dict[str, Any] = {}
+    if task in CLASSIFIERS:
+        settings["id2label"] = dict(enumerate(labels))
+        settings["label2id"] = {label: number for number, label in enumerate(labels)}
     if run.scratch:
         configuration = new_configuration(plan.architecture, plan.text.vocabulary)
         configuration.update(settings)
@@ -129,7 +127,7 @@ def patterns(values: Mapping[str, Any], architecture: Architecture) -> dict[str,
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, texts: LabelledTexts, task: str, plan: Plan, seed: int) -> dict[str, float]:
+def evaluate(model: Any, texts: LabelledTexts, task: str, plan: Plan, seed: int) -> dict[str, float]:
     """Held-out loss; for classifiers also the accuracy and the share of the commonest label."""
     model.eval()
     batches = once(texts.held_out, EVALUATION_BATCH, plan.text.tokens)

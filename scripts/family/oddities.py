@@ -143,7 +143,7 @@ def empty(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 def is_block_matrix(plan: Plan, name: str) -> bool:
     """Whether a tensor is a matrix of one of the stacked layers."""
-    inside, _, rest = name.partition(f"{plan.architecture.layers}.")
+    _, _, rest = name.partition(f"{plan.architecture.layers}.")
     return bool(rest) and name.endswith(".weight") and "norm" not in name.lower() and "ln_" not in name
 
 

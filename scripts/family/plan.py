@@ -103,12 +103,12 @@ class Adapter:
     """What PEFT's LoraConfig is given."""
 
     rank: int
-    alpha: float
+    alpha: int
     targets: tuple[str, ...]  # families
     rslora: bool = False
     dora: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
-    alphas: Mapping[str, float] = field(default_factory=dict)
+    alphas: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

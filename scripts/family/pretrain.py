@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,32 +53,39 @@ def make_base(plan: Plan, work: Path, folder: Path) -> dict[str, float]:
     torch.manual_seed(plan.pretraining.seed)
     architecture = plan.architecture
     configuration = new_configuration(architecture, plan.text.vocabulary)
-    model = LANGUAGE_MODELS[architecture.language_task].from_config(configuration, attn_implementation="eager")
+    kind: Any = LANGUAGE_MODELS[architecture.language_task]
+    model = kind.from_config(configuration, attn_implementation="eager")
     texts = json.loads((work / "corpus.json").read_text(encoding="utf-8"))
     batches = endless(unlabelled(texts), plan.pretraining.batch, plan.pretraining.tokens, plan.pretraining.seed)
     objective = OBJECTIVES[architecture.objective]
-    steps = plan.settings.pretraining_steps
-    progress = tqdm(range(steps), desc=f"pretraining {plan.base}", disable=None)
     losses = train(
-        model, lambda: objective(model, next(batches), architecture), progress, plan.pretraining.learning_rate
+        model,
+        lambda: objective(model, next(batches), architecture),
+        plan.settings.pretraining_steps,
+        plan.pretraining.learning_rate,
+        shown_as=f"pretraining {plan.base}",
     )
     model.save_pretrained(folder)
     torch.set_num_threads(1)
     return summary(losses)
 
 
-def train(model: nn.Module, loss: Callable[[], torch.Tensor], steps: tqdm[int], learning_rate: float) -> list[float]:
-    """Minimise ``loss`` by AdamW with warm-up, linear decay and clipped gradients; returns every step's loss."""
+def train(
+    model: nn.Module, loss: Callable[[], torch.Tensor], steps: int, learning_rate: float, shown_as: str = ""
+) -> list[float]:
+    """Minimise ``loss`` by AdamW with warm-up, linear decay and clipped gradients; returns every step's loss.
+
+    ``shown_as`` names the progress bar; none is shown without it.
+    """
     model.train()
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learnt, lr=learning_rate, weight_decay=0.01, fused=True)
-    total = steps.total
-    warm_up = max(1, min(WARM_UP_STEPS, total // 12))
+    warm_up = max(1, min(WARM_UP_STEPS, steps // 12))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm_up, (total - step) / total)
+        optimizer, lambda step: min((step + 1) / warm_up, (steps - step) / steps)
     )
     losses = []
-    for _ in steps:
+    for _ in tqdm(range(steps), desc=shown_as, disable=None if shown_as else True):
         value = loss()
         optimizer.zero_grad()
         value.backward()

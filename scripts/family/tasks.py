@@ -51,8 +51,8 @@ class LabelledTexts:
     def load(cls, folder: Path, name: str) -> LabelledTexts:
         """Read what ``save`` wrote."""
         row = json.loads((folder / file_name(name)).read_text(encoding="utf-8"))
-        parts = {part: [Example(**example) for example in row.pop(part)] for part in ("train", "held_out")}
-        return cls(**row, **parts)
+        parts = {part: [Example(**example) for example in row[part]] for part in ("train", "held_out")}
+        return cls(**row | parts)
 
 
 def file_name(dataset: str) -> str:
@@ -151,7 +151,8 @@ def label_texts(dataset: DataSet, excerpts: list[Excerpt], tokenizer: Tokenizer)
         )
     held_out_each = int(HELD_OUT * min(counts[rarest], MOST_PER_LABEL))
     taken: Counter[str] = Counter()
-    train, held_out = [], []
+    train: list[Example] = []
+    held_out: list[Example] = []
     for excerpt in excerpts:
         label = excerpt.facts.get(dataset.label, "")
         if label not in dataset.labels or taken[label] >= min(2 * counts[rarest], MOST_PER_LABEL):
