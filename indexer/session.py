@@ -194,11 +194,16 @@ def _may_repeat(request: httpx2.Request) -> bool:
 
 
 def _is_api(url: httpx2.URL) -> bool:
-    return "/api/" in url.path and "/resolve/" not in url.path
+    # The Hub redirects small files to /api/resolve-cache/…: a file like any other.
+    return "/api/" in url.path and not _is_file(url)
+
+
+def _is_file(url: httpx2.URL) -> bool:
+    return "/resolve/" in url.path or "/resolve-cache/" in url.path
 
 
 def _lane_of(url: httpx2.URL) -> str:
-    return f"{url.netloc.decode('ascii', 'replace')} {'resolve' if '/resolve/' in url.path else 'api'}"
+    return f"{url.netloc.decode('ascii', 'replace')} {'resolve' if _is_file(url) else 'api'}"
 
 
 def _fill_in_timeouts(request: httpx2.Request, manners: Manners) -> None:
