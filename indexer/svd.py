@@ -31,8 +31,8 @@ _LEFT_BY_GAP = 0.3
 # between the vector found and the true one; asked for only where that distance is worth the name.
 _ANGLE_TOLERANCE = 0.08
 _GAP = 0.02
-# Rows that are all rounding may need several projections before a direction of their own is left of them.
-_MOST_PROJECTIONS = 5
+# Rows that are nearly all rounding need more than one.
+_MOST_PROJECTIONS = 3
 # Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
 _GRAM_RANGE = 1e-3
 # Up to this width float64 costs next to nothing.
@@ -200,7 +200,7 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
                 # One Newton step to orthonormal columns: the Gram matrix left them some 1e-4 away.
                 u = torch.addmm(u, u, u.t() @ u, beta=1.5, alpha=-0.5)
                 return _Triplets(u, s[:rank], v[:, :rank], blocks)
-        newest = _extension(remainder, basis, generator)
+        newest = _extension(remainder, basis)
         basis = torch.cat((basis, newest))
     return None
 
@@ -209,8 +209,9 @@ def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, torch.Te
     """One block of left Ritz vectors and their σ."""
     block = images[-1].shape[1]
     joined = _beside(images)
-    squares, turn = torch.linalg.eigh(joined.t() @ joined)
-    squares, turn = squares[-block:].flip(0), turn[:, -block:].flip(1)
+    # Small enough for double precision, which does not give up where most of the matrix is zero.
+    squares, turn = torch.linalg.eigh((joined.t() @ joined).double())
+    squares, turn = squares[-block:].flip(0).float(), turn[:, -block:].flip(1).float()
     if squares[rank - 1] < _GRAM_RANGE * squares[0]:
         q, r = torch.linalg.qr(joined)
         u, s, _ = torch.linalg.svd(r)
@@ -263,11 +264,8 @@ def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
     return torch.linalg.qr(rows.t()).Q.t()
 
 
-def _extension(rows: torch.Tensor, basis: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Orthonormal rows, orthogonal to ``basis``, that span ``rows``.
-
-    Of rows that are nothing but rounding, projections leave less and less; random rows take their place.
-    """
+def _extension(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    """Orthonormal rows, orthogonal to ``basis``, that span ``rows``; shorter ones where these are all rounding."""
     for _ in range(_MOST_PROJECTIONS):
         rows = _orthonormal(rows)
         inside = rows @ basis.t()
@@ -275,8 +273,6 @@ def _extension(rows: torch.Tensor, basis: torch.Tensor, generator: torch.Generat
         # The squares of small corrections do not matter; after large ones the rows are no longer orthonormal.
         if float(inside.abs().max()) < 1e-3:
             break
-        noise = torch.randn(rows.shape, generator=generator).to(rows.device)
-        rows = torch.add(rows, noise, alpha=1e-6)
     return rows
 
 

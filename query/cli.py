@@ -92,10 +92,7 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
 @atlas_option
 @output_options
 def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
-    """Run one SELECT; "-" reads it from stdin.
-
-    Tables and views: query sql "SHOW TABLES"
-    """
+    """Run one SELECT; "-" reads it from stdin. Try SHOW TABLES, or SUMMARIZE models."""
     text = sys.stdin.read() if statement == "-" else statement
     with _opened(atlas) as opened:
         found = opened.sql(text, limit=limit, seconds=timeout)

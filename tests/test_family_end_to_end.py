@@ -17,8 +17,7 @@ def rows(built, statement, *parameters):
 
 def test_every_repository_ends_as_expected(built, expected):
     found = {
-        model: (status, reason)
-        for model, status, reason in rows(built, "SELECT model, status, reason FROM fine_tunes")
+        model: (status, reason) for model, status, reason in rows(built, "SELECT model, status, reason FROM fine_tunes")
     }
     flags = {
         model: [name for name, is_set in zip(("copy", "unrelated", "duplicate", "partly_frozen"), marks, strict=True) if is_set]
@@ -47,7 +46,9 @@ def test_the_counts_of_the_report_add_up(built):
 
 def test_no_token_went_to_another_host_and_no_pickle_ran(built, hub):
     assert hub.leaks == []
-    assert not [path for path in built.folder.rglob("*") if "pwned" in path.name.lower() or "marker" in path.name.lower()]
+    assert not [
+        path for path in built.folder.rglob("*") if "pwned" in path.name.lower() or "marker" in path.name.lower()
+    ]
 
 
 def test_little_more_than_the_block_matrices_was_read(built, hub):
@@ -69,7 +70,11 @@ def test_models_on_one_dataset_lie_together_and_authors_do_not_explain_it(built)
 
 
 def test_strings_of_the_hub_reach_neither_terminal_nor_table_with_escape_sequences(built):
-    for words in (["index", "status"], ["query", "sql", "FROM tags"], ["query", "sql", "SELECT model, oddities FROM fine_tunes"]):
+    for words in (
+        ["index", "status"],
+        ["query", "sql", "FROM tags"],
+        ["query", "sql", "SELECT model, oddities FROM fine_tunes"],
+    ):
         ran = built(*words)
         assert ran.code == 0, ran.err
         assert "\x1b" not in ran.out
@@ -82,7 +87,9 @@ def test_similar_prints_every_format(built, form):
     ran = built("query", "similar", model, "-k", "3", "--format", form)
     assert ran.code == 0, ran.err
     if form == "json":
-        assert [list(row) for row in ran.json] == [["rank", "model", "similarity", "author", "relation", "datasets"]] * 3
+        assert [list(row) for row in ran.json] == [
+            ["rank", "model", "similarity", "author", "relation", "datasets"]
+        ] * 3
     else:
         assert len(ran.out.strip().splitlines()) == (3 if form == "jsonl" else 4)
 

@@ -236,6 +236,12 @@ class TestTruncated:
         assert factors.s.tolist() == pytest.approx([3, 2, 1, 0, 0, 0, 0, 0][:rank], rel=1e-5)
         assert not factors.s[3:].any()
 
+    def test_two_rows(self) -> None:
+        matrix = torch.zeros(200, 768)
+        matrix[0, :8], matrix[3, 334] = 2, 1
+        for seed in range(160, 170):
+            assert assert_good(matrix, 8, seed).s[:3].tolist() == pytest.approx([32**0.5, 1, 0], rel=1e-5)
+
     def test_stays_orthogonal_beside_a_dominant_direction(self) -> None:
         """Twelve blocks or so, each of which could let the first direction back in."""
         assert assert_good(planted(768, 700, np.r_[1, np.linspace(0.01, 0.005, 699)])).blocks > 5

@@ -58,9 +58,7 @@ def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
     axes.set_yticks([])
     for side in axes.spines.values():
         side.set_color("#DDDDDD")
-    axes.set_title(
-        f"{len(names)} fine-tunes of {base}, by what training did to their weights", fontsize=10, loc="left"
-    )
+    axes.set_title(f"{len(names)} fine-tunes of {base}, by what training did to their weights", fontsize=10, loc="left")
     figure.savefig(out)
     plt.close(figure)
     return out

@@ -1,0 +1,600 @@
+"""Attacks on a real database file through SQL, wall by wall; and what a friendly statement gets."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import duckdb
+import pytest
+
+from indexer.errors import AtlasError
+from query import sql
+from query.sql import check_condition, connect_locked, run_sql
+
+SECRET = "the secret of another file"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An atlas's folder: a database, a vector file beside it, and a stranger's file."""
+    root = tmp_path_factory.mktemp("atlas")
+    path = root / "atlas.duckdb"
+    with duckdb.connect(str(path), config={"storage_compatibility_version": "v1.4.0"}) as connection:
+        connection.execute("CREATE TABLE facts (model_id INTEGER, author VARCHAR, downloads BIGINT)")
+        connection.execute("INSERT INTO facts SELECT i, 'author' || i % 7, i * 10 FROM range(1000) t(i)")
+        connection.execute("CREATE VIEW models AS SELECT * FROM facts")
+        connection.execute("CREATE MACRO nearest(k) AS TABLE SELECT * FROM facts WHERE model_id < k")
+        connection.execute("CHECKPOINT")
+    (root / "roberta-base.input.0123.faiss").write_bytes(os.urandom(2000))
+    (root / "secret.csv").write_text(f"word\n{SECRET}\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def database(folder):
+    return folder / "atlas.duckdb"
+
+
+def state(folder):
+    """Every file of a folder with its bytes, and every name of the working directory."""
+    files = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return files, sorted(os.listdir())
+
+
+# Statements that want out. {file}: the database itself, {folder}: where it lies.
+ATTACKS = """
+COPY (SELECT 1) TO '{file}' (FORMAT csv, USE_TMP_FILE false)
+COPY (SELECT 1) TO '{file}' (FORMAT parquet)
+COPY (SELECT 1) TO '{file}.wal' (FORMAT csv, USE_TMP_FILE false)
+COPY (SELECT 1) TO '{folder}/roberta-base.input.0123.faiss' (FORMAT csv)
+COPY (SELECT 1) TO '{folder}/new.csv'
+COPY (SELECT 1) TO 'here.csv'
+COPY (SELECT 1) TO '/dev/stdout'
+COPY facts TO '{file}' (FORMAT csv, USE_TMP_FILE false)
+COPY facts FROM '{folder}/secret.csv'
+WITH x AS (COPY (SELECT 1) TO '{file}' (FORMAT csv, USE_TMP_FILE false)) SELECT * FROM x
+WITH RECURSIVE x AS (COPY (SELECT 1) TO '{file}.wal' (FORMAT csv, USE_TMP_FILE false)) FROM x
+SELECT * FROM (WITH x AS (COPY (SELECT 1) TO '{folder}/new.csv') SELECT * FROM x)
+WITH x AS (INSERT INTO facts VALUES (1, 'x', 1) RETURNING *) SELECT * FROM x
+WITH x AS (DELETE FROM facts RETURNING *) SELECT * FROM x
+SELECT 1; COPY (SELECT 1) TO '{file}' (FORMAT csv, USE_TMP_FILE false)
+COPY FROM DATABASE atlas TO temp
+EXPORT DATABASE '{folder}/export'
+IMPORT DATABASE '{folder}'
+ATTACH '{file}' AS again (READ_ONLY false)
+ATTACH '{file}' AS again
+ATTACH '{folder}/other.duckdb' AS other
+ATTACH ':memory:' AS memory
+ATTACH '{folder}/secret.csv' AS s (TYPE sqlite)
+DETACH atlas
+SELECT * FROM read_csv('{folder}/secret.csv')
+SELECT * FROM read_csv_auto('{folder}/*.csv')
+SELECT * FROM read_text('{folder}/secret.csv')
+SELECT * FROM read_blob('{file}')
+SELECT * FROM read_json('{folder}/secret.csv')
+SELECT * FROM read_json_objects('{folder}/secret.csv', format = 'unstructured')
+SELECT * FROM read_ndjson_objects('/etc/passwd')
+SELECT * FROM read_parquet('{folder}/secret.csv')
+SELECT * FROM parquet_metadata('{folder}/secret.csv')
+SELECT * FROM parquet_scan(['{folder}/secret.csv'])
+SELECT * FROM read_duckdb('{file}')
+SELECT * FROM sniff_csv('{folder}/secret.csv')
+SELECT * FROM glob('{folder}/*')
+SELECT * FROM '{folder}/secret.csv'
+FROM '{file}'
+SELECT * FROM 'https://huggingface.co/models.json'
+SELECT * FROM read_csv('http://127.0.0.1:9/x.csv')
+SELECT * FROM read_parquet('s3://bucket/x.parquet')
+SELECT * FROM read_text('hf://datasets/x/y/z')
+SELECT (SELECT content FROM read_text('{folder}/secret.csv'))
+SELECT * FROM models WHERE EXISTS (FROM read_text('{folder}/secret.csv'))
+SELECT * FROM query('FROM read_text(''{folder}/secret.csv'')')
+SELECT * FROM query_table('{folder}/secret.csv')
+SELECT * FROM json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{folder}/secret.csv'')'))
+PREPARE p AS SELECT * FROM read_text('{folder}/secret.csv')
+PREPARE p AS COPY (SELECT 1) TO '{file}' (FORMAT csv, USE_TMP_FILE false)
+EXECUTE p
+EXPLAIN ANALYZE COPY (SELECT 1) TO '{file}' (FORMAT csv, USE_TMP_FILE false)
+EXPLAIN ANALYZE SELECT * FROM read_text('{folder}/secret.csv')
+SUMMARIZE '{folder}/secret.csv'
+DESCRIBE '{folder}/secret.csv'
+INSTALL httpfs
+FORCE INSTALL spatial FROM community
+LOAD httpfs
+LOAD '{folder}/secret.csv'
+UPDATE EXTENSIONS
+SET enable_external_access = true
+SET GLOBAL disabled_filesystems = ''
+RESET disabled_filesystems
+SET lock_configuration = false
+SET allowed_directories = ['/']
+SET temp_directory = '{folder}/spill'
+SET memory_limit = '100GB'
+SET threads = 64
+SET max_execution_time = 0
+SET secret_directory = '{folder}'
+SET log_query_path = '{folder}/log'
+SET profiling_output = '{folder}/profile'
+SET enable_profiling = 'json'
+PRAGMA enable_profiling
+PRAGMA profiling_output = '{folder}/profile'
+PRAGMA enable_logging
+CALL enable_logging(storage = 'file', storage_path = '{folder}')
+PRAGMA import_database('{folder}')
+CREATE TABLE t AS SELECT 1
+CREATE OR REPLACE VIEW models AS SELECT 1
+CREATE MACRO f(x) AS x
+CREATE SCHEMA s
+CREATE PERSISTENT SECRET s (TYPE s3)
+INSERT INTO facts VALUES (1, 'x', 1)
+UPDATE facts SET downloads = 0
+DELETE FROM facts
+TRUNCATE facts
+DROP TABLE facts
+DROP VIEW models
+ALTER TABLE facts ADD COLUMN x INTEGER
+COMMENT ON TABLE facts IS 'x'
+VACUUM FULL
+SELECT getenv('HOME')
+SELECT * FROM connection
+SELECT * FROM frame
+""".strip().splitlines()
+
+# Harmless behind the second wall (they see or change nothing that lasts), but no SELECT of the atlas either.
+ONLY_REFUSED = """
+CHECKPOINT
+FORCE CHECKPOINT
+VACUUM
+ANALYZE
+CREATE TEMP TABLE t AS SELECT * FROM range(10)
+CREATE TEMP MACRO f(x) AS x
+CREATE SECRET s (TYPE s3, KEY_ID 'x', SECRET 'y')
+BEGIN
+CALL pragma_version()
+PRAGMA database_list
+PRAGMA table_info('models')
+USE main
+SET VARIABLE x = 1
+PREPARE p AS SELECT 1
+DEALLOCATE p
+PIVOT facts ON author
+SELECT 1; SELECT 2
+SELECT * FROM duckdb_settings()
+SELECT value FROM pg_catalog.pg_settings
+SELECT path FROM duckdb_databases()
+SELECT path FROM duckdb_databases
+SELECT "path" FROM SYSTEM.main."DuckDB_Databases"()
+SELECT current_setting('allowed_paths')
+SELECT list_transform([1], lambda x: current_setting('secret_directory'))
+SELECT * FROM duckdb_secrets()
+SELECT * FROM which_secret('s3://x', 's3')
+SELECT * FROM query('SELECT path FROM duckdb_' || 'databases()')
+SELECT write_log('x')
+SELECT sleep_ms(1)
+EXPLAIN COPY (SELECT 1) TO 'x'
+EXPLAIN SELECT path FROM duckdb_databases()
+""".strip().splitlines()
+
+
+def filled(attack, folder):
+    return attack.replace("{file}", str(folder / "atlas.duckdb")).replace("{folder}", str(folder))
+
+
+def test_the_second_wall_alone_stops_every_attack(folder, database):
+    """On the locked connection, without the parser's and without the process's help."""
+    before = state(folder)
+    frame = [1, 2, 3]  # noqa: F841 - what a replacement scan would find
+    with connect_locked(database) as connection:
+        for attack in ATTACKS:
+            rows = None
+            try:
+                rows = connection.execute(filled(attack, folder)).fetchall()
+            except (duckdb.Error, RuntimeError) as error:
+                assert SECRET not in str(error), attack
+            # Two names are settings that do not exist on every version; nothing may come of any of them.
+            assert rows in (None, []), attack
+        assert connection.execute("SELECT count(*) FROM models").fetchone() == (1000,)
+    assert state(folder) == before
+
+
+def test_the_first_wall_refuses_what_is_no_select_of_the_atlas(folder, database):
+    """Without running anything: each of them is answered with a sentence."""
+    passed = {"DETACH atlas"}
+    with connect_locked(database) as connection:
+        for statement in [*ATTACKS, *ONLY_REFUSED]:
+            text = filled(statement, folder)
+            try:
+                sql._checked(connection, {"statement": text})
+            except sql._Refused as refused:
+                assert refused.answer["error"].endswith(".")
+                assert "\n" not in refused.answer["error"]
+            except duckdb.ParserException:
+                pass
+            else:
+                passed.add(statement)
+    # What has the shape of a SELECT and names no function on the list gets as far as the second wall.
+    assert all(statement.startswith(("SELECT", "FROM", "DETACH", "SUMM", "DESC", "EXPLAIN")) for statement in passed)
+    assert not passed & set(ONLY_REFUSED)
+
+
+THROUGH_ALL_WALLS = [0, 8, 9, 14, 16, 18, 24, 30, 36, 37, 38, 39, 43, 45, 47, 51, 60, 82, 94, 95]
+
+
+@pytest.mark.parametrize("number", THROUGH_ALL_WALLS)
+def test_attacks_end_in_one_sentence(folder, database, number):
+    before = state(folder)
+    with pytest.raises(AtlasError) as caught:
+        run_sql(database, filled(ATTACKS[number], folder))
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert state(folder) == before
+
+
+def test_the_third_wall_is_the_system_itself(folder, database):
+    """In a process with all its SQL unlocked, the limits alone keep files and sockets away."""
+    code = f"""
+        import socket, duckdb
+        from query import sql
+        connection = duckdb.connect({str(database)!r}, read_only=True)
+        connection.execute("SET temp_directory = ''; SET threads = 1")
+        sql._give_up_powers(30)
+        attempts = [
+            lambda: open({str(folder / "secret.csv")!r}),
+            lambda: open({str(folder / "new.txt")!r}, "w"),
+            lambda: socket.socket(),
+            lambda: connection.execute("FROM read_text('{folder}/secret.csv')").fetchall(),
+            lambda: connection.execute("COPY (SELECT 1) TO '{database}' (FORMAT csv, USE_TMP_FILE false)"),
+            lambda: connection.execute("COPY (SELECT 1) TO '{folder}/new.csv'"),
+            lambda: bytearray(4 << 30),
+        ]
+        for attempt in attempts:
+            try:
+                attempt()
+            except (OSError, duckdb.Error, MemoryError) as error:
+                print("stopped")
+        print(connection.execute("SELECT count(*) FROM models").fetchone())
+    """
+    before = state(folder)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["stopped"] * 7 + ["(1000,)"], done.stderr
+    assert state(folder) == before
+
+
+def test_limits_cannot_be_raised_again():
+    code = """
+        import resource
+        from query import sql
+        sql._give_up_powers(30)
+        for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
+            print(resource.getrlimit(limit)[0] == resource.getrlimit(limit)[1] != resource.RLIM_INFINITY)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 3
+
+
+def test_nothing_of_this_machine_can_be_read(folder, database):
+    """Every view and every function without arguments that the first wall lets pass."""
+    with connect_locked(database) as connection:
+        views = connection.execute("SELECT schema_name || '.' || view_name FROM duckdb_views()").fetchall()
+        functions = connection.execute(
+            "SELECT DISTINCT function_name || '()' FROM duckdb_functions() "
+            "WHERE function_type IN ('table', 'table_macro', 'scalar', 'macro') AND regexp_matches(function_name, '^\\w+$')"
+        ).fetchall()
+        ran = 0
+        for (name,) in views + functions:
+            for statement in (f"SELECT * FROM {name}", f"SELECT {name}"):
+                try:
+                    checked = sql._checked(connection, {"statement": statement})
+                    rows = connection.execute(checked).fetchall()
+                except (duckdb.Error, sql._Refused, RuntimeError):
+                    continue
+                ran += 1
+                assert str(folder.parent) not in repr(rows), name
+                assert os.path.expanduser("~/") not in repr(rows), name
+        assert ran > 50
+
+
+def test_the_process_has_none_of_our_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert "secret" not in json.dumps(sql._bare_environment())
+    assert "HOME" not in sql._bare_environment()
+
+
+# ---- time and memory ----
+
+ENDLESS = [
+    "SELECT len(range(100000000))",
+    "SELECT levenshtein(repeat('ab', 50000), repeat('ba', 50000))",
+    "SELECT sum(i) FROM range(1000000000000) t(i)",
+    "WITH RECURSIVE r AS (SELECT 1 i UNION ALL SELECT i + 1 FROM r) SELECT max(i) FROM r",
+    "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE hash(a.range + b.range) = 7",
+    "SELECT list_sum(list_transform(range(30000), lambda x: list_sum(list_transform(range(30000), lambda y: y * x))))",
+    "SELECT * FROM range(100000000000) t(i) WHERE sin(i) > 2",
+]
+
+
+@pytest.mark.parametrize("statement", ENDLESS)
+def test_the_time_limit_holds(database, statement):
+    start = time.monotonic()
+    with pytest.raises(AtlasError) as caught:
+        run_sql(database, statement, seconds=0.5)
+    assert time.monotonic() - start < 5
+    # On a fast machine the first one may reach the limit of memory first.
+    assert str(caught.value) in (str(sql._too_long(0.5)), str(sql._too_much()))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT list(i) FROM range(1000000000) t(i)",
+        "SELECT repeat('x', 1000) r FROM range(10000000) ORDER BY r",
+        "SELECT repeat('x', 4000000000)",
+        "SELECT string_agg(repeat('x', 1000), '') FROM range(10000000)",
+    ],
+)
+def test_the_memory_limit_holds(database, statement):
+    with pytest.raises(AtlasError, match="memory|larger than|longer than"):
+        run_sql(database, statement, seconds=20)
+
+
+def test_a_large_result_is_refused_before_it_is_handed_over(database):
+    with pytest.raises(AtlasError, match="larger than 64 MB"):
+        run_sql(database, "SELECT repeat('x', 1000000) FROM range(1000)", limit=None)
+
+
+def test_numbers_out_of_this_world_are_sentences(database):
+    for statement in ["SELECT repeat('x', 10000000000)", "SELECT len(range(1000000000000))", "SELECT 'a'::INTEGER"]:
+        with pytest.raises(AtlasError):
+            run_sql(database, statement, seconds=10)
+
+
+def test_deep_nesting_and_long_statements_are_sentences(database):
+    for statement in [
+        "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+        "SELECT " + "[" * 50_000,
+        "SELECT 1" + " + 1" * 50_000,
+        "SELECT " + "1, " * 400_000 + "1",
+        "SELECT '" + "x" * 1_100_000 + "'",
+    ]:
+        with pytest.raises(AtlasError) as caught:
+            run_sql(database, statement)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
+# ---- friendly statements ----
+
+
+@pytest.mark.parametrize(
+    ("statement", "rows"),
+    [
+        ("SELECT count(*) FROM models", [[1000]]),
+        ("FROM nearest(2)", [[0, "author0", 0], [1, "author1", 10]]),
+        ("WITH a AS (SELECT max(downloads) m FROM models) SELECT m + 1 FROM a", [[9991]]),
+        ("VALUES (1, 'a'), (2, NULL)", [[1, "a"], [2, None]]),
+        ("TABLE models LIMIT 1", [[0, "author0", 0]]),
+        ("SHOW TABLES", [["facts"], ["models"]]),
+        ("DESCRIBE SELECT 1 AS a", [["a", "INTEGER", "YES", None, None, None]]),
+        ("SELECT author FROM models GROUP BY ALL ORDER BY author LIMIT 1", [["author0"]]),
+        ("SELECT 1 UNION ALL SELECT 2", [[1], [2]]),
+        ("/* a remark */ SELECT 1 -- and another", [[1]]),
+        ("SELECT 'a; DROP TABLE facts'", [["a; DROP TABLE facts"]]),
+        ("SELECT 'duckdb_settings', 'query' AS query", [["duckdb_settings", "query"]]),
+        ("SELECT 1;", [[1]]),
+    ],
+)
+def test_a_select_is_answered(database, statement, rows):
+    assert run_sql(database, statement).rows == rows
+
+
+def test_every_type_comes_back_as_json_has_it(database):
+    found = run_sql(
+        database,
+        """SELECT DATE '2024-01-31', TIMESTAMP '2024-01-31 12:00:00', TIMESTAMPTZ '2024-01-31 12:00:00+02',
+        1.50::DECIMAL(10, 2), 7::DECIMAL(10, 0), 'nan'::DOUBLE, 'inf'::FLOAT, 170141183460469231731687303715884105727,
+        [1, NULL], {'a': 1, 'b': [2]}, MAP {'k': 1}, 'a\\x00'::BLOB, TRUE, NULL, '12:30'::TIME, 'a' || chr(27),
+        '290000-01-01'::TIMESTAMP, uuid() IS NOT NULL, INTERVAL 2 DAY""",
+    )
+    assert found.rows[0] == [
+        "2024-01-31", "2024-01-31T12:00:00", "2024-01-31T10:00:00+00:00",
+        1.5, 7, None, None, 170141183460469231731687303715884105727,
+        [1, None], {"a": 1, "b": [2]}, {"k": 1}, "6100", True, None, "12:30:00", "a\x1b",
+        "290000-01-01 00:00:00", True, "2 days, 0:00:00",
+    ]  # fmt: skip
+    json.dumps(found.rows, allow_nan=False)
+
+
+def test_now_needs_no_further_package(database):
+    ((text,),) = run_sql(database, "SELECT now()").rows
+    assert abs(datetime.datetime.fromisoformat(text).timestamp() - time.time()) < 60
+
+
+def test_duckdbs_own_collection_of_odd_values(database):
+    assert len(run_sql(database, "FROM test_all_types()").rows) == 3
+
+
+def test_the_row_limit(database):
+    found = run_sql(database, "SELECT model_id FROM models ORDER BY 1", limit=3)
+    assert (found.rows, found.truncated) == ([[0], [1], [2]], True)
+    assert not run_sql(database, "SELECT model_id FROM models LIMIT 3", limit=3).truncated
+    assert len(run_sql(database, "SELECT model_id FROM models", limit=None).rows) == 1000
+    start = time.monotonic()
+    assert len(run_sql(database, "SELECT * FROM range(100000000000)", limit=5).rows) == 5
+    assert time.monotonic() - start < 5
+
+
+def test_columns_of_one_name_are_told_apart(database):
+    found = run_sql(database, "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a")
+    assert found.as_dicts() == [{"a": 1, "a_2": 2, "a_2_2": 3, "a_3": 4}]
+
+
+def test_parameters(database):
+    assert run_sql(database, "SELECT ? + 1, ?", parameters=[1, "x' OR 1=1 --"]).rows == [[2, "x' OR 1=1 --"]]
+    assert run_sql(database, "SELECT $a", parameters={"a": None}).rows == [[None]]
+    with pytest.raises(AtlasError, match="not provided"):
+        run_sql(database, "SELECT ?")
+    with pytest.raises(AtlasError, match="cannot be handed over"):
+        run_sql(database, "SELECT ?", parameters=[object()])
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SELECT * FORM models", 'syntax error at or near "models" (line 1: SELECT * FORM >>models<<).'),
+        ("SELECT\n1,\nnope FROM models", "(line 3: >>nope<< FROM models)"),
+        ("SELECT donwloads FROM models", 'Candidate bindings: "downloads"'),
+        ("SELECT 1 FROM modelz", 'Did you mean "models"? (line 1: SELECT 1 FROM >>modelz<<)'),
+        ("SELECT 'é日本', nope FROM models", "SELECT 'é日本', >>nope<< FROM models"),
+        ("SELECT " + "1, " * 100 + "nope FROM models", ">>nope<< FROM models"),
+        ("", "No statement was given"),
+        ("-- nothing", "No statement was given"),
+        ("SELECT 1; SELECT 2", "2 statements were given"),
+        ("DROP TABLE facts", "not DROP. The atlas can only be read."),
+        ("PIVOT facts ON author", "not PIVOT."),
+        ("SELECT \ud800", ""),
+        ("SELECT '\x00", ""),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(database, statement, said):
+    with pytest.raises(AtlasError) as caught:
+        run_sql(database, statement)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_database_that_cannot_be_opened(tmp_path, database):
+    with pytest.raises(AtlasError, match="There is no database"):
+        run_sql(tmp_path / "none.duckdb", "SELECT 1")
+    other = tmp_path / "text.duckdb"
+    other.write_text("not a database " * 1000)
+    with pytest.raises(AtlasError, match="cannot be read"):
+        run_sql(other, "SELECT 1")
+    assert not (tmp_path / "none.duckdb").exists()
+
+
+def test_a_database_in_use_by_a_writer(tmp_path):
+    path = tmp_path / "busy.duckdb"
+    with (
+        duckdb.connect(str(path)),
+        pytest.raises(AtlasError, match=rf"open for writing in another program \(process {os.getpid()}\)"),
+    ):
+        run_sql(path, "SELECT 1")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_time_limit_must_be_one(database, seconds):
+    with pytest.raises(AtlasError, match="makes no sense"):
+        run_sql(database, "SELECT 1", seconds=seconds)
+
+
+def test_it_runs_from_any_folder_and_under_a_relative_name(database, monkeypatch):
+    monkeypatch.chdir(database.parent)
+    assert run_sql(type(database)("atlas.duckdb"), "SELECT 1").rows == [[1]]
+
+
+# ---- conditions ----
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ("downloads > 9970", 2),
+        ("author = 'author3' AND downloads < 100", 1),
+        ("downloads IN (SELECT max(downloads) FROM models)", 1),
+        ("downloads > 9970 -- the largest", 2),
+        ("/* the largest */ downloads\n>\n9970", 2),
+        ("author LIKE '%) OR (%'", 0),
+        ("list_contains([10, 20], downloads)", 2),
+        ("(downloads > 9970) OR (downloads < 20)", 4),
+        ("NULL", 0),
+        ("EXISTS (FROM nearest(1))", 1000),
+        ("CASE WHEN model_id = 3 THEN true END", 1),
+    ],
+)
+def test_a_condition_finds_ids(database, where, count):
+    found = check_condition(database, where)
+    assert len(found) == count
+    assert found == sorted(found)
+    assert all(isinstance(identity, int) for identity in found)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "1=1) UNION SELECT 1 --",
+        "1=1) UNION SELECT model_id FROM (SELECT 7 AS model_id",
+        "1=1); DROP TABLE facts; SELECT (1",
+        "1=1; DROP TABLE facts",
+        "1=1) OR (1=1",
+        "1=1) LIMIT 1 --",
+        "1=1) ORDER BY (1",
+        "1=1] || [1",
+        "1=1)]) --",
+        "true LIMIT 5",
+        "SELECT 1",
+        "(",
+        ")",
+        "",
+        "  \n",
+        "downloads >",
+        "'unfinished",
+        "$$unfinished",
+        "1 /* unfinished",
+        "downloads, 1",
+        "count(*) > 1",
+        "row_number() OVER () > 1",
+        "downloads = ?",
+        "nope = 1",
+        "author",
+        "downloads > 'many'",
+        "EXISTS (FROM read_text('/etc/passwd'))",
+        "EXISTS (FROM duckdb_settings())",
+        "(SELECT count(*) FROM query('SELECT 1')) = 1",
+        "EXISTS (WITH x AS (COPY (SELECT 1) TO 'x.csv') FROM x)",
+        "x" * 2_000_000,
+        "\x00",
+    ],
+)
+def test_what_is_no_condition_is_refused(folder, database, where):
+    before = state(folder)
+    with pytest.raises(AtlasError) as caught:
+        check_condition(database, where)
+    assert str(caught.value).startswith("--where ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert state(folder) == before
+
+
+def test_a_view_is_a_name_and_nothing_else(database):
+    assert len(check_condition(database, "true", view="facts")) == 1000
+    with pytest.raises(AtlasError, match="does not exist"):
+        check_condition(database, "true", view='models" WHERE false --')
+
+
+# ---- our own readers ----
+
+
+def test_two_readers_in_one_process(database):
+    with connect_locked(database) as one, connect_locked(database) as other:
+        assert one.execute("SELECT count(*) FROM models").fetchone() == (1000,)
+        assert other.execute("SELECT count(*) FROM models").fetchone() == (1000,)
+        with pytest.raises(duckdb.Error):
+            other.execute("SET threads = 4")
+
+
+def test_importing_it_costs_nothing():
+    code = "import sys, query.sql; print('duckdb' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
