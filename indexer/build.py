@@ -84,7 +84,8 @@ class BuildReport:
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         row = asdict(self)
-        for name in ("stopped", "problem", "dry_run"):
+        del row["problem"]
+        for name in ("stopped", "dry_run"):
             if row[name] is None:
                 del row[name]
         order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")

@@ -41,8 +41,8 @@ MOST_RESULT = 64_000_000  # bytes of JSON
 CONDITION_SECONDS = 20.0
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 
-# In this order: each takes away what the one before could be undone with. Read-only and no external access alone leave the database's own files writable paths for COPY;
-# without a local file system there are no paths at all.
+# In this order: each takes away what the one before could be undone with. Read-only and no external access alone
+# leave the database's own files writable paths for COPY; without a local file system there are no paths at all.
 _LOCKS = (
     "SET temp_directory = ''",
     "SET secret_directory = ''",
@@ -129,7 +129,7 @@ def connect_locked(path: Path, *, milliseconds: int = 0) -> duckdb.DuckDBPyConne
         "threads": THREADS,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
-        "python_enable_replacements": False,
+        "python_enable_replacements": True,
     }
     with _one_at_a_time:
         connection = duckdb.connect(str(path), read_only=True, config=settings)
@@ -340,16 +340,23 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
         # What fits into brackets of both kinds closes neither: it is one expression (or a list, which is no
         # condition, as DuckDB will say). Anything else is a syntax error in one of them.
         connection.extract_statements(f"SELECT [\n{condition}\n]")
-    kinds = [one.type.name for one in connection.extract_statements(statement)]
+    kinds = [_kind(one) for one in connection.extract_statements(statement)]
     if len(kinds) != 1:
         many = f"{len(kinds)} statements were given" if kinds else "No statement was given"
         raise _Refused(f"{many}: one SELECT is asked for.", "Give them one at a time." if kinds else "")
     if kinds[0] not in ("SELECT", "EXPLAIN"):
-        kind = "PIVOT" if kinds[0] == "MULTI" else kinds[0].replace("_", " ")
-        raise _Refused(f"{_NO_SELECT}, not {kind}.", "The atlas can only be read.")
+        raise _Refused(f"{_NO_SELECT}, not {kinds[0]}.", "The atlas can only be read.")
     explained = _EXPLAIN.sub("", statement, count=1) if kinds[0] == "EXPLAIN" else statement
     _refuse_what_reaches_out(_tree(connection, explained))
     return statement
+
+
+def _kind(statement: duckdb.Statement) -> str:
+    try:
+        name = str(statement.type.name)
+    except ValueError:  # the client has no name for everything its parser knows
+        return "this"
+    return "PIVOT" if name == "MULTI" else name.replace("_", " ")
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
@@ -377,7 +384,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any
     rows: list[str] = []
     size = 0
     while limit is None or len(rows) <= limit:
-        batch = cursor.fetchmany(1000 if limit is None else min(1000, limit + 1 - len(rows)))
+        batch = cursor.fetchmany(100 if limit is None else min(100, limit + 1 - len(rows)))
         if not batch:
             break
         rows += (json.dumps([_plain(value) for value in row], allow_nan=False) for row in batch)

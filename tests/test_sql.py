@@ -12,6 +12,7 @@ import textwrap
 import time
 
 import duckdb
+import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
@@ -174,6 +175,7 @@ SELECT * FROM duckdb_settings()
 SELECT value FROM pg_catalog.pg_settings
 SELECT path FROM duckdb_databases()
 SELECT path FROM duckdb_databases
+SELECT path FROM DuckDB_Databases
 SELECT "path" FROM SYSTEM.main."DuckDB_Databases"()
 SELECT current_setting('allowed_paths')
 SELECT list_transform([1], lambda x: current_setting('secret_directory'))
@@ -194,41 +196,40 @@ def filled(attack, folder):
 def test_the_second_wall_alone_stops_every_attack(folder, database):
     """On the locked connection, without the parser's and without the process's help."""
     before = state(folder)
-    frame = [1, 2, 3]  # noqa: F841 - what a replacement scan would find
+    frame = {"word": np.array([SECRET])}  # noqa: F841 - what a replacement scan would find
     with connect_locked(database) as connection:
         for attack in ATTACKS:
-            rows = None
             try:
-                rows = connection.execute(filled(attack, folder)).fetchall()
+                got = connection.execute(filled(attack, folder)).fetchall()
             except (duckdb.Error, RuntimeError) as error:
-                assert SECRET not in str(error), attack
-            # Two names are settings that do not exist on every version; nothing may come of any of them.
-            assert rows in (None, []), attack
+                got = str(error)
+            assert got == [] or isinstance(got, str), attack
+            assert SECRET not in got, attack
         assert connection.execute("SELECT count(*) FROM models").fetchone() == (1000,)
     assert state(folder) == before
 
 
 def test_the_first_wall_refuses_what_is_no_select_of_the_atlas(folder, database):
     """Without running anything: each of them is answered with a sentence."""
-    passed = {"DETACH atlas"}
+    passed, answers = set(), []
     with connect_locked(database) as connection:
         for statement in [*ATTACKS, *ONLY_REFUSED]:
             text = filled(statement, folder)
             try:
                 sql._checked(connection, {"statement": text})
             except sql._Refused as refused:
-                assert refused.answer["error"].endswith(".")
-                assert "\n" not in refused.answer["error"]
-            except duckdb.ParserException:
+                answers.append(refused.answer["error"])
+            except duckdb.Error:
                 pass
             else:
                 passed.add(statement)
+    assert all(answer.endswith(".") and "\n" not in answer for answer in answers)
     # What has the shape of a SELECT and names no function on the list gets as far as the second wall.
-    assert all(statement.startswith(("SELECT", "FROM", "DETACH", "SUMM", "DESC", "EXPLAIN")) for statement in passed)
+    assert all(statement.startswith(("SELECT", "FROM", "SUMM", "DESC", "EXPLAIN")) for statement in passed)
     assert not passed & set(ONLY_REFUSED)
 
 
-THROUGH_ALL_WALLS = [0, 8, 9, 14, 16, 18, 24, 30, 36, 37, 38, 39, 43, 45, 47, 51, 60, 82, 94, 95]
+THROUGH_ALL_WALLS = [0, 8, 9, 14, 16, 18, 24, 37, 39, 51, 94]
 
 
 @pytest.mark.parametrize("number", THROUGH_ALL_WALLS)
@@ -345,13 +346,13 @@ def test_the_time_limit_holds(database, statement):
     ],
 )
 def test_the_memory_limit_holds(database, statement):
-    with pytest.raises(AtlasError, match="memory|larger than|longer than"):
+    with pytest.raises(AtlasError, match=r"memory|larger than|longer than"):
         run_sql(database, statement, seconds=20)
 
 
 def test_a_large_result_is_refused_before_it_is_handed_over(database):
     with pytest.raises(AtlasError, match="larger than 64 MB"):
-        run_sql(database, "SELECT repeat('x', 1000000) FROM range(1000)", limit=None)
+        run_sql(database, "SELECT repeat('x', 10000) FROM range(10000)", limit=None)
 
 
 def test_numbers_out_of_this_world_are_sentences(database):
@@ -547,7 +548,6 @@ def test_a_condition_finds_ids(database, where, count):
         "(",
         ")",
         "",
-        "  \n",
         "downloads >",
         "'unfinished",
         "$$unfinished",
@@ -565,16 +565,36 @@ def test_a_condition_finds_ids(database, where, count):
         "EXISTS (WITH x AS (COPY (SELECT 1) TO 'x.csv') FROM x)",
         "x" * 2_000_000,
         "\x00",
+        "[" * 5000,
     ],
 )
 def test_what_is_no_condition_is_refused(folder, database, where):
+    """Here, in this process: the same two steps that the other one takes."""
     before = state(folder)
+    with connect_locked(database) as connection, pytest.raises((sql._Refused, duckdb.Error)):
+        sql._rows(connection, sql._checked(connection, {"condition": where, "view": "models"}), None, None)
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("", "--where is empty."),
+        ("1=1) OR (1=1", "--where '1=1) OR (1=1': syntax error at or near \")\" (line 1: 1=1>>)<< OR (1=1)."),
+        ("downloads >", "the condition ends too early. Look for a missing bracket or value."),
+        ("\nnope = 1", "(line 2: >>nope<< = 1)"),
+        ("EXISTS (FROM read_text('/etc/passwd'))", "out of reach"),
+        ("x" * 2_000_000, "longer than"),
+        ("author", "Could not convert string"),
+    ],
+)
+def test_a_refused_condition_is_one_line(database, where, said):
     with pytest.raises(AtlasError) as caught:
         check_condition(database, where)
+    assert said in str(caught.value)
     assert str(caught.value).startswith("--where ")
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
-    assert state(folder) == before
+    assert len(str(caught.value)) < 500
 
 
 def test_a_view_is_a_name_and_nothing_else(database):

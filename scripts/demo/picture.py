@@ -24,7 +24,6 @@ def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
 
     with Atlas(atlas_folder) as atlas:
         models = population(atlas, base)
-        adapters = {row["model"] for row in atlas.rows("SELECT model FROM models WHERE relation = 'adapter'")}
     names = [min(datasets) if datasets else None for datasets in models.datasets]
     counts: dict[str, int] = {}
     for name in names:
@@ -39,7 +38,7 @@ def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
 
     figure, axes = plt.subplots(figsize=(9, 5.2), dpi=150, layout="constrained")
     for position, name in enumerate(names):
-        is_adapter = models.names is not None and models.names[position] in adapters
+        is_adapter = models.relations[position] == "adapter"
         colour = COLOURS[shown.index(name)] if name in shown else "#BBBBBB"
         axes.scatter(
             *places[position],

@@ -12,11 +12,13 @@ from filelock import FileLock
 from indexer.errors import AtlasError
 from scripts.family.plan import SIZES, load_plan
 
-# Set before anything imports huggingface_hub, here or in the processes started from here.
-OFFLINE = {
+# Set before anything imports huggingface_hub or torch, here or in the processes started from here.
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # of transformers and PEFT, about each other
+    "OMP_WAIT_POLICY": "PASSIVE",  # two threads that spin for each other crawl on a busy machine
 }
 
 
@@ -26,7 +28,7 @@ OFFLINE = {
 @click.option("--architecture", default="roberta", show_default=True, help="A table of plan.toml.")
 def main(out: Path, size: str, architecture: str) -> None:
     """Make a family of small real models; again, to go on with one that was interrupted."""
-    os.environ.update(OFFLINE)
+    os.environ.update(ENVIRONMENT)
     from scripts.family.family import build
 
     lock = out.resolve().with_name(f".{out.resolve().name}.lock")

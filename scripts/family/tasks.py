@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -44,14 +44,17 @@ class LabelledTexts:
 
     def save(self, folder: Path) -> None:
         """Write it as JSON, for the processes that train."""
-        path = folder / file_name(self.name)
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        examples = {
+            part: [(example.ids, example.label) for example in getattr(self, part)] for part in ("train", "held_out")
+        }
+        row = {"name": self.name, "task": self.task, "labels": self.labels, **examples}
+        (folder / file_name(self.name)).write_text(json.dumps(row), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path, name: str) -> LabelledTexts:
         """Read what ``save`` wrote."""
         row = json.loads((folder / file_name(name)).read_text(encoding="utf-8"))
-        parts = {part: [Example(**example) for example in row[part]] for part in ("train", "held_out")}
+        parts = {part: [Example(*example) for example in row[part]] for part in ("train", "held_out")}
         return cls(**row | parts)
 
 
@@ -69,10 +72,11 @@ def prepare(plan: Plan, folder: Path) -> None:
     wanted = {(dataset.source, package) for dataset in plan.datasets.values() for package in dataset.packages}
     wanted |= {(dataset.source, "") for dataset in plan.datasets.values() if is_table(dataset.source)}
     found = collect(wanted, plan.settings.files)
-    texts = sorted({excerpt.text for excerpts in found.values() for excerpt in excerpts})
+    texts = sorted({excerpt.text for excerpts in found.values() for excerpt in excerpts}, key=by_hash)
     tokenizer = train_tokenizer(texts, plan)
     save_tokenizer(tokenizer, plan, folder)
-    corpus = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    seen = plan.settings.pretraining_steps * plan.pretraining.batch
+    corpus = [encoding.ids for encoding in tokenizer.encode_batch(texts[:seen])]
     (folder / "corpus.json").write_text(json.dumps(corpus), encoding="utf-8")
     for dataset in plan.datasets.values():
         packages = dataset.packages or ("",)
@@ -136,10 +140,10 @@ def label_texts(dataset: DataSet, excerpts: list[Excerpt], tokenizer: Tokenizer)
     Raises:
         AtlasError: a label has too few texts.
     """
-    excerpts = sorted(excerpts, key=lambda excerpt: hashlib.sha256(excerpt.text.encode()).digest())
+    excerpts = sorted(excerpts, key=lambda excerpt: by_hash(excerpt.text))
     if dataset.task == "token-classification":
-        words = [word_example(excerpt, dataset.labels, tokenizer) for excerpt in excerpts if excerpt.pieces]
-        words = words[: 2 * MOST_PER_LABEL]
+        chosen = [excerpt for excerpt in excerpts if excerpt.pieces][: 2 * MOST_PER_LABEL]
+        words = [word_example(excerpt, dataset.labels, tokenizer) for excerpt in chosen]
         cut = int(HELD_OUT * len(words))
         return LabelledTexts(dataset.name, dataset.task, list(dataset.labels), words[cut:], words[:cut])
     counts = Counter(excerpt.facts.get(dataset.label, "") for excerpt in excerpts)
@@ -161,6 +165,11 @@ def label_texts(dataset: DataSet, excerpts: list[Excerpt], tokenizer: Tokenizer)
         example = Example(tokenizer.encode(excerpt.text).ids, dataset.labels.index(label))
         (held_out if taken[label] <= held_out_each else train).append(example)
     return LabelledTexts(dataset.name, dataset.task, list(dataset.labels), train, held_out)
+
+
+def by_hash(text: str) -> bytes:
+    """Sorts texts into an order that has nothing to do with where they came from."""
+    return hashlib.sha256(text.encode()).digest()
 
 
 def word_example(excerpt: Excerpt, labels: Sequence[str], tokenizer: Tokenizer) -> Example:

@@ -26,6 +26,8 @@ LARGEST_FILE = 400_000  # bytes; generated tables lie above it
 NOT_READ = {"tests", "test", "testing", "_vendor", "externals", "idlelib", "__pycache__"}
 NUMPYDOC_SECTION = re.compile(r"^(\w[\w ]+)\n-{3,}\n", re.MULTILINE)
 
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # where statements hold statements
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -106,6 +108,17 @@ def module_paths(package: str, files: int) -> list[Path]:
     return [paths[index * len(paths) // files] for index in range(files)] if len(paths) > files else paths
 
 
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Every statement, at any depth; walking expressions too would take five times as long."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        inner = [entry for name in BLOCKS for entry in getattr(node, name, ())]
+        waiting += reversed(inner)
+        if isinstance(node, ast.stmt):
+            yield node
+
+
 def one_line(text: str) -> str:
     """Collapse white space and cut at the last word that fits."""
     text = " ".join(text.split())
@@ -140,7 +153,7 @@ def read_sections(module: Module) -> Iterator[Excerpt]:
 
 def read_messages(module: Module) -> Iterator[Excerpt]:
     """What exceptions say: facts ``package`` and ``exception`` (the class raised)."""
-    for node in ast.walk(module.tree):
+    for node in statements(module.tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             if isinstance(node.exc.func, ast.Name):
                 facts = {"package": module.package, "exception": node.exc.func.id}
@@ -167,42 +180,36 @@ def read_signatures(module: Module) -> Iterator[Excerpt]:
 STATEMENTS: Mapping[type[ast.stmt], str] = {
     ast.Assign: "assignment",
     ast.Return: "return",
-    ast.Expr: "call",
     ast.If: "condition",
     ast.For: "loop",
     ast.Assert: "assertion",
 }
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise, ast.Assert)
 
 
 def read_lines(module: Module) -> Iterator[Excerpt]:
-    """Single lines of code and comments, without their ``#``: facts ``package`` and ``kind`` of line."""
+    """Single lines of code, and comments without their ``#``: facts ``package`` and ``kind`` of line."""
     lines = module.source.splitlines()
-    for node in ast.walk(module.tree):
-        if not isinstance(node, ast.stmt) or type(node) not in STATEMENTS or node.lineno > len(lines):
-            continue
-        if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
-            continue
-        written = lines[node.lineno - 1].strip()
-        yield Excerpt(one_line(written), {"package": module.package, "kind": STATEMENTS[type(node)]})
-    quoted = {line for node in ast.walk(module.tree) for line in lines_of_string(node)}
+    inside: set[int] = set()  # lines after the first of a statement, where a string may hold a "#"
+    for node in statements(module.tree):
+        is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        kind = "call" if is_call else STATEMENTS.get(type(node))
+        if kind and node.lineno <= len(lines):
+            written = lines[node.lineno - 1].strip()
+            yield Excerpt(one_line(written), {"package": module.package, "kind": kind})
+        if isinstance(node, SIMPLE):
+            inside.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     for number, line in enumerate(lines, start=1):
         written = line.strip()
-        if written.startswith("# ") and number not in quoted:
+        if written.startswith("# ") and number not in inside:
             facts = {"package": module.package, "kind": "comment"}
             yield Excerpt(one_line(written.strip("# ")), facts)
-
-
-def lines_of_string(node: ast.AST) -> range:
-    """The lines that a string literal covers, in which a ``#`` starts no comment."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.end_lineno:
-        return range(node.lineno, node.end_lineno + 1)
-    return range(0)
 
 
 def read_code_words(module: Module) -> Iterator[Excerpt]:
     """Statements cut into their Python tokens: ``pieces`` are (word, keyword|name|number|string|operator)."""
     lines = module.source.splitlines()
-    for node in ast.walk(module.tree):
+    for node in statements(module.tree):
         if not isinstance(node, ast.Assign | ast.Return | ast.Expr) or node.lineno != node.end_lineno:
             continue
         written = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ""

@@ -1,0 +1,53 @@
+"""``python -m scripts.bench [ROW…] [--json FILE] [--work DIR]``: measure, print, and say whether promises are kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+# Before any numerical library is loaded: some read these once.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+# Each row: the module that measures it with ``measure(work) -> list[Table]``, and what it shows.
+ROWS = {
+    "vectors": ("scripts.bench.vectors", "checkpoint on disk to singular triplets: time and accuracy"),
+    "spectra": ("scripts.bench.spectra", "whole spectra: time and ranks"),
+}
+
+
+def main() -> int:
+    """Measure the rows asked for (all of them by default); exit 1 if a promise is not kept."""
+    listing = "; ".join(f"{name}: {what}" for name, (_, what) in ROWS.items())
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=f"Rows. {listing}.")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all if none is named")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there as JSON, too")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        default=Path(tempfile.gettempdir()) / "vectors-in-the-wild-bench",
+        help="where large inputs are made once and kept (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    unknown = [row for row in options.rows if row not in ROWS]
+    if unknown:
+        parser.error(f"no such row: {', '.join(unknown)} (there are {', '.join(ROWS)})")
+    results = {}
+    for row in options.rows or ROWS:
+        tables = import_module(ROWS[row][0]).measure(options.work)
+        results[row] = [table.as_json() for table in tables]
+        print("\n\n".join(table.text() for table in tables), end="\n\n", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False))
+    kept = all(value for tables in results.values() for table in tables for value in table["promises"].values())
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""A roberta-base-sized base model and fine-tunes of it on disk, made once.
+
+No weights are downloaded. The base is drawn at random; of its fine-tunes one has deltas with the spectra that were
+measured on real ones, the other was really trained, for a few steps of AdamW, whose first deltas are nearly
+sign matrices and have the flattest spectra that fine-tuning makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import shutil
+import statistics
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
+
+from indexer.base import BaseMatrices, store_base
+from indexer.weights import open_checkpoint
+from indexer.words import ModelRef
+from scripts.bench.measure import say
+
+# Share of the energy held by the top 1, 2, 4, 8, 16 singular values of real deltas, by the end of a tensor's name.
+ENERGY = {
+    "attention.self.query.weight": (0.35, 0.47, 0.57, 0.66, 0.75),
+    "attention.self.key.weight": (0.26, 0.38, 0.49, 0.61, 0.72),
+    "attention.self.value.weight": (0.44, 0.60, 0.70, 0.77, 0.83),
+    "attention.output.dense.weight": (0.51, 0.67, 0.75, 0.81, 0.86),
+    "intermediate.dense.weight": (0.33, 0.47, 0.57, 0.64, 0.71),
+    "output.dense.weight": (0.51, 0.66, 0.75, 0.81, 0.86),
+}
+# ‖δW‖ / ‖W‖ of real fine-tunes is half a percent to one percent.
+RELATIVE_NORM = 0.008
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Folders that transformers can load, and the base's block matrices, resident."""
+
+    base: Path
+    fine_tunes: dict[str, Path]
+    matrices: BaseMatrices
+
+
+def roberta_base(work: Path) -> Checkpoints:
+    """The checkpoints under ``work``, made if they are not there yet (about 1.5 GB, under a minute)."""
+    made = work / "roberta-base-sized"
+    if not made.is_dir():
+        unfinished = work / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        _make(unfinished)
+        unfinished.rename(made)
+    for path in made.rglob("*.safetensors"):
+        _warm(path)
+    return Checkpoints(
+        made / "base",
+        {"planted": made / "planted", "trained": made / "trained"},
+        BaseMatrices(made / "base-matrices.safetensors"),
+    )
+
+
+def _make(folder: Path) -> None:
+    say(f"making roberta-base-sized checkpoints in {folder.parent} (once)")
+    torch.manual_seed(0)
+    # A classifier without a pooler, so that a fine-tune holds exactly the base's blocks and a head.
+    base = RobertaModel(RobertaConfig(), add_pooling_layer=False)
+    base.save_pretrained(folder / "base")
+    checkpoint = open_checkpoint(ModelRef.parse(str(folder / "base")))
+    store_base(checkpoint, "bench/base", "0" * 40, folder / "base-matrices.safetensors").close()
+    checkpoint.close()
+    config = RobertaConfig(num_labels=3)
+    for name, change in (("planted", _plant), ("trained", _train)):
+        model = RobertaForSequenceClassification(config)
+        model.roberta.load_state_dict(base.state_dict())
+        change(model)
+        model.save_pretrained(folder / name)
+
+
+@torch.no_grad()
+def _plant(model: RobertaForSequenceClassification) -> None:
+    for number, (name, weight) in enumerate(model.named_parameters()):
+        family = next((ending for ending in ENERGY if name.endswith(ending)), None)
+        if family is None or weight.ndim != 2:
+            continue
+        generator = torch.Generator().manual_seed(number)
+        rows, columns = weight.shape
+        count = min(rows, columns)
+        left = torch.linalg.qr(torch.randn(rows, count, generator=generator)).Q
+        right = torch.linalg.qr(torch.randn(columns, count, generator=generator)).Q
+        values = torch.from_numpy(spectrum_of(ENERGY[family], count)).float()
+        norm = RELATIVE_NORM * torch.linalg.vector_norm(weight)
+        weight += norm * (left * values) @ right.T
+
+
+def spectrum_of(shares: tuple[float, ...], count: int) -> np.ndarray:
+    """``count`` singular values, with squares that add up to 1 and to ``shares`` at 1, 2, 4, 8, 16."""
+    at = np.log2(1 + np.array([0, 1, 2, 4, 8, 16, count]))
+    energy = np.interp(np.log2(1 + np.arange(count + 1)), at, [0, *shares, 1])
+    return np.sqrt(np.sort(np.diff(energy))[::-1])
+
+
+def _train(model: RobertaForSequenceClassification) -> None:
+    """A few steps on the source of the standard library's own documentation tools."""
+    words = [word for module in (pydoc, inspect, statistics) for word in inspect.getsource(module).split()]
+    tokens = torch.tensor([5 + zlib.crc32(word.encode()) % 50_000 for word in words])
+    batches = tokens[: STEPS * 4 * 32].view(STEPS, 4, 32)
+    model.roberta.embeddings.requires_grad_(False)
+    optimizer = torch.optim.AdamW((weight for weight in model.parameters() if weight.requires_grad), lr=5e-5)
+    for batch in batches:
+        model(input_ids=batch, labels=torch.arange(4) % 3).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _warm(path: Path) -> None:
+    with path.open("rb") as file:
+        while file.read(1 << 24):
+            pass

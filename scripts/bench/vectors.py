@@ -1,0 +1,182 @@
+"""The row ``vectors``: from a checkpoint on disk to the top 8 singular triplets of all its deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from sklearn.utils.extmath import randomized_svd
+from transformers import AutoModel, RobertaModel
+from transformers.utils import logging
+
+from indexer.base import BaseMatrices
+from indexer.delta import DenseDelta, dense_deltas, layout_against
+from indexer.svd import truncated_svd
+from indexer.weights import open_checkpoint
+from indexer.words import DeltaKey, ModelRef
+from scripts.bench.checkpoints import roberta_base
+from scripts.bench.measure import Stopwatch, Table, Timing, interleaved, one_thread, say
+
+RANK = 8
+REPEATS = 5
+# What takes long is timed on one layer and counted twelve times.
+SUBSET_LAYERS = (5,)
+LAYERS = 12
+
+# A fine-tune's deltas, one after the other, in the order they lie in the file.
+Read = Callable[[], Iterator[DenseDelta]]
+# A matrix, its norm, and the singular values found.
+Decompose = Callable[[torch.Tensor, float], torch.Tensor]
+
+
+@dataclass
+class Method:
+    """One way from checkpoint to factors, and what it took and gave."""
+
+    title: str
+    run: Callable[[Stopwatch], dict[DeltaKey, torch.Tensor]]
+    share: float = 1.0
+    total: Timing = field(default_factory=Timing)
+    svd: Timing = field(default_factory=Timing)
+    values: dict[DeltaKey, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self) -> None:
+        """Do it once and note the times (of the first time too: drop it afterwards)."""
+        svd, total = Stopwatch(), Stopwatch()
+        with total.running():
+            self.values = self.run(svd)
+        self.svd.seconds.append(svd.seconds / self.share)
+        self.total.seconds.append(total.seconds)
+
+    def drop_warm_up(self) -> None:
+        """Forget the first time."""
+        del self.svd.seconds[0], self.total.seconds[0]
+
+
+def read_deltas(fine_tune: Path, base: BaseMatrices) -> Iterator[DenseDelta]:
+    """Stream the deltas as a unit of work does."""
+    checkpoint = open_checkpoint(ModelRef.parse(str(fine_tune)))
+    try:
+        yield from dense_deltas(checkpoint, layout_against(checkpoint, base), base)
+    finally:
+        checkpoint.close()
+
+
+def measure(work: Path) -> list[Table]:
+    """Time every method on every fine-tune, interleaved; compare all values with exact ones."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    checkpoints = roberta_base(work)
+    tables = []
+    with one_thread(), torch.no_grad():
+        base_model = AutoModel.from_pretrained(checkpoints.base, add_pooling_layer=False)
+        for name, folder in checkpoints.fine_tunes.items():
+            read = partial(read_deltas, folder, checkpoints.matrices)
+            say(f"vectors: exact singular values of the {name} deltas")
+            exact = {delta.key: exact_values(delta.matrix) for delta in read()}
+            methods = _methods(read, folder, base_model)
+            say(f"vectors: {REPEATS} repeats of {len(methods)} methods")
+            interleaved({method.title: method for method in methods}, REPEATS)
+            tables.append(_table(name, methods, exact))
+    return tables
+
+
+def exact_values(matrix: torch.Tensor) -> torch.Tensor:
+    """All singular values by LAPACK, tall side up (wide matrices take it four times as long)."""
+    return torch.linalg.svdvals(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
+
+
+def _methods(read: Read, folder: Path, base_model: RobertaModel) -> list[Method]:
+    subset = [delta for delta in read() if delta.key.layer in SUBSET_LAYERS]
+    subset = [DenseDelta(d.key, d.matrix.clone(), d.norm, d.inner, d.transposed) for d in subset]
+    share = len(SUBSET_LAYERS) / LAYERS
+    return [
+        Method("this project", partial(_stream, read, _ours)),
+        Method("torch.svd_lowrank(q=24, niter=3)", partial(_stream, read, _lowrank_24)),
+        Method("seed: transformers + svd_lowrank(q=8)", partial(_seed_recipe, folder, base_model)),
+        Method("scikit-learn randomized_svd(8)", partial(_stream, lambda: iter(subset), _scikit), share),
+        Method("torch.linalg.svd (exact)", partial(_stream, lambda: iter(subset), _full), share),
+    ]
+
+
+def _stream(read: Read, decompose: Decompose, svd: Stopwatch) -> dict[DeltaKey, torch.Tensor]:
+    values = {}
+    for delta in read():
+        with svd.running():
+            values[delta.key] = decompose(delta.matrix, delta.norm)
+    return values
+
+
+def _ours(matrix: torch.Tensor, norm: float) -> torch.Tensor:
+    return truncated_svd(matrix, RANK, 0, norm).s
+
+
+def _lowrank_24(matrix: torch.Tensor, norm: float) -> torch.Tensor:
+    return torch.svd_lowrank(matrix, q=24, niter=3)[1][:RANK]
+
+
+def _scikit(matrix: torch.Tensor, norm: float) -> torch.Tensor:
+    return torch.from_numpy(randomized_svd(matrix.numpy(), RANK, random_state=0)[1])
+
+
+def _full(matrix: torch.Tensor, norm: float) -> torch.Tensor:
+    return torch.linalg.svd(matrix, full_matrices=False)[1][:RANK]
+
+
+def _seed_recipe(folder: Path, base: RobertaModel, svd: Stopwatch) -> dict[DeltaKey, torch.Tensor]:
+    """Load the fine-tune with transformers, subtract the base held in memory, decompose."""
+    tuned = AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    values = {}
+    for number, (before, after) in enumerate(zip(base.encoder.layer, tuned.encoder.layer, strict=True)):
+        pairs = {
+            "query": (before.attention.self.query, after.attention.self.query),
+            "key": (before.attention.self.key, after.attention.self.key),
+            "value": (before.attention.self.value, after.attention.self.value),
+            "output": (before.attention.output.dense, after.attention.output.dense),
+            "feedforward1": (before.intermediate.dense, after.intermediate.dense),
+            "feedforward2": (before.output.dense, after.output.dense),
+        }
+        for family, (old, new) in pairs.items():
+            delta = new.weight - old.weight
+            with svd.running():
+                values[DeltaKey("", number, family)] = torch.svd_lowrank(delta, q=RANK)[1]
+    return values
+
+
+def _table(name: str, methods: list[Method], exact: dict[DeltaKey, torch.Tensor]) -> Table:
+    table = Table(
+        f"vectors: roberta-base-sized, {name} deltas, rank {RANK}, one thread, base resident; "
+        f"medians of {REPEATS} interleaved repeats",
+        ("method", "SVD s", "read + SVD s", "range s", "SVD / ours", "total / ours", "worst σ error", "mean"),
+    )
+    ours, lowrank, seed = methods[:3]
+    for method in methods:
+        method.drop_warm_up()
+    for method in methods:
+        errors = torch.stack([(values / exact[key][:RANK] - 1).abs().max() for key, values in method.values.items()])
+        if method.share == 1 and len(method.values) != len(exact):
+            raise RuntimeError(f"{method.title} gave {len(method.values)} of {len(exact)} deltas")
+        whole = method.share == 1
+        table.add(
+            method.title if whole else f"{method.title}, {len(method.values)} of {len(exact)} deltas",
+            method.svd.median,
+            method.total.median if whole else "",
+            method.total.spread if whole else "",
+            method.svd.ratio_to(ours.svd),
+            method.total.ratio_to(ours.total) if whole else "",
+            f"{float(errors.max()):.2%}",
+            f"{float(errors.mean()):.2%}",
+        )
+        if method is ours:
+            table.promises["every σ_1…σ_8 within 1 % of exact"] = float(errors.max()) < 0.01
+    table.promises["no slower than torch.svd_lowrank(q=24, niter=3)"] = lowrank.total.ratio_to(ours.total) >= 1
+    table.promises["faster than the seed's recipe"] = seed.total.ratio_to(ours.total) > 1
+    table.notes.append(
+        "Reading: this project's rooms (ranged reads, difference, norm, check), the seed's: from_pretrained. "
+        "Where only part of the deltas is named, SVD s is by proportion. Errors: worst of a matrix's eight σ, "
+        "worst and mean over matrices."
+    )
+    return table
