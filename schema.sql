@@ -318,7 +318,7 @@ SELECT
     coalesce(named.datasets, []) AS datasets,
     is_copy, is_unrelated, is_partly_frozen, duplicate_of, duplicate_group, delta_norm, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
-    model_type, head_class, label_count, label_names, problem_type, dtype, bytes_read, block_bytes,
+    model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, gone
 FROM fine_tunes
 JOIN records USING (model_id)

@@ -129,7 +129,7 @@ def connect_locked(path: Path, *, milliseconds: int = 0) -> duckdb.DuckDBPyConne
         "threads": THREADS,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
-        "python_enable_replacements": True,
+        "python_enable_replacements": False,
     }
     with _one_at_a_time:
         connection = duckdb.connect(str(path), read_only=True, config=settings)

@@ -53,8 +53,6 @@ def test_no_token_went_to_another_host_and_no_pickle_ran(built, hub):
 
 def test_little_more_than_the_block_matrices_was_read(built, hub):
     for model, block_bytes, files in rows(built, "SELECT model, block_bytes, weight_files FROM models"):
-        if any(file["format"] == "legacy" or "legacy" in file["format"] for file in files):
-            continue
         sent = sum(hub.body_bytes(model, file["name"]) for file in files)
         assert sent <= 1.02 * block_bytes + 65536 * len(files), model
 

@@ -112,6 +112,7 @@ def train_tokenizer(texts: Sequence[str], plan: Plan) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.RobertaProcessing((SPECIAL_TOKENS[END], END), (SPECIAL_TOKENS[START], START))
     tokenizer.enable_truncation(plan.text.longest)
+    tokenizer.encode_special_tokens = True  # a docstring that says "</s>" is text
     return tokenizer
 
 
