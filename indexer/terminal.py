@@ -10,15 +10,17 @@ import csv
 import dataclasses
 import datetime
 import errno
+import functools
 import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -28,15 +30,22 @@ from indexer.errors import AtlasError, ModelError
 
 FORMATS = ("table", "json", "jsonl", "csv")
 PLAIN_PROGRESS_SECONDS = 10.0
+NARROWEST_TEXT = 12  # columns of a terminal below which a text column says nothing
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-# ---- options ------------------------------------------------------------------------------------------------------
+# ---- options ----
 
 
 def atlas_option(command: Command) -> Command:
     """``--atlas DIR``: which atlas, passed on as ``atlas``."""
+
+    def expanded(_context: click.Context, _option: click.Parameter, value: str) -> str:
+        if not value:
+            raise click.BadParameter("a folder is needed.")
+        return os.path.expanduser(value)  # noqa: PTH111 - a path that starts with ./ must stay as it was typed
+
     return click.option(
         "--atlas",
         default="atlas",
@@ -44,50 +53,24 @@ def atlas_option(command: Command) -> Command:
         show_envvar=True,
         show_default=True,
         metavar="DIR",
+        callback=expanded,
         help="The atlas's folder.",
     )(command)
 
 
 def output_options(command: Command) -> Command:
     """``--format`` and ``--json``, passed on as ``output``."""
-    command = click.option("--json", "output", flag_value="json", help="Short for --format json.")(command)
-    return click.option(
-        "--format",
-        "output",
-        type=click.Choice(FORMATS),
-        default="table",
-        show_default=True,
-        help="How to print.",
-    )(command)
 
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, output: str | None, as_json: bool, **options: Any) -> Any:
+        if as_json and output not in (None, "json"):
+            raise click.UsageError(f"--json and --format {output} contradict each other.")
+        return command(*arguments, output="json" if as_json else output or "table", **options)
 
-class AtlasGroup(click.Group):
-    """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` may stand anywhere."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
-        super().__init__(*arguments, **options)
-        self.params += [
-            click.Option(["-q", "--quiet"], is_flag=True, expose_value=False, help="Only errors on stderr."),
-            click.Option(
-                ["-v", "--verbose"],
-                is_flag=True,
-                expose_value=False,
-                help="A line for every model that is not indexed.",
-            ),
-            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
-        ]
-        click.version_option(__version__, package_name="vectors-in-the-wild")(self)
-
-    def main(self, args: Sequence[str] | None = None, *arguments: Any, **options: Any) -> Any:
-        """Run, turning every way of ending into an exit code and at most one line."""
-        options["standalone_mode"] = False
-        words = list(sys.argv[1:] if args is None else args)
-        try:
-            code = super().main(_mind_manners(words), *arguments, **options)
-        except BaseException as error:
-            code = _ended_by(error)
-        _leave(code if isinstance(code, int) else 0)
+    wrapped = click.option("--json", "as_json", is_flag=True, help="Short for --format json.")(wrapped)
+    choice = click.Choice(FORMATS)
+    option = click.option("--format", "output", type=choice, show_default="table", help="How to print.")
+    return option(wrapped)  # type: ignore[return-value]
 
 
 @dataclasses.dataclass
@@ -100,76 +83,169 @@ class _Manners:
 _manners = _Manners()
 
 
-def _mind_manners(words: list[str]) -> list[str]:
-    """Note the flags that may stand anywhere (``index build --debug`` too), and return the other words."""
-    flags = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose", "--debug": "debug"}
-    end = words.index("--") if "--" in words else len(words)
-    for word in words[:end]:
-        if word in flags:
-            setattr(_manners, flags[word], True)
-    return [word for word in words[:end] if word not in flags] + words[end:]
+def _manner_options(hidden: bool) -> list[click.Option]:
+    def note(_context: click.Context, option: click.Parameter, is_set: bool) -> None:
+        if is_set:
+            setattr(_manners, str(option.name), True)
+
+    helps = {
+        "quiet": "Only errors on stderr.",
+        "verbose": "A line for every model that is not indexed.",
+        "debug": "Show the traceback of an error.",
+    }
+    short = {"quiet": ["-q"], "verbose": ["-v"], "debug": []}
+    return [
+        click.Option(
+            [*short[name], f"--{name}"], is_flag=True, expose_value=False, callback=note, hidden=hidden, help=help_text
+        )
+        for name, help_text in helps.items()
+    ]
 
 
-# ---- errors -------------------------------------------------------------------------------------------------------
+class AtlasGroup(click.Group):
+    """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` may stand anywhere."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
+        super().__init__(*arguments, **options)
+        self.params += _manner_options(hidden=False)
+        click.version_option(__version__, package_name="vectors-in-the-wild")(self)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, taught the group's manners."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and all(option.name != "debug" for option in command.params):
+            taken = {text for option in command.params for text in option.opts}
+            command.params += [one for one in _manner_options(hidden=True) if not taken & set(one.opts)]
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what click would answer in a way of its own is carried past it."""
+        try:
+            return super().invoke(ctx)
+        except (OSError, KeyboardInterrupt, EOFError) as error:
+            raise _CarriedError from error
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run, turning every way of ending into an exit code and at most one or two lines."""
+        _manners.quiet = _manners.verbose = _manners.debug = False
+        options["standalone_mode"] = False
+        try:
+            code = super().main(*arguments, **options)
+            sys.stdout.flush()
+        except BaseException as error:
+            code = _ended_by(error.__cause__ if isinstance(error, _CarriedError) and error.__cause__ else error)
+        _hush(sys.stdout)
+        _hush(sys.stderr)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class _CarriedError(Exception):
+    """Carries its cause past click."""
+
+
+# ---- errors ----
 
 
 def _ended_by(error: BaseException) -> int:
     """Say what happened, in a line, and choose the exit code."""
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
-    if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
-        _complain("Stopped. What was done stays; run it again to go on.", prefix="")
-        return 130
-    if isinstance(error, _ReaderGoneError | BrokenPipeError):
+    if isinstance(error, BrokenPipeError) and _is_reader_gone():
         return 0
+    if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
+        _complain(f"Stopped: {error}" if str(error) else "Stopped. What was done stays; run it again to go on.", "")
+        return 130
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
+        assert isinstance(error, click.ClickException)
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     if _manners.debug:
         import traceback
 
-        traceback.print_exception(error)
+        click.echo(clean("".join(traceback.format_exception(error)), keep_lines=True), err=True, nl=False)
     if isinstance(error, click.ClickException):
-        usage = error.ctx.get_usage() + "\n" if isinstance(error, click.UsageError) and error.ctx else ""
-        click.echo(clean(usage, keep_lines=True), err=True, nl=False)
         _complain(error.format_message())
+        if isinstance(error, click.UsageError) and error.ctx:
+            click.echo(f"Try: {error.ctx.command_path} --help", err=True)
         return error.exit_code
     _complain(explain(error))
     return 1
 
 
+_OS_ERRORS = {
+    errno.ENOSPC: "The disk is full{at}. Free space and run it again; what was done stays.",
+    errno.EDQUOT: "The disk quota is used up{at}. Free space and run it again; what was done stays.",
+    errno.EROFS: "The file system{at} is read-only. Choose another --atlas.",
+    errno.EACCES: "No permission{at}. Check who owns it, or choose another --atlas.",
+    errno.EPERM: "No permission{at}. Check who owns it, or choose another --atlas.",
+    errno.EMFILE: "Too many files are open. Raise the limit: ulimit -n 4096",
+}
+
+
 def explain(error: BaseException) -> str:
     """One line for a person: what is wrong, and what to do."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     if isinstance(error, AtlasError):
         return str(error)
     if isinstance(error, ModelError):
         return f"{error.detail.rstrip('.')}."
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {error.filename}" if error.filename else ""
-        return f"The disk is full{where}. Free space and run it again; what was done stays."
-    if isinstance(error, PermissionError):
-        return f"No permission for {error.filename}. Check its owner, or choose another --atlas."
+    if isinstance(error, MemoryError):
+        return "There is not enough memory. Use fewer --workers, or a machine with more."
+    name = getattr(error, "filename", None)
+    at = f" at {os.fsdecode(name)}" if isinstance(name, str | bytes | os.PathLike) else ""
+    if isinstance(error, OSError) and error.errno in _OS_ERRORS:
+        return _OS_ERRORS[error.errno].format(at=at)
+    if "No space left on device" in text:  # libraries have exceptions of their own for it
+        return _OS_ERRORS[errno.ENOSPC].format(at=at)
+    if "Could not set lock on file" in text or "database is locked" in text:
+        holder = re.search(r"PID (\d+)", str(error))
+        by = f" (process {holder[1]})" if holder else ""
+        return f"The database is open in another program{by}. Close it there and try again."
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or ''}. Run with --debug for the traceback."
-    first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {first[0] if first else 'no message'}. Run with --debug for the traceback."
+        return f"{error.strerror}{at}. Run with --debug for the traceback."
+    return f"{type(error).__name__}: {text.rstrip('.')}. Run with --debug for the traceback."
 
 
 def _complain(sentence: str, prefix: str = "Error: ") -> None:
-    click.echo(click.style(prefix, fg="red") * bool(prefix) + clean(sentence), err=True, color=_colour(sys.stderr))
+    line = clean(" ".join(sentence.split()))
+    click.echo(click.style(prefix, fg="red") + line if prefix else line, err=True, color=_is_coloured(sys.stderr))
 
 
-def _leave(code: int) -> None:
-    """Exit without a second traceback where the reader of a pipe has gone."""
+def _is_reader_gone() -> bool:
+    """Whether a pipe that we write to was closed; else a BrokenPipeError was about some other connection."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            return True
+        except (OSError, ValueError):
+            continue
+    return False
+
+
+def _hush(stream: Any) -> None:
+    """Keep the interpreter from complaining, on its way out, about what cannot be written any more."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+        stream.flush()
+    except (OSError, ValueError):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (OSError, ValueError):
+            return
 
 
 def say(sentence: str) -> None:
     """A line on stderr that a person should see, unless they asked for quiet."""
-    if not _manners.quiet:
+    if _manners.quiet:
+        return
+    if Progress.is_drawn:
+        from tqdm import tqdm
+
+        tqdm.write(clean(sentence), file=sys.stderr)
+    else:
         click.echo(clean(sentence), err=True)
 
 
@@ -179,133 +255,204 @@ def say_more(sentence: str) -> None:
         say(sentence)
 
 
-# ---- output -------------------------------------------------------------------------------------------------------
+# ---- output ----
 
 
-def emit(result: Any, output: str) -> None:
-    """Print an object or a list of objects as table, json, jsonl or csv."""
-    plain = as_plain(result)
-    if output == "json":
-        _write(json.dumps(plain, ensure_ascii=True, indent=2, allow_nan=False) + "\n")
-    elif output == "jsonl":
-        for row in plain if isinstance(plain, list) else [plain]:
-            _write(json.dumps(row, ensure_ascii=True, allow_nan=False) + "\n")
-    elif output == "csv":
-        _write(_csv(plain if isinstance(plain, list) else [plain]))
-    elif isinstance(plain, list):
-        _table(plain)
+def emit(result: Any, output: str, *, columns: Sequence[str] | None = None) -> None:
+    """Print an object (a mapping, a dataclass) or many as table, json, jsonl or csv.
+
+    An iterator is printed as it goes where the format is jsonl. ``columns`` names them for a table and a CSV
+    even where there is no row.
+    """
+    is_one = isinstance(result, Mapping) or dataclasses.is_dataclass(result)
+    rows = (as_plain(row) for row in ([result] if is_one else result))
+    count = 0
+    if output == "jsonl":
+        for count, row in enumerate(rows, 1):  # noqa: B007 - the last one counts
+            _write(_json(row) + "\n")
     else:
-        _sheet(plain)
+        plain = list(rows)
+        count = len(plain)
+        if output == "json":
+            _write(_json(plain[0] if is_one else plain, indent=2) + "\n")
+        elif output == "csv":
+            _write(_csv(plain, columns))
+        elif is_one:
+            _sheet(plain[0])
+        elif plain:
+            _table(plain, columns)
+    if not count:
+        say("no rows")
 
 
 def as_plain(value: Any) -> Any:
     """JSON's own types: dataclasses and numpy unpacked, times ISO, sets sorted, NaN and infinities null."""
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, int):
+        return int(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return as_plain(dataclasses.asdict(value))
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((as_plain(item) for item in value), key=str)
-    if isinstance(value, list | tuple):
+        return sorted((as_plain(item) for item in value), key=lambda item: (type(item).__name__, str(item)))
+    if isinstance(value, list | tuple | Iterator):
         return [as_plain(item) for item in value]
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m"):  # numpy's times, to the nanosecond
+        if getattr(value, "shape", ()):
+            return [as_plain(item) for item in value]
+        return None if str(value) == "NaT" else str(value)
     if hasattr(value, "tolist"):
         return as_plain(value.tolist())
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, datetime.datetime | datetime.date):
-        return value.isoformat()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat() if value == value else None  # pandas' NaT is a date that is not itself
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if hasattr(value, "as_integer_ratio"):  # a Decimal
+        return as_plain(float(value)) if value != value or value % 1 else int(value)
     return str(value)
 
 
-def clean(text: str, keep_lines: bool = False) -> str:
-    """Text without anything that moves a cursor, hides, or reorders: such characters are shown as escapes."""
-    return "".join(
-        character if _is_harmless(character) or (keep_lines and character == "\n") else _escaped(character)
-        for character in text
-    )
-
-
-def _is_harmless(character: str) -> bool:
-    return (character.isascii() and character.isprintable()) or (
-        not character.isascii() and unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    )
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-class _ReaderGoneError(Exception):
-    """Whoever read our output has had enough (``| head``): no fault of anybody's."""
+def _json(plain: Any, indent: int | None = None) -> str:
+    # ASCII: whatever hides in a string is spelt out. DEL is the one control that JSON leaves as it is.
+    return json.dumps(plain, ensure_ascii=True, indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError as error:
-        # Click would turn this into exit code 1.
-        raise _ReaderGoneError from error
+    except UnicodeEncodeError:  # raised before anything is written
+        encoding = sys.stdout.encoding
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
 
 
-def _csv(rows: Sequence[Any]) -> str:
+# Characters without a shape of their own: they hide text, turn its direction or join what is apart (Unicode's
+# Default_Ignorable_Code_Point, but for those in the categories that `clean` looks at anyway).
+_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+_MOST_MARKS = 3  # accents on one letter; more are drawn over other lines
+
+
+def clean(text: str, keep_lines: bool = False) -> str:
+    """Text without anything that moves a cursor, hides, or reorders: such characters are shown as escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    shown, marks = [], 0
+    for character in text:
+        category = unicodedata.category(character)
+        marks = marks + 1 if category in ("Mn", "Me") else 0
+        is_harmless = (
+            category not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+            and marks <= _MOST_MARKS
+            and not _INVISIBLE.match(character)
+        )
+        if is_harmless or (keep_lines and character == "\n"):
+            shown.append(character)
+        else:
+            shown.append(character.encode("unicode_escape").decode("ascii"))
+    return "".join(shown)
+
+
+# ---- CSV ----
+
+# A spreadsheet runs what begins like this (the wide forms in some locales).
+_FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
+    """RFC 4180: a header, commas, CRLF."""
+    rows = [_flat(row) for row in rows]
+    names = _names(rows, columns)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\r\n")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    writer.writerow(names)
+    if names:
+        writer.writerow([_csv_text(name) for name in names])
     for row in rows:
         writer.writerow([_csv_cell(row.get(name)) for name in names])
     return table.getvalue()
 
 
-def _csv_cell(value: Any) -> Any:
-    if isinstance(value, list):
-        value = ";".join(item if isinstance(item, str) else json.dumps(item) for item in value)
-    elif isinstance(value, dict):
-        value = json.dumps(value)
-    if isinstance(value, str):
-        value = clean(value, keep_lines=True)
-        # A spreadsheet runs what begins like this.
-        return "'" + value if value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-    return value
-
-
-def _table(rows: list[Any]) -> None:
-    if not rows:
-        say("no rows")
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    numeric = [all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows) for name in names]
-    widths = [max(_width(names[i]), *(_width(row[i]) for row in cells)) for i in range(len(names))]
-    widths = _fitted(widths)
-    header = "  ".join(_padded(name, width, right) for name, width, right in zip(names, widths, numeric, strict=True))
-    _write(click.style(header.rstrip(), bold=True) + "\n" if _colour(sys.stdout) else header.rstrip() + "\n")
-    for row in cells:
-        line = "  ".join(_padded(cell, width, right) for cell, width, right in zip(row, widths, numeric, strict=True))
-        _write(line.rstrip() + "\n")
-
-
-def _sheet(row: Mapping[str, Any]) -> None:
-    """One object: a line for each plain value, an indented table for each list of objects."""
-    width = max((_width(name) for name in row), default=0)
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Objects in objects as ``outer.inner``."""
+    flat: dict[str, Any] = {}
     for name, value in row.items():
-        if _is_table(value):
-            _write(f"\n{clean(name)}\n")
-            _table(value)
-        elif isinstance(value, dict):
-            inner = ", ".join(
-                f"{key} {_cell(item)}" for key, item in value.items() if item not in (None, "") and not _is_table(item)
-            )
-            _write(f"{_padded(name, width, False)}  {clean(inner)}\n")
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return flat
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        if any(isinstance(item, dict | list) for item in value):
+            return _json(value)
+        # Some spreadsheets take the semicolon for the border of a cell: each item must be harmless alone.
+        return ";".join(str(_csv_cell(item)) for item in value)
+    return _csv_text(value) if isinstance(value, str) else value
+
+
+def _csv_text(text: str) -> str:
+    if sys.stdout.isatty():
+        text = clean(text)
+    text = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return "'" + text if _FORMULA.match(text) else text
+
+
+# ---- tables ----
+
+
+def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> list[str]:
+    return list(dict.fromkeys([*(columns or ()), *(name for row in rows for name in row)]))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """A line for each row; on a terminal too narrow for that, a line for each value."""
+    names = _names(rows, columns)
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+    heads = [clean(name) for name in names]
+    widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
+    fitted = _fitted(widths, is_numeric)
+    if fitted is None:
+        for row in cells:
+            _write("\n".join(f"{name}: {cell}" for name, cell in zip(heads, row, strict=True) if cell) + "\n\n")
+        return
+    for line in (heads, *cells):
+        shown = "  ".join(map(_padded, line, fitted, is_numeric)).rstrip()
+        _write((click.style(shown, bold=True) if line is heads and _is_coloured(sys.stdout) else shown) + "\n")
+
+
+def _sheet(row: Mapping[str, Any], title: str = "") -> None:
+    """One object: a line for each value, then the objects and the tables in it, each under its name."""
+    nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
+    values = {clean(name): _cell(value) for name, value in row.items() if name not in nested}
+    width = max(map(_width, values), default=0)
+    for name, text in values.items():
+        _write(f"{_padded(name, width, False)}  {text}".rstrip() + "\n")
+    for name, value in nested.items():
+        heading = f"{title} {clean(name)}".strip()
+        _write(f"\n{click.style(heading, bold=True) if _is_coloured(sys.stdout) else heading}\n")
+        if isinstance(value, dict):
+            _sheet(value, heading)
         else:
-            _write(f"{_padded(name, width, False)}  {_cell(value)}".rstrip() + "\n")
+            _table(value)
 
 
 def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
 def _cell(value: Any) -> str:
@@ -314,79 +461,110 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        size = abs(value)
+        if size >= 1e15 or 0 < size < 0.001:
+            return f"{value:.2g}"
+        return f"{value:.{4 if size < 10 else 2 if size < 100 else 1}f}"
     if isinstance(value, list):
-        return ", ".join(_cell(item) for item in value)
+        return ", ".join(map(_cell, value))
     if isinstance(value, dict):
-        return ", ".join(f"{clean(str(key))} {_cell(item)}" for key, item in value.items())
+        return ", ".join(f"{clean(name)} {_cell(item)}" for name, item in value.items())
+    moment = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+    if moment:
+        return moment[1] if moment[2] == "00:00" else f"{moment[1]} {moment[2]}"
     return clean(str(value))
 
 
-def _fitted(widths: list[int]) -> list[int]:
-    """Narrow the widest columns until the table fits the terminal; piped output is never cut."""
+def _fitted(widths: Sequence[int], is_numeric: Sequence[bool]) -> Sequence[int] | None:
+    """Widths that fit the terminal, text cut and numbers whole; None where that would leave too little text.
+
+    Piped output is never cut.
+    """
     if not sys.stdout.isatty():
         return widths
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
-    while sum(widths) > room and max(widths) > 6:
-        widths[widths.index(max(widths))] -= 1
-    return widths
+    for most in range(max(widths), NARROWEST_TEXT - 1, -1):
+        fitted = [width if number else min(width, most) for width, number in zip(widths, is_numeric, strict=True)]
+        if sum(fitted) <= room:
+            return fitted
+    return None if sum(widths) > room else widths
 
 
 def _width(text: str) -> int:
     """Columns that ``text`` takes on a terminal."""
+    if text.isascii():
+        return len(text)
     return sum(
-        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        0
+        if unicodedata.category(character) in ("Mn", "Me")
+        else 2
+        if unicodedata.east_asian_width(character) in "WF"
+        else 1
         for character in text
     )
 
 
-def _padded(text: str, width: int, right: bool) -> str:
-    text = clean(text)
+def _padded(text: str, width: int, to_the_right: bool) -> str:
+    """``text``, which is clean, in exactly ``width`` columns."""
     if _width(text) > width:
         while text and _width(text) > width - 1:
             text = text[:-1]
         text += "…"
     blanks = " " * (width - _width(text))
-    return blanks + text if right else text + blanks
+    return blanks + text if to_the_right else text + blanks
 
 
-def _colour(stream: Any) -> bool:
+def _is_coloured(stream: Any) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-# ---- progress -----------------------------------------------------------------------------------------------------
+# ---- progress ----
 
 
 class Progress:
     """A bar on stderr where that is a terminal, else a plain line now and then."""
 
+    is_drawn = False  # whether a bar is on the terminal now
+
     def __init__(self, total: int | None, what: str) -> None:
         self.what, self.total, self.done, self.note = what, total, 0, ""
-        self._told = time.monotonic()
+        self._started = self._told = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty() and not _manners.quiet:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=clean(what), file=sys.stderr, dynamic_ncols=True, unit="")
+            Progress.is_drawn = True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.close()
 
     def update(self, count: int = 1, note: str = "") -> None:
-        """``count`` more are done."""
+        """``count`` more are done; ``note`` stands behind the numbers."""
         self.done += count
         self.note = note
         if self._bar is not None:
             self._bar.set_postfix_str(clean(note), refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._told > PLAIN_PROGRESS_SECONDS:
+        elif time.monotonic() - self._told >= PLAIN_PROGRESS_SECONDS:
             self._tell()
 
     def close(self) -> None:
-        """Finish the bar, or say the last line."""
+        """Finish the bar, or say the last line; once."""
         if self._bar is not None:
             self._bar.close()
+            Progress.is_drawn = False
         elif self.done:
             self._tell()
+        self._bar, self.done = None, 0
 
     def _tell(self) -> None:
         self._told = time.monotonic()
-        of = f" of {self.total}" if self.total is not None else ""
-        say(f"{self.what}: {self.done}{of}{', ' + self.note if self.note else ''}")
+        words = [f"{self.what}: {self.done}" + (f" of {self.total}" if self.total is not None else "")]
+        if self.total and 0 < self.done < self.total:
+            left = (self._told - self._started) / self.done * (self.total - self.done)
+            words.append(f"about {left / 60:.0f} min left" if left > 90 else f"about {left:.0f} s left")
+        say(", ".join([*words, *([self.note] if self.note else [])]))

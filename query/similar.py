@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,16 +80,32 @@ def similar(
     """
     if k < 1:
         raise AtlasError(f"-k is {k}; it must be at least 1.", "")
+    # The condition is judged in a process of its own: meanwhile vectors can be opened here.
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(_fulfilling, atlas.database, where) if where else None
+        return _similar(atlas, model, k, judged, other_authors, representation, base, explain)
+
+
+def _similar(
+    atlas: Atlas,
+    model: str,
+    k: int,
+    judged: Future[list[int]] | None,
+    other_authors: bool,
+    representation: str,
+    base: str | None,
+    explain: bool,
+) -> list[Neighbour]:
     asked = _asked(atlas, model, base, representation)
     stored = asked.model_id is not None and asked.vector is None
-    if stored and k <= STORED and not where and not other_authors and not explain:
+    if stored and k <= STORED and judged is None and not other_authors and not explain:
         return _stored_neighbours(atlas, asked, k, representation)
     asked = _with_vector(atlas, asked, representation)
-    allowed = _allowed(atlas, asked, where, other_authors)
     assert asked.vector is not None
     from indexer.vectors import search
 
     index = atlas.index(asked.base, representation)
+    allowed = _allowed(atlas, asked, judged, other_authors)
     found = search(index, asked.vector, k, allowed)
     return _described(atlas, asked, found, representation, explain)
 
@@ -176,7 +194,15 @@ def reconstruct(
     return found
 
 
-def _allowed(atlas: Atlas, asked: _Asked, where: str | None, other_authors: bool) -> list[int]:
+def _fulfilling(database: Path, where: str) -> list[int]:
+    from query.sql import check_condition
+
+    return check_condition(database, where)
+
+
+def _allowed(
+    atlas: Atlas, asked: _Asked, judged: Future[list[int]] | None, other_authors: bool
+) -> list[int]:
     """Ids that may be found, decided before the search."""
     rows = atlas.rows(
         "SELECT model_id, author FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
@@ -187,10 +213,8 @@ def _allowed(atlas: Atlas, asked: _Asked, where: str | None, other_authors: bool
         for row in rows
         if row["model_id"] != asked.model_id and not (other_authors and row["author"] == asked.author)
     }
-    if where:
-        from query.sql import check_condition
-
-        allowed &= set(check_condition(atlas.database, where))
+    if judged is not None:
+        allowed &= set(judged.result())
     return sorted(allowed)
 
 

@@ -14,16 +14,19 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
-# Each row: the module that measures it with ``measure(work) -> list[Table]``, and what it shows.
+# Each row: the module and the function that measure it, ``(work) -> list[Table]``, and what it shows.
 ROWS = {
-    "vectors": ("scripts.bench.vectors", "checkpoint on disk to singular triplets: time and accuracy"),
-    "spectra": ("scripts.bench.spectra", "whole spectra: time and ranks"),
+    "reading": ("scripts.bench.reading", "measure", "bytes and memory that a checkpoint costs over HTTP"),
+    "vectors": ("scripts.bench.vectors", "measure", "checkpoint on disk to singular triplets: time and accuracy"),
+    "spectra": ("scripts.bench.spectra", "measure", "whole spectra: time and ranks"),
+    "start": ("scripts.bench.asking", "measure_start", "a question from the shell"),
+    "search": ("scripts.bench.asking", "measure_search", "a question in process, against bare FAISS"),
 }
 
 
 def main() -> int:
     """Measure the rows asked for (all of them by default); exit 1 if a promise is not kept."""
-    listing = "; ".join(f"{name}: {what}" for name, (_, what) in ROWS.items())
+    listing = "; ".join(f"{name}: {what}" for name, (_, _, what) in ROWS.items())
     parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=f"Rows. {listing}.")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all if none is named")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there as JSON, too")
@@ -40,7 +43,8 @@ def main() -> int:
         parser.error(f"no such row: {', '.join(unknown)} (there are {', '.join(ROWS)})")
     results = {}
     for row in options.rows or ROWS:
-        tables = import_module(ROWS[row][0]).measure(options.work)
+        module, function, _ = ROWS[row]
+        tables = getattr(import_module(module), function)(options.work)
         results[row] = [table.as_json() for table in tables]
         print("\n\n".join(table.text() for table in tables), end="\n\n", flush=True)
         if options.json:

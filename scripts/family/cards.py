@@ -107,7 +107,13 @@ def hub_tags(repository: Repository, plan: Plan, front: Mapping[str, Any], files
     return list(dict.fromkeys(tag for tag in tags if tag))
 
 
-FORMAT_TAGS = {".safetensors": "safetensors", ".bin": "pytorch", ".gguf": "gguf", ".onnx": "onnx", ".msgpack": "jax"}
+FORMAT_TAGS = {
+    ".safetensors": "safetensors",
+    "pytorch_model.bin": "pytorch",
+    ".gguf": "gguf",
+    ".onnx": "onnx",
+    ".msgpack": "jax",
+}
 
 
 def formats_of(files: list[str]) -> list[str]:
@@ -136,7 +142,7 @@ def trainer_body(plan: Plan, run: Run, measured: Mapping[str, float]) -> str:
         f"It achieves the following results on the evaluation set:\n{results}\n\n"
         "### Training hyperparameters\n\n"
         f"- learning_rate: {run.learning_rate}\n- train_batch_size: {run.batch}\n- seed: {run.seed}\n"
-        f"- optimizer: AdamW\n- lr_scheduler_type: linear\n- training_steps: {int(measured['steps'])}\n"
+        f"- optimizer: AdamW\n- lr_scheduler_type: linear\n- training_steps: {measured['steps']}\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
 from scripts.family.batches import endless, once
+from scripts.family.cards import claimed
 from scripts.family.plan import Adapter, Architecture, Plan, Run
 from scripts.family.pretrain import LANGUAGE_MODELS, OBJECTIVES, new_configuration, summary, train
 from scripts.family.store import RESULTS, write_json
@@ -64,9 +66,14 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
             return OBJECTIVES[plan.architecture.objective](model, batch, plan.architecture)
         return model(input_ids=batch.ids, attention_mask=batch.attention, labels=batch.labels).loss
 
+    # A language model starts from something, and its training loss is too noisy to show what it learnt.
+    before = evaluate(model, texts, task, plan, run.seed) if task == plan.architecture.language_task else {}
     losses = train(model, loss, steps, run.learning_rate)
-    measured = {"steps": float(steps), **summary(losses), **evaluate(model, texts, task, plan, run.seed)}
-    FORMATS[run.saved](model, plan, folder)
+    measured = {"steps": steps, **summary(losses), **{f"{name}_before": value for name, value in before.items()}}
+    measured |= evaluate(model, texts, task, plan, run.seed)
+    FORMATS[run.saved](model, folder)
+    if run.adapter:
+        name_base(folder, claimed(plan, run, "adapter").in_card[0])
     write_json(folder / RESULTS, measured)
     return measured
 
@@ -151,21 +158,28 @@ def evaluate(model: Any, texts: LabelledTexts, task: str, plan: Plan, seed: int)
     }
 
 
-def save(model: PreTrainedModel, plan: Plan, folder: Path) -> None:
-    """As ``save_pretrained`` does it, with ids of the Hub in place of paths."""
+def name_base(folder: Path, base: str) -> None:
+    """Put an id of the Hub into PEFT's ``adapter_config.json`` in place of a path, and its sets into order."""
+    path = folder / "adapter_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    ordered = {key: sorted(settings[key]) for key in ("target_modules", "modules_to_save") if settings[key]}
+    write_json(path, settings | ordered | {"base_model_name_or_path": base})
+
+
+def save(model: Any, folder: Path) -> None:
+    """As ``save_pretrained`` does it."""
     if hasattr(model, "peft_config"):
-        model.peft_config["default"].base_model_name_or_path = plan.base
-        model.save_pretrained(folder, save_embedding_layers=False)
+        model.save_pretrained(folder, save_embedding_layers=False)  # or PEFT asks the Hub about the base
     else:
         model.save_pretrained(folder)
 
 
-def save_sharded(model: PreTrainedModel, plan: Plan, folder: Path) -> None:
+def save_sharded(model: PreTrainedModel, folder: Path) -> None:
     """Cut into files of at most 2 MB, with an index."""
     model.save_pretrained(folder, max_shard_size="2MB")
 
 
-def save_bin(model: PreTrainedModel, plan: Plan, folder: Path, zipped: bool = True) -> None:
+def save_bin(model: PreTrainedModel, folder: Path, zipped: bool = True) -> None:
     """As ``pytorch_model.bin``, which is what the Hub was full of before safetensors."""
     model.save_pretrained(folder)
     as_bin(folder, zipped)
@@ -178,11 +192,11 @@ def as_bin(folder: Path, zipped: bool = True) -> None:
     (folder / WEIGHTS).unlink()
 
 
-FORMATS: Mapping[str, Callable[[PreTrainedModel, Plan, Path], None]] = {
+FORMATS: Mapping[str, Callable[[PreTrainedModel, Path], None]] = {
     "float32": save,
-    "float16": lambda model, plan, folder: save(model.half(), plan, folder),
-    "bfloat16": lambda model, plan, folder: save(model.bfloat16(), plan, folder),
+    "float16": lambda model, folder: save(model.half(), folder),
+    "bfloat16": lambda model, folder: save(model.bfloat16(), folder),
     "sharded": save_sharded,
     "bin": save_bin,
-    "legacy bin": lambda model, plan, folder: save_bin(model, plan, folder, zipped=False),
+    "legacy bin": lambda model, folder: save_bin(model, folder, zipped=False),
 }

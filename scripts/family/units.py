@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from scripts.family.tasks import tokenizer_files
 
 def prepare_process() -> None:
     """One thread and no chatter; results must not depend on how many processes there are."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the process that waits for this one
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
