@@ -26,11 +26,7 @@ _FIRST_LOOK = 2
 _MOST_BLOCKS = 20
 # Bound on the estimated relative error of each σ; the worst error seen in some thousand matrices is 0.5 %.
 _VALUE_TOLERANCE = 2.5e-3
-_LEFT_BY_GAP = 0.3
-# Bound on (error of σ_i) / (distance from σ_i to the values left out), about the squared sine of the angle
-# between the vector found and the true one; asked for only where that distance is worth the name.
-_ANGLE_TOLERANCE = 0.08
-_GAP = 0.02
+_LEFT_BY_GAP = 0.1
 # Rows that are nearly all rounding need more than one.
 _MOST_PROJECTIONS = 3
 # Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
@@ -224,16 +220,14 @@ def _converged(s: list[float], residual: list[float], rank: int, floor: float) -
     """Whether the first ``rank`` triplets are good enough after the half step that is about to be taken.
 
     That half step adds about (residual/σ)²/2 to each σ, in shares of σ. How much is left then is a matter of
-    the distance from σ_i to the last value of the block, as in the classical bound residual²/gap; the constant
-    is measured, on real deltas and on the flattest of spectra.
+    the distance from σ_i to the last value of the block, as in the classical bound residual²/gap. Power and
+    constant are measured, on real deltas and on the flattest of spectra; with the values come the vectors.
     """
     for value, rest in zip(s[:rank], residual, strict=False):
         if value <= floor * s[0]:
             break
-        half = (rest / value) ** 2 / 2
-        left = half * _LEFT_BY_GAP / max(1 - s[-1] / value, _TINY)
-        gap = 1 - s[rank] / value
-        if left > _VALUE_TOLERANCE or (gap > _GAP and half > _ANGLE_TOLERANCE * gap):
+        gap = max(1 - s[-1] / value, _TINY)
+        if (rest / value) ** 2 / 2 * _LEFT_BY_GAP / gap**1.5 > _VALUE_TOLERANCE:
             return False
     return True
 

