@@ -9,7 +9,7 @@ trusted: on some virtual machines the first bf16 product kills the process, and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -185,11 +185,11 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
         if blocks < _FIRST_LOOK:
             remainder = _outside(_pulled_back(tall, images[-1]), basis)
         else:
-            u, s = _ritz(images, rank)
+            u, values = _ritz(images, rank)
             pulled = _pulled_back(tall, u)
             remainder = _outside(pulled, basis)
             residual = torch.linalg.vector_norm(remainder, dim=1)
-            if _converged(s.tolist(), residual.tolist(), rank, _floor(tall.shape)):
+            if _converged(values, residual.tolist(), rank, _floor(tall.shape)):
                 # All from Aᵀu, which is at hand: half a step better than the Ritz values.
                 v, s, turn = torch.linalg.svd(pulled.t(), full_matrices=False)
                 u = u @ turn[:rank].t()
@@ -201,19 +201,20 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
     return None
 
 
-def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, list[float]]:
     """One block of left Ritz vectors and their σ."""
     block = images[-1].shape[1]
     joined = _beside(images)
     # Small enough for double precision, which does not give up where most of the matrix is zero.
-    squares, turn = torch.linalg.eigh((joined.t() @ joined).double())
-    squares, turn = squares[-block:].flip(0).float(), turn[:, -block:].flip(1).float()
-    if squares[rank - 1] < _GRAM_RANGE * squares[0]:
+    ascending, turn = torch.linalg.eigh((joined.t() @ joined).double())
+    squares = ascending.tolist()[-block:]
+    if squares[-rank] < _GRAM_RANGE * squares[-1]:
         q, r = torch.linalg.qr(joined)
         u, s, _ = torch.linalg.svd(r)
-        return q @ u[:, :block], s[:block]
-    s = squares.clamp_min(1e-6 * float(squares[0])).sqrt()
-    return joined @ (turn / s), s
+        return q @ u[:, :block], s[:block].tolist()
+    values = [math.sqrt(max(square, 1e-6 * squares[-1])) for square in squares]
+    turn = turn[:, -block:] / torch.tensor(values, dtype=turn.dtype, device=turn.device)
+    return joined @ turn.flip(1).float(), values[::-1]
 
 
 def _converged(s: list[float], residual: list[float], rank: int, floor: float) -> bool:
@@ -327,12 +328,12 @@ def _floor(shape: tuple[int, ...]) -> float:
 def _factors(found: _Triplets, shape: tuple[int, int], rank: int, floor: float, scale: float, norm: float) -> Factors:
     """Zero vectors and exact zeros from the numerical rank on, the scale given back to σ."""
     values = found.s.tolist()
-    s = [value * scale for value in values if value > floor * values[0]]
-    blank = _zeros(shape, rank, found.s.device)
-    for whole, part in ((blank.u, found.u), (blank.v, found.v)):
-        whole[:, : len(s)] = part[:, : len(s)]
-    blank.s[: len(s)] = torch.tensor(s, dtype=torch.float64)
-    return replace(blank, norm=norm, blocks=found.blocks)
+    s = torch.tensor([value * scale for value in values if value > floor * values[0]], dtype=torch.float64)
+    u, v = found.u[:, : len(s)].float(), found.v[:, : len(s)].float()
+    parts = (u, s.float().to(u.device), v)
+    if len(s) < rank:
+        parts = tuple(torch.nn.functional.pad(part, (0, rank - len(s))) for part in parts)
+    return Factors(*(part.contiguous() for part in parts), norm=norm, blocks=found.blocks)
 
 
 def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:

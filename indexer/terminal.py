@@ -6,6 +6,7 @@ come from the Hub never reach a terminal with an escape sequence in them.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import datetime
@@ -119,12 +120,15 @@ class AtlasGroup(click.Group):
             command.params += [one for one in _manner_options(hidden=True) if not taken & set(one.opts)]
         return command
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """Read the words; ``--help`` prints here."""
+        with _carried():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what click would answer in a way of its own is carried past it."""
-        try:
+        """Run the command."""
+        with _carried():
             return super().invoke(ctx)
-        except (OSError, KeyboardInterrupt, EOFError) as error:
-            raise _CarriedError from error
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run, turning every way of ending into an exit code and at most one or two lines."""
@@ -132,6 +136,7 @@ class AtlasGroup(click.Group):
         options["standalone_mode"] = False
         try:
             code = super().main(*arguments, **options)
+            sys.stdout.flush()
         except BaseException as error:
             code = _ended_by(error.__cause__ if isinstance(error, _CarriedError) and error.__cause__ else error)
         _hush(sys.stdout)
@@ -140,7 +145,15 @@ class AtlasGroup(click.Group):
 
 
 class _CarriedError(Exception):
-    """Carries its cause past click."""
+    """Carries its cause past click, which would answer it in a way of its own."""
+
+
+@contextlib.contextmanager
+def _carried() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyboardInterrupt, EOFError) as error:
+        raise _CarriedError from error
 
 
 # ---- errors ----

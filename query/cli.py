@@ -63,7 +63,7 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
 @atlas_option
 @output_options
 def purity(base: str | None, representation: str, by: str, k: int | None, atlas: str, output: str) -> None:
-    """Do models tuned on one dataset lie together?
+    """Measure whether models tuned on one dataset lie together.
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """

@@ -155,7 +155,7 @@ def module(source: str) -> text.Module:
 def test_reading_imports_nothing():
     program = (
         "import sys; from scripts.family import text; before = set(sys.modules);"
-        "found = text.collect({('docstrings', 'sklearn'), ('messages', 'torch')}, 3);"
+        "found = text.collect({('docstrings', 'sklearn'), ('messages', 'torch')}, 20);"
         "assert all(found.values()); assert not {'sklearn', 'torch'} & (set(sys.modules) - before)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -617,7 +617,8 @@ def tool(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _find_packages(monkeypatch):
+def _as_a_person_has_it(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # buffers are what this is about
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path or os.getcwd() for path in sys.path))
 
 

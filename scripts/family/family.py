@@ -21,6 +21,7 @@ from scripts.family.plan import Expected, Oddity, Plan, Repository, Run
 WORK = ".work"
 TEXTS_ARE_READY = "ready"
 MOST_PROCESSES = 8
+MODELS_WORTH_A_PROCESS = 12  # a process imports for as long as it takes to make a few models
 
 
 def build(root: Path, plan: Plan) -> None:
@@ -35,13 +36,13 @@ def build(root: Path, plan: Plan) -> None:
     claim_folder(root, plan)
     work = root / WORK
     work.mkdir(exist_ok=True)
-    with workers() as pool:
+    waiting = [entry for entry in plan.repositories if not store.is_published(root, entry.model)]
+    with workers(len(waiting)) as pool:
         if not (work / TEXTS_ARE_READY).exists():
             tasks.prepare(plan, work)
             (work / TEXTS_ARE_READY).touch()
         if not store.is_published(root, plan.base):
             pool.submit(in_worker, "make_base_repository", plan, root, work).result()
-        waiting = [entry for entry in plan.repositories if not store.is_published(root, entry.model)]
         with tqdm(total=len(waiting), desc="models", unit="model", disable=None) as progress:
             for wave in waves(waiting):
                 make_all(pool, wave, plan, root, work, progress)
@@ -64,7 +65,7 @@ def claim_folder(root: Path, plan: Plan) -> None:
         raise AtlasError(f"{root} is not empty and holds no family.", "Name an empty folder, or a new one.")
     if known and known.get("fingerprint") != plan.fingerprint:
         (root / store.RECORD).unlink(missing_ok=True)
-        for owner in {Path(owner).name for owner in known["owners"]} | {WORK, store.REVISIONS}:
+        for owner in {Path(owner).name for owner in known.get("owners", [])} | {WORK, store.REVISIONS}:
             shutil.rmtree(root / owner, ignore_errors=True)
     store.write_json(root / store.STARTED, description(plan))
 
@@ -82,9 +83,9 @@ def description(plan: Plan) -> dict[str, Any]:
 
 
 @contextmanager
-def workers() -> Iterator[ProcessPoolExecutor]:
-    """One process per core, started at once so that they import torch while the text is collected."""
-    count = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+def workers(models: int) -> Iterator[ProcessPoolExecutor]:
+    """At most one process per core, started at once so that they import torch while the text is collected."""
+    count = min(MOST_PROCESSES, os.cpu_count() or 1, 1 + models // MODELS_WORTH_A_PROCESS)
     pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
     try:
         for _ in range(count):
