@@ -24,7 +24,7 @@ _EXACT_UP_TO = 6
 # Blocks of the basis before the first look at the residuals: one never suffices on a weight change.
 _FIRST_LOOK = 2
 _MOST_BLOCKS = 20
-# Bound on the estimated relative error of each σ; the worst error seen in some thousand matrices is 0.5 %.
+# Bound on the estimated relative error of each σ; the worst error seen in some thousand matrices is 0.7 %.
 _VALUE_TOLERANCE = 2.5e-3
 _LEFT_BY_GAP = 0.1
 # Rows that are nearly all rounding need more than one.
@@ -329,11 +329,12 @@ def _factors(found: _Triplets, shape: tuple[int, int], rank: int, floor: float, 
     """Zero vectors and exact zeros from the numerical rank on, the scale given back to σ."""
     values = found.s.tolist()
     s = torch.tensor([value * scale for value in values if value > floor * values[0]], dtype=torch.float64)
-    u, v = found.u[:, : len(s)].float(), found.v[:, : len(s)].float()
-    parts = (u, s.float().to(u.device), v)
-    if len(s) < rank:
-        parts = tuple(torch.nn.functional.pad(part, (0, rank - len(s))) for part in parts)
-    return Factors(*(part.contiguous() for part in parts), norm=norm, blocks=found.blocks)
+
+    def padded(columns: torch.Tensor) -> torch.Tensor:
+        columns = columns[..., : len(s)].float()
+        return torch.nn.functional.pad(columns, (0, rank - len(s))).contiguous()
+
+    return Factors(padded(found.u), padded(s).to(found.s.device), padded(found.v), norm, found.blocks)
 
 
 def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:

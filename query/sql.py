@@ -44,6 +44,11 @@ START_SECONDS = 10.0  # for the process to start on a busy machine, on top of th
 # In this order: each takes away what the one before could be undone with. Read-only and no external access alone
 # leave the database's own files writable paths for COPY; without a local file system there are no paths at all.
 _LOCKS = (
+    f"SET memory_limit = '{MEMORY}'",
+    f"SET threads = {THREADS}",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET python_enable_replacements = false",
     "SET temp_directory = ''",
     "SET secret_directory = ''",
     "SET allow_persistent_secrets = false",
@@ -124,15 +129,9 @@ def connect_locked(path: Path, *, milliseconds: int = 0) -> duckdb.DuckDBPyConne
     """
     import duckdb
 
-    settings: dict[str, Any] = {
-        "memory_limit": MEMORY,
-        "threads": THREADS,
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "python_enable_replacements": False,
-    }
     with _one_at_a_time:
-        connection = duckdb.connect(str(path), read_only=True, config=settings)
+        # Settings come after: a connection made with some would shut out the plain ones of this process.
+        connection = duckdb.connect(str(path), read_only=True)
         try:
             locked = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
             if locked != (True,):

@@ -289,7 +289,9 @@ def test_expected_has_an_entry_for_each(mini):
         assert set(entry) == {"outcome", "reason", "flag", "why", "found_by"}
         assert entry["outcome"] in ("indexed", "skipped", "failed", "not listed")
     assert expected[BASE]["outcome"] == "not listed"
+    assert expected[BASE]["found_by"] is None
     assert expected[SCRATCH]["flag"] == "unrelated"
+    assert expected[SCRATCH]["found_by"] == "tags"
 
 
 def test_the_listing_says_what_the_hub_would(mini):
@@ -448,14 +450,9 @@ def test_another_plan_clears_only_what_the_family_owns(tmp_path):
 # ---------------------------------------------------------------- slow: what it takes training to show
 
 
-@pytest.fixture(scope="module")
-def small() -> Path:
-    return make_family(ROOT / ".demo" / "family-small", "small")
-
-
 @pytest.mark.slow
-def test_everything_learnt(small):
-    measured = json.loads((small / "family.json").read_text())["measured"]
+def test_everything_learnt(family):
+    measured = json.loads((family / "family.json").read_text())["measured"]
     for model, result in measured.items():
         assert result["train_loss_last"] < 0.97 * result["train_loss_first"], model
         if "eval_accuracy" in result:
@@ -463,21 +460,21 @@ def test_everything_learnt(small):
 
 
 @pytest.mark.slow
-def test_models_of_the_same_data_lie_together(small):
+def test_models_of_the_same_data_lie_together(family):
     """The input representation by brute force: cosines of sum sigma_i v_i v_i^T, averaged over matrices."""
-    expected = json.loads((small / "expected.json").read_text())
-    base = block_matrices(weights(small, BASE))
+    expected = json.loads((family / "expected.json").read_text())
+    base = block_matrices(weights(family, BASE))
     vectors, labels = [], []
     for model, entry in expected.items():
-        datasets = [name for name in described(small, model)["card_data"].get("datasets") or [] if name in _NAMES]
+        datasets = [name for name in described(family, model)["card_data"].get("datasets") or [] if name in _NAMES]
         if (
             entry["outcome"] != "indexed"
             or entry["flag"]
             or not datasets
-            or (small / model / "adapter_config.json").exists()
+            or (family / model / "adapter_config.json").exists()
         ):
             continue
-        tuned = weights(small, model)
+        tuned = weights(family, model)
         forms = []
         for name in sorted(base):
             _, s, vt = torch.linalg.svd(tuned[name] - base[name], full_matrices=False)

@@ -612,6 +612,11 @@ def test_two_readers_in_one_process(database):
         assert other.execute("SELECT count(*) FROM models").fetchone() == (1000,)
         with pytest.raises(duckdb.Error):
             other.execute("SET threads = 4")
+        # A plain connection, as a build makes to look at its own atlas, is not shut out.
+        with duckdb.connect(str(database), read_only=True) as plain:
+            assert plain.execute("SELECT count(*) FROM models").fetchone() == (1000,)
+    with duckdb.connect(str(database), read_only=True), connect_locked(database) as late:
+        assert late.execute("SELECT current_setting('lock_configuration')").fetchone() == (True,)
 
 
 def test_importing_it_costs_nothing():

@@ -33,6 +33,6 @@ def make_family(out: Path, size: str, architecture: str = "roberta") -> Path:
     if not is_finished(out, load_plan(size, architecture).fingerprint):
         options = ["--out", str(out.resolve()), "--size", size, "--architecture", architecture]
         command = [sys.executable, "-m", "scripts.family", *options]
-        if subprocess.run(command, cwd=PROJECT, stdout=sys.stderr.fileno(), check=False).returncode:
+        if subprocess.run(command, cwd=PROJECT, stdout=subprocess.DEVNULL, check=False).returncode:
             raise RuntimeError(f"The family could not be made in {out}; its own message stands above.")
     return out

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scripts.family.tasks import END, NO_LABEL, PADDING, Example, Label
+from scripts.family.tasks import END, NO_LABEL, PADDING, Example
 
 BATCHES_OF_LIKE_LENGTH = 8  # sorted by length together, so that little of a batch is padding
 
@@ -62,6 +62,6 @@ def fit(row: list[int], width: int, last: int, padding: int) -> list[int]:
     return [*row[: width - 1], last] if len(row) > width else row + [padding] * (width - len(row))
 
 
-def unlabelled(texts: Sequence[list[int]], label: Label = 0) -> list[Example]:
+def unlabelled(texts: Sequence[list[int]]) -> list[Example]:
     """Texts as examples, for objectives that make their own labels."""
-    return [Example(ids, label) for ids in texts]
+    return [Example(ids, 0) for ids in texts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import json
@@ -88,14 +89,14 @@ class Author:
 class Expected:
     """What a build of the atlas with ``--discover names`` makes of a repository.
 
-    ``found_by`` is the least that finds it: tags, names, descendants; None where nothing does.
+    ``found_by`` is the least that finds it (tags, names, descendants), where that is not obvious.
     """
 
     outcome: str = "indexed"  # indexed | skipped | failed | not listed
     reason: str | None = None
     flag: str | None = None  # copy | duplicate | unrelated
     why: str = ""
-    found_by: str | None = "tags"
+    found_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,6 @@ class Plan:
         """Runs and oddities in the order in which they were uploaded."""
         return (*self.runs, *self.oddities)
 
-    def run(self, model: str) -> Run:
-        """The run that made a model. Raises StopIteration where there is none."""
-        return next(run for run in self.runs if run.model == model)
-
 
 def load_plan(size: str, architecture: str = "roberta") -> Plan:
     """The plan of one size.
@@ -257,10 +254,11 @@ def read_entry(kind: type[Entry], row: Mapping[str, Any]) -> Entry:
 
 
 def fingerprint(size: str, architecture: str) -> str:
-    """Changes with this package's sources, the plan, and the versions of what the models depend on."""
+    """Changes with what this package and the plan say, comments apart, and with the versions it depends on."""
     digest = hashlib.sha256(f"{size} {architecture} {platform.python_version()}".encode())
-    for path in sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.toml")]):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(FOLDER.glob("*.py")):
+        digest.update(ast.dump(ast.parse(path.read_bytes())).encode())
+    digest.update(json.dumps(tomllib.loads((FOLDER / "plan.toml").read_text(encoding="utf-8"))).encode())
     versions = {package: version_of(package) for package in PACKAGES_THAT_DECIDE}
     digest.update(json.dumps(versions, sort_keys=True).encode())
     return digest.hexdigest()

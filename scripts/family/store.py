@@ -125,4 +125,6 @@ def is_finished(root: Path, fingerprint: str) -> bool:
 
 def expected_entry(repository: Repository) -> dict[str, str | None]:
     """What ``expected.json`` says of one repository."""
-    return asdict(repository.expected)
+    expected = asdict(repository.expected)
+    is_tagged = expected["found_by"] is None and expected["outcome"] != "not listed"
+    return expected | {"found_by": "tags"} if is_tagged else expected

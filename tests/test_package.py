@@ -1,0 +1,66 @@
+"""What is installed is what is run: data files in the wheel, commands documented, imports that stay light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def modules_after(statement: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_a_question_starts_without_the_heavy_libraries():
+    heavy = {"torch", "transformers", "huggingface_hub", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
+    assert not modules_after("import query.cli, query.similar, query.show") & (heavy | {"faiss", "duckdb"})
+    assert not modules_after("import query; query.Atlas; import query.purity, query.sql, indexer.vectors") & heavy
+
+
+def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
+    pytest.importorskip("hatchling")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert "indexer/schema.sql" in names
+    assert "indexer/dataset_aliases.toml" in names
+    for path in (ROOT / "indexer" / "architectures").glob("*.toml"):
+        assert f"indexer/architectures/{path.name}" in names
+    # Run from the unpacked wheel, in a folder that knows nothing of the source tree.
+    zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
+    done = subprocess.run(
+        [
+            sys.executable, "-c",
+            "from indexer.atlas import schema_sql; from indexer.architecture import known_model_types\n"
+            "from indexer.datasets import canonical_dataset; import indexer\n"
+            "print(indexer.__file__, len(schema_sql()) > 1000, len(known_model_types()) > 100, "
+            "canonical_dataset('nyu-mll/glue').name)",
+        ],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "unpacked"), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[1:] == ["True", "True", "glue"]
+    assert str(tmp_path) in done.stdout
+
+
+def test_every_command_is_in_the_readme():
+    from indexer.cli import main as index
+    from query.cli import main as query
+
+    text = (ROOT / "README.md").read_text()
+    for program, group in (("index", index), ("query", query)):
+        for name, command in group.commands.items():
+            assert f"{program} {name}" in text or f"`{name}`" in text, f"{program} {name}"
+            assert command.help
+            assert all(getattr(option, "help", True) for option in command.params if option.param_type_name == "option")
