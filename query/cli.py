@@ -96,10 +96,7 @@ def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> 
     text = sys.stdin.read() if statement == "-" else statement
     with _opened(atlas) as opened:
         found = opened.sql(text, limit=limit, seconds=timeout)
-        if not found.rows and output == "csv":
-            click.echo(",".join(found.columns))
-            return
-        emit(found.as_dicts(), output)
+        emit(found.as_dicts(), output, columns=found.columns)
         if found.truncated:
             say(f"only the first {limit} rows; raise --limit for more")
 

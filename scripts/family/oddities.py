@@ -59,7 +59,7 @@ def with_nan(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
             tensor.view(-1)[tensor.numel() // 2] = torch.nan
         return tensor
 
-    pass
+    change_weights(folder, spoil)
 
 
 def truncated(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
