@@ -6,10 +6,6 @@ forward pass (``fused_rows``).
 
 from __future__ import annotations
 
-import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import torch
 import transformers
 from torch import nn
