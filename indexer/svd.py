@@ -27,7 +27,7 @@ _MOST_BLOCKS = 20
 # Bound on the estimated relative error of each σ; the worst error seen in some thousand matrices is 0.7 %.
 _VALUE_TOLERANCE = 2.5e-3
 _LEFT_BY_GAP = 0.1
-# Rows that are nearly all rounding need more than one.
+# Rows that are hardly more than rounding need more than one.
 _MOST_PROJECTIONS = 3
 # Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
 _GRAM_RANGE = 1e-3
@@ -192,10 +192,7 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
             if _converged(values, residual.tolist(), rank, _floor(tall.shape)):
                 # All from Aᵀu, which is at hand: half a step better than the Ritz values.
                 v, s, turn = torch.linalg.svd(pulled.t(), full_matrices=False)
-                u = u @ turn[:rank].t()
-                # One Newton step to orthonormal columns: the Gram matrix left them some 1e-4 away.
-                u = torch.addmm(u, u, u.t() @ u, beta=1.5, alpha=-0.5)
-                return _Triplets(u, s[:rank], v[:, :rank], blocks)
+                return _Triplets(u @ turn[:rank].t(), s[:rank], v[:, :rank], blocks)
         newest = _extension(remainder, basis)
         basis = torch.cat((basis, newest))
     return None
@@ -205,7 +202,7 @@ def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, list[flo
     """One block of left Ritz vectors and their σ."""
     block = images[-1].shape[1]
     joined = _beside(images)
-    # Small enough for double precision, which does not give up where most of the matrix is zero.
+    # Double precision costs nothing here, keeps u orthonormal and does not give up where most entries are zero.
     ascending, turn = torch.linalg.eigh((joined.t() @ joined).double())
     squares = ascending.tolist()[-block:]
     if squares[-rank] < _GRAM_RANGE * squares[-1]:
@@ -260,7 +257,7 @@ def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _extension(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-    """Orthonormal rows, orthogonal to ``basis``, that span ``rows``; shorter ones where these are all rounding."""
+    """Orthonormal rows, orthogonal to ``basis``, that span ``rows``."""
     for _ in range(_MOST_PROJECTIONS):
         rows = _orthonormal(rows)
         inside = rows @ basis.t()

@@ -88,8 +88,8 @@ def assert_good(matrix: torch.Tensor, rank: int = 8, seed: int = 3) -> Factors:
     assert worst_error(factors, matrix) < 0.01
     assert bool((factors.s[:-1] >= factors.s[1:]).all())
     present = torch.diag((factors.s > 0).float())
-    assert (factors.u.T @ factors.u - present).abs().max() < 1e-4
-    assert (factors.v.T @ factors.v - present).abs().max() < 1e-4
+    assert (factors.u.T @ factors.u - present).abs().max() < 5e-5
+    assert (factors.v.T @ factors.v - present).abs().max() < 5e-5
     assert mismatch(factors, matrix) < 1e-3
     values = exact(matrix)[1]
     missed = torch.linalg.vector_norm(matrix.double() - (factors.u * factors.s).double() @ factors.v.double().T)
@@ -177,6 +177,9 @@ class TestTruncated:
             pytest.param(planted(400, 300, np.arange(1, 301) ** -0.25), id="slow power"),
             pytest.param(planted(400, 300, np.r_[np.ones(20), np.full(280, 0.5)]), id="twenty equal"),
             pytest.param(planted(400, 300, np.r_[np.linspace(3, 2, 4), np.linspace(1, 0.8, 296)]), id="four lead"),
+            pytest.param(
+                planted(600, 500, np.r_[np.ones(4), np.full(12, 0.8), np.linspace(0.7, 0.01, 484)], 1), id="steps"
+            ),
             pytest.param(planted(400, 300, np.r_[1, np.linspace(0.01, 0.005, 299)]), id="one dominates"),
             pytest.param(planted(400, 300, np.r_[1, np.linspace(0.001, 0.0005, 299)]), id="one dominates all"),
             pytest.param(planted(400, 300, 0.3 ** np.arange(300)), id="geometric"),
@@ -245,11 +248,6 @@ class TestTruncated:
     def test_stays_orthogonal_beside_a_dominant_direction(self) -> None:
         """Twelve blocks or so, each of which could let the first direction back in."""
         assert assert_good(planted(768, 700, np.r_[1, np.linspace(0.01, 0.005, 699)])).blocks > 5
-
-    def test_orthonormal_where_the_values_fall_steeply(self) -> None:
-        factors = truncated_svd(planted(500, 400, np.r_[1, np.geomspace(0.05, 0.04, 7), np.full(392, 0.01)]), 8, 0)
-        assert (factors.u.T @ factors.u - torch.eye(8)).abs().max() < 1e-5
-        assert (factors.v.T @ factors.v - torch.eye(8)).abs().max() < 1e-5
 
     @pytest.mark.parametrize("scale", [1e-36, 1e-30, 1e-12, 1e-5, 1e5, 1e12, 1e30, 1e34])
     @pytest.mark.parametrize("shape", [(300, 200), (30, 20)])

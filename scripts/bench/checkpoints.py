@@ -74,7 +74,7 @@ def _make(folder: Path) -> None:
     checkpoint = open_checkpoint(ModelRef.parse(str(folder / "base")))
     store_base(checkpoint, "bench/base", "0" * 40, folder / "base-matrices.safetensors").close()
     checkpoint.close()
-    config = RobertaConfig(num_labels=3)
+    config = RobertaConfig.from_dict({"num_labels": 3})
     for name, change in (("planted", _plant), ("trained", _train)):
         model = RobertaForSequenceClassification(config)
         model.roberta.load_state_dict(base.state_dict())
@@ -95,7 +95,7 @@ def _plant(model: RobertaForSequenceClassification) -> None:
         right = torch.linalg.qr(torch.randn(columns, count, generator=generator)).Q
         values = torch.from_numpy(spectrum_of(ENERGY[family], count)).float()
         norm = RELATIVE_NORM * torch.linalg.vector_norm(weight)
-        weight += norm * (left * values) @ right.T
+        weight.add_(norm * (left * values) @ right.T)
 
 
 def spectrum_of(shares: tuple[float, ...], count: int) -> np.ndarray:
