@@ -20,6 +20,9 @@ from indexer.layout import Layout, Matrix, compare
 from indexer.weights import Checkpoint
 from indexer.words import DeltaKey
 
+# What the inner loop over a matrix touches at a time.
+PIECE_BYTES = 512 << 10
+
 
 @dataclass(frozen=True)
 class DenseDelta:
@@ -107,15 +110,23 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor) -> DenseDelta:
+    """The delta takes the place of ``weight`` in memory where that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped(
             "shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
         )
     # Through the narrow dtype and then the stored one: a bfloat16 model saved as float16 was rounded twice.
     reference = base.to(narrowest_dtype(weight)).to(weight.dtype).to(torch.float32)
-    delta = weight.to(torch.float32) - reference
-    norm = float(torch.linalg.vector_norm(delta))
-    inner = float(torch.vdot(reference.flatten(), delta.flatten()))
+    delta = weight.to(torch.float32)
+    square = inner = 0.0
+    # In place and a piece at a time, while it is in the processor's cache: half the time of three whole passes.
+    rows = max(1, PIECE_BYTES // (delta.element_size() * delta.shape[1]))
+    for start in range(0, delta.shape[0], rows):
+        part = reference[start : start + rows]
+        piece = delta[start : start + rows].sub_(part).flatten()
+        square += float(torch.dot(piece, piece))
+        inner += float(torch.dot(part.flatten(), piece))
+    norm = math.sqrt(square) if math.isfinite(square) else square
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {matrix.tensor} holds NaN or infinite values")
     return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed)
