@@ -97,7 +97,13 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
 
 def filenames_in(row: Mapping[str, Any]) -> tuple[str, ...]:
     """The file names that a row lists, in either spelling; () where it lists none."""
+    return listed_filenames(row) or ()
+
+
+def listed_filenames(row: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The same, but None where the row says nothing of files: an empty repository is known to be empty."""
     siblings = row.get("siblings")
-    entries = siblings if isinstance(siblings, list) else []
-    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in entries]
+    if not isinstance(siblings, list):
+        return None
+    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in siblings]
     return tuple(name for name in names if isinstance(name, str))

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from indexer.atlas import AtlasFolder
 from indexer.base import stored_bases
 from indexer.build import Build, BuildOptions, BuildReport, Watcher, estimate
+from indexer.claims import untyped_relation
 from indexer.crawl import crawl
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import BaseFacts, model_row, resolve_base
@@ -54,7 +55,7 @@ def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher:
         build = Build(folder, facts, replace(options, workers=1, retry_failed=True), watcher)
         _check_rank(folder, facts.id, options.rank)
         row = _row_of(reference)
-        relation = _relation(row)
+        relation = untyped_relation(row)
         build.listing.note_base(facts.ids)
         build.listing.add(row, relation, facts.id)
         matrices = build.base_matrices()
@@ -130,12 +131,6 @@ def _row_of(reference: ModelRef) -> dict[str, Any]:
 
             raise unknown_model(reference.id) from error
         raise unreadable(reference.id, error) from error
-
-
-def _relation(row: dict[str, Any]) -> str:
-    from indexer.plan import filenames_of
-
-    return "adapter" if "adapter_config.json" in (filenames_of(row) or ()) else "finetune"
 
 
 def _check_device(device: str) -> None:

@@ -49,9 +49,7 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, sizes."""
     folder.require()
     with _reader(folder) as connection:
-        info = _rows(
-            connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info"
-        )[0]
+        info = _rows(connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
         bases = _rows(
             connection,
             'SELECT base, "commit", aliases, '
@@ -111,7 +109,8 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
     for row in bases:
         progress(f"base {row['base']}")
         found.extend(_check_base(folder, row["base"], row["commit"]))
-    named = set()
+    named: set[str] = set()
+    current: set[tuple[str, str]] = set()
     for row in keys:
         if row["record_key"] is None:
             continue
@@ -119,15 +118,14 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
         named.add(row["record_key"])
         try:
             record = store.read(row["record_key"])
+            current.add((record.identity.model, record.identity.base))
             if (record.identity.model, record.identity.base) != (row["model"], row["base"]):
                 found.append(Disagreement("record", row["model"], "its record is that of another model"))
         except AtlasError as error:
             found.append(Disagreement("record", row["model"], error.message))
     for row in published:
         progress(f"vectors {row['faiss_file']}")
-        expected = {
-            key["model_id"] for key in keys if key["base"] == row["base"] and key["record_key"]
-        } - zero
+        expected = {key["model_id"] for key in keys if key["base"] == row["base"] and key["record_key"]} - zero
         found.extend(_check_vectors(folder, row, expected))
     for path in sorted(folder.listings.glob("*.jsonl")):
         try:
@@ -137,20 +135,13 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
             found.append(Disagreement("listing", path.name, error.message))
     found.extend(
         Disagreement("record", digest, "is on disk but not in the database: run `index rebuild`")
-        for digest in _unnamed(store, named)
+        for digest in _unnamed(store, named, current)
     )
     return found
 
 
-def _unnamed(store: RecordStore, named: set[str]) -> Iterator[str]:
+def _unnamed(store: RecordStore, named: set[str], current: set[tuple[str, str]]) -> Iterator[str]:
     """Records that no row names, but for those that a later commit of the same model has replaced."""
-    current = set()
-    for digest in named:
-        try:
-            identity = store.read(digest).identity
-        except AtlasError:
-            continue
-        current.add((identity.model, identity.base))
     for digest in store.digests():
         if digest in named:
             continue
@@ -165,6 +156,7 @@ def _unnamed(store: RecordStore, named: set[str]) -> Iterator[str]:
 def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
 
+    Damaged records are forgotten, so that the next build reads their models again.
     Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
     """
     representations = _published_names(folder)
@@ -178,6 +170,7 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
             record = store.read(digest)
         except AtlasError:
             damaged.append(digest)
+            store.discard(digest)
             continue
         by_base.setdefault(record.identity.base, []).append(_Found(digest, record.identity, record.created))
     outcomes: dict[str, list[Outcome]] = {}
@@ -220,10 +213,7 @@ def represent(folder: AtlasFolder, name: str) -> dict[str, Any]:
         )
     publish(
         folder,
-        [
-            Publication(BaseMatrices(folder.base(row["base"], row["commit"])), (), (), row["rank"])
-            for row in current
-        ],
+        [Publication(BaseMatrices(folder.base(row["base"], row["commit"])), (), (), row["rank"]) for row in current],
         [name],
     )
     with _reader(folder) as connection:
@@ -240,9 +230,7 @@ def represent(folder: AtlasFolder, name: str) -> dict[str, Any]:
     }
 
 
-def _entries(
-    base: BaseMatrices, listing: Listing, found: list[_Found], outcomes: list[Outcome]
-) -> list[Entry]:
+def _entries(base: BaseMatrices, listing: Listing, found: list[_Found], outcomes: list[Outcome]) -> list[Entry]:
     """For every listed model the record of its present commit, else the newest there is, else the outcome."""
     records: dict[str, list[_Found]] = {}
     for one in found:
@@ -278,9 +266,7 @@ def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagre
 
 
 def _check_vectors(folder: AtlasFolder, row: dict[str, Any], expected: set[int]) -> Iterator[Disagreement]:
-    file = VectorFile(
-        row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"]
-    )
+    file = VectorFile(row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"])
     try:
         check_file(folder.root, file)
         ids = {int(model_id) for model_id in read_vectors(folder.root, file).ids}
@@ -291,9 +277,7 @@ def _check_vectors(folder: AtlasFolder, row: dict[str, Any], expected: set[int])
     if missing:
         yield Disagreement("vectors", file.name, f"lacks {len(missing)} models (first id {missing[0]})")
     if extra:
-        yield Disagreement(
-            "vectors", file.name, f"holds {len(extra)} models the database lacks (first id {extra[0]})"
-        )
+        yield Disagreement("vectors", file.name, f"holds {len(extra)} models the database lacks (first id {extra[0]})")
 
 
 def _published_names(folder: AtlasFolder) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from indexer.claims import listed_filenames
 from indexer.listing import ListedModel
 from indexer.record import Identity
 from indexer.records import Outcome, RecordStore
@@ -29,16 +30,6 @@ class Planned:
     def is_unchanged(self) -> bool:
         """Whether its record of this commit is there already."""
         return self.unit is None and self.entry.record_key is not None
-
-    @property
-    def is_known_skip(self) -> bool:
-        """Whether it was skipped before, for good."""
-        return self.unit is None and self.entry.status == "skipped"
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it failed too recently and too often to be tried now."""
-        return self.unit is None and self.entry.status == "failed"
 
 
 def plan(
@@ -71,7 +62,7 @@ def _planned(
         model=_reference(listed),
         commit=commit,
         relation=listed.relation,
-        filenames=filenames_of(listed.row),
+        filenames=listed_filenames(listed.row),
         card=None,
     )
     record_key = existing_record(unit.identity, store)
@@ -107,12 +98,3 @@ def commit_of(row: dict[str, Any]) -> str | None:
 def _reference(listed: ListedModel) -> ModelRef:
     folder = Path(listed.id)
     return ModelRef(listed.id, folder=folder if folder.is_absolute() else None)
-
-
-def filenames_of(row: dict[str, Any]) -> tuple[str, ...] | None:
-    """The file names a listing row gives, None where it gives none."""
-    siblings = row.get("siblings")
-    if not isinstance(siblings, list):
-        return None
-    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in siblings]
-    return tuple(name for name in names if isinstance(name, str))

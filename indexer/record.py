@@ -69,7 +69,7 @@ class DeltaRecord:
     ``u`` (out, r) and ``v`` (in, r) are float16, or None where factors are not kept; ``s`` (r,) is float32,
     descending. ``norm`` is ‖δW‖ and ``base_norm`` ‖W_base‖ (Frobenius); ``inner`` is ⟨W_base, δW⟩, from which
     the weights' cosine with the base follows. ``spectrum`` holds all min(out, in) singular values when asked
-    for, ``weight_spectrum`` those of the fine-tuned weight itself. ``transposed`` says that the checkpoint
+    for. ``transposed`` says that the checkpoint
     stores (in, out).
     """
 
@@ -186,7 +186,7 @@ def read_record(path: Path) -> Record:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    hint = "Run `index verify` to see what else disagrees; `index build` makes it again."
+    hint = "Run `index rebuild`, which forgets it, and then `index build`, which reads the model again."
     try:
         payload = path.read_bytes()
         arrays = load(payload)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from indexer.base import BaseMatrices
+from indexer.claims import listed_filenames, untyped_relation
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import conversion_revision, model_row
 from indexer.local import facts_of, local_row
-from indexer.plan import commit_of, filenames_of
+from indexer.plan import commit_of
 from indexer.record import Record, Spec
 from indexer.session import as_model_error, install_session
 from indexer.svd import SVD_METHOD
@@ -39,9 +39,7 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
     """
     install_session()
     torch.set_num_threads(1)
-    row = (
-        local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
-    )
+    row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
     base = choose_base([claim.base for claim in facts_of(row).base_claims])
     if not base.file.is_file():
         raise AtlasError(
@@ -54,9 +52,9 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
         commit=commit_of(row) or "main",
         base=base.base,
         base_commit=base.commit,
-        relation=_relation(row),
+        relation=untyped_relation(row),
         spec=Spec(rank=base.rank, svd=SVD_METHOD),
-        filenames=filenames_of(row),
+        filenames=listed_filenames(row),
         representations=(),
     )
     matrices = BaseMatrices(base.file, resident=False)
@@ -76,7 +74,3 @@ def unreadable(model: str, error: ModelError) -> AtlasError:
         f"{model} cannot be read: {error.detail.rstrip('.')}.",
         "Try again later." if isinstance(error, Failed) else "",
     )
-
-
-def _relation(row: dict[str, Any]) -> str:
-    return "adapter" if "adapter_config.json" in (filenames_of(row) or ()) else "finetune"

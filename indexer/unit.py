@@ -19,6 +19,7 @@ import torch
 from indexer.base import BaseMatrices
 from indexer.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
 from indexer.errors import Skipped
+from indexer.layout import Layout
 from indexer.modelcard import head_facts
 from indexer.record import DeltaRecord, Identity, Record, Spec, StoredFile
 from indexer.representation import REPRESENTATIONS
@@ -73,20 +74,19 @@ def vectorise(unit: Unit, base: BaseMatrices, conversion: Callable[[], str | Non
         conversion=conversion,
     )
     try:
-        deltas = _delta_records(unit, checkpoint, base)
+        layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
+        deltas = _delta_records(unit, checkpoint, layout, base)
         record = Record(
             identity=unit.identity,
             deltas=deltas,
-            files=tuple(
-                StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files
-            ),
+            files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
             dtype=_dtype_of(checkpoint),
             device=unit.device,
             threads=torch.get_num_threads(),
             bytes_read=checkpoint.bytes_read,
-            block_bytes=_block_bytes(checkpoint, base),
+            block_bytes=_block_bytes(checkpoint, layout),
             seconds=time.perf_counter() - started,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -95,10 +95,12 @@ def vectorise(unit: Unit, base: BaseMatrices, conversion: Callable[[], str | Non
     return _with_vectors(record, unit)
 
 
-def _delta_records(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> tuple[DeltaRecord, ...]:
+def _delta_records(
+    unit: Unit, checkpoint: Checkpoint, layout: Layout | None, base: BaseMatrices
+) -> tuple[DeltaRecord, ...]:
     """All deltas of the base's layout, in its order; those an adapter leaves alone are zero."""
     found: dict[DeltaKey, DeltaRecord] = {}
-    if checkpoint.kind == "adapter":
+    if layout is None:
         for lora in lora_deltas(checkpoint, base):
             if lora.key in found:
                 raise Skipped("malformed", f"the adapter changes the matrix {lora.key} twice")
@@ -106,7 +108,6 @@ def _delta_records(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> tu
         if not found:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
     else:
-        layout = layout_against(checkpoint, base)
         for dense in dense_deltas(checkpoint, layout, base):
             found[dense.key] = _from_dense(unit, dense, base)
     return tuple(
@@ -119,9 +120,7 @@ def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices) -> DeltaRecor
     matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
     factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
     full = spectrum(matrix).cpu().numpy() if unit.spec.spectra and delta.norm else None
-    return _delta_record(
-        delta.key, tuple(matrix.shape), factors, delta.norm, delta.inner, base, delta.transposed, full
-    )
+    return _delta_record(delta.key, tuple(matrix.shape), factors, delta.norm, delta.inner, base, delta.transposed, full)
 
 
 def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices) -> DeltaRecord:
@@ -138,9 +137,7 @@ def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices) -> DeltaRecord:
     return _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed, full)
 
 
-def _untouched(
-    unit: Unit, key: DeltaKey, shape: tuple[int, int], transposed: bool, base: BaseMatrices
-) -> DeltaRecord:
+def _untouched(unit: Unit, key: DeltaKey, shape: tuple[int, int], transposed: bool, base: BaseMatrices) -> DeltaRecord:
     rank = unit.spec.rank
     zeros = Factors(torch.zeros(shape[0], rank), torch.zeros(rank), torch.zeros(shape[1], rank))
     return _delta_record(key, shape, zeros, 0.0, 0.0, base, transposed, None)
@@ -194,9 +191,7 @@ def _dtype_of(checkpoint: Checkpoint) -> str:
     return max(sizes, key=lambda name: (sizes[name], name), default="")
 
 
-def _block_bytes(checkpoint: Checkpoint, base: BaseMatrices) -> int:
+def _block_bytes(checkpoint: Checkpoint, layout: Layout | None) -> int:
     """Bytes of what had to be read: the block matrices as stored, or an adapter's factors."""
-    if checkpoint.kind == "adapter":
-        return sum(info.nbytes for info in checkpoint.tensors.values())
-    layout = layout_against(checkpoint, base)
-    return sum(checkpoint.tensors[name].nbytes for name in layout.tensors)
+    names = checkpoint.tensors if layout is None else layout.tensors
+    return sum(checkpoint.tensors[name].nbytes for name in names)

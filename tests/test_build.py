@@ -278,3 +278,16 @@ def test_local_folders_are_added_and_asked_about(world):
     ran = world("query", "similar", "mine", "-k", "1", "--json")
     assert ran.json[0]["model"] == "ann/glue-0"
     assert json.loads(world("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
+
+
+def test_a_damaged_record_is_forgotten_by_a_rebuild_and_made_again_by_a_build(world):
+    build(world, "--limit", "3")
+    path = sorted((world.folder / "atlas" / "records").glob("*/*.safetensors"))[0]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(bytes(content))
+    assert world("index", "verify").code == 1
+    assert world("index", "rebuild", "--json").json["damaged_records"] == [path.stem]
+    again = build(world, "--limit", "3")
+    assert counts(again) == {"discovered": 3, "indexed": 1, "unchanged": 2, "skipped": 0, "failed": 0}
+    assert world("index", "verify").code == 0

@@ -11,7 +11,6 @@ from query.grouping import population
 
 # Okabe & Ito's palette: told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
 def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
