@@ -693,7 +693,7 @@ def test_progress_without_a_total_and_without_work(capsys):
 
 
 def test_quiet_progress(capsys, monkeypatch):
-    monkeypatch.setattr(terminal._manners, "quiet", True)
+    monkeypatch.setattr(terminal.manners, "quiet", True)
     with Progress(3, "x") as progress:
         progress.update(3)
     say("x")
