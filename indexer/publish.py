@@ -8,26 +8,23 @@ holds the state before or after.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from indexer import __version__
-from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, AtlasFolder, check_schema, schema_sql
+from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices
 from indexer.duplicates import CANDIDATE_COSINE, Upload, find_duplicates
 from indexer.neighbours import nearest
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, Representation, representation_named
 from indexer.rows import Entry, Row, delta_rows, listing_rows, record_row
+from indexer.sibling import private_copy
 from indexer.vectors import FACTORY, VectorFile, Vectors, normalised, read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -69,7 +66,7 @@ def publish(
     Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from
     an empty database (ids are kept where the old one can be read). The caller holds the writer's lock.
     """
-    with _sibling(folder, afresh) as sibling:
+    with private_copy(folder, afresh) as sibling:
         connection = sibling.connection
         connection.execute("BEGIN")
         for publication in publications:
@@ -378,102 +375,3 @@ class _Publisher:
         self.connection.register("incoming", incoming)
         self.connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
         self.connection.unregister("incoming")
-
-
-@dataclass(frozen=True)
-class _Sibling:
-    """The copy that a publish works on. ``before``: the FAISS files that the original names, None if unknown."""
-
-    connection: duckdb.DuckDBPyConnection
-    before: frozenset[str] | None
-    kept_ids: dict[tuple[str, str], int]
-
-
-@contextmanager
-def _sibling(folder: AtlasFolder, afresh: bool) -> Iterator[_Sibling]:
-    """A private copy of the database; renamed over the original when the block ends without an error.
-
-    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read.
-    """
-    import duckdb
-
-    copy = folder.root / f".atlas.{os.getpid()}.duckdb"
-    _remove_leftovers(folder)
-    before: frozenset[str] | None = frozenset()
-    kept_ids: dict[tuple[str, str], int] = {}
-    try:
-        if folder.database.exists():
-            shutil.copyfile(folder.database, copy)
-            before = _named_files(copy)
-            if afresh:
-                kept_ids = _ids_in(copy)
-                copy.unlink()
-        is_new = not copy.exists()
-        connection = duckdb.connect(str(copy), config={"storage_compatibility_version": STORAGE_VERSION})
-        try:
-            if is_new:
-                connection.execute(schema_sql())
-                connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, 1)", [SCHEMA_VERSION])
-            else:
-                check_schema(connection, folder.database)
-            # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
-            connection.execute("SET TimeZone = 'UTC'")
-            yield _Sibling(connection, before, kept_ids)
-        finally:
-            connection.close()
-        after = _named_files(copy)
-        _put_in_place(folder, copy)
-        if before is not None and after is not None:
-            _collect(folder, before | after)
-    finally:
-        copy.unlink(missing_ok=True)
-        copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
-
-
-def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
-    with copy.open("rb") as file:
-        os.fsync(file.fileno())
-    copy.replace(folder.database)
-    handle = os.open(folder.root, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _collect(folder: AtlasFolder, named: frozenset[str]) -> None:
-    """Remove FAISS files that neither this generation names nor the last, whose readers may be opening them."""
-    for path in folder.root.glob("*.faiss"):
-        if path.name not in named:
-            path.unlink(missing_ok=True)
-
-
-def _named_files(database: Path) -> frozenset[str] | None:
-    rows = _read(database, "SELECT faiss_file FROM representations")
-    return None if rows is None else frozenset(name for (name,) in rows)
-
-
-def _ids_in(database: Path) -> dict[tuple[str, str], int]:
-    rows = _read(database, "SELECT model, base, model_id FROM fine_tunes") or []
-    return {(model, base): model_id for model, base, model_id in rows}
-
-
-def _read(database: Path, statement: str) -> list[tuple[Any, ...]] | None:
-    """Rows of a private copy, None where it is damaged."""
-    import duckdb
-
-    try:
-        with duckdb.connect(str(database), read_only=True) as connection:
-            return connection.execute(statement).fetchall()
-    except duckdb.Error:
-        return None
-
-
-def _remove_leftovers(folder: AtlasFolder) -> None:
-    """What a killed publish left; the writer's lock says that nobody is at work on it."""
-    for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
-        for path in folder.root.glob(pattern):
-            path.unlink(missing_ok=True)
-
-
-__all__ = ["NEIGHBOURS", "Publication", "Thresholds", "publish"]

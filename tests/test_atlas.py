@@ -132,6 +132,7 @@ def test_every_representation_can_be_published_and_asked(atlas):
 CRASH = """
 import os, sys
 import indexer.publish as publish
+import indexer.sibling as sibling
 from indexer.atlas import AtlasFolder
 from indexer.maintenance import represent
 point = sys.argv[2]
@@ -143,10 +144,10 @@ if point == "vectors":
 elif point == "neighbours":
     publish._Publisher._neighbours = die
 elif point == "commit":
-    publish._put_in_place = die
+    sibling._put_in_place = die
 elif point == "renamed":
-    real = publish._put_in_place
-    publish._put_in_place = lambda *a: (real(*a), die())
+    real = sibling._put_in_place
+    sibling._put_in_place = lambda *a: (real(*a), die())
 folder = AtlasFolder(sys.argv[1])
 with folder.locked("crash"):
     represent(folder, "output")

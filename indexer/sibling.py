@@ -1,0 +1,116 @@
+"""The private copy of the database that a publish works on, and how it takes the original's place.
+
+``atlas.duckdb`` is the one pointer: a copy is changed, synced, and renamed over it. Killed at any point, the atlas
+holds the state before or after.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, AtlasFolder, check_schema, schema_sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """The copy that a publish works on. ``before``: the FAISS files that the original names, None if unknown."""
+
+    connection: duckdb.DuckDBPyConnection
+    before: frozenset[str] | None
+    kept_ids: dict[tuple[str, str], int]
+
+
+@contextmanager
+def private_copy(folder: AtlasFolder, afresh: bool) -> Iterator[Sibling]:
+    """A private copy of the database; renamed over the original when the block ends without an error.
+
+    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read.
+    """
+    import duckdb
+
+    copy = folder.root / f".atlas.{os.getpid()}.duckdb"
+    _remove_leftovers(folder)
+    before: frozenset[str] | None = frozenset()
+    kept_ids: dict[tuple[str, str], int] = {}
+    try:
+        if folder.database.exists():
+            shutil.copyfile(folder.database, copy)
+            before = _named_files(copy)
+            if afresh:
+                kept_ids = _ids_in(copy)
+                copy.unlink()
+        is_new = not copy.exists()
+        connection = duckdb.connect(str(copy), config={"storage_compatibility_version": STORAGE_VERSION})
+        try:
+            if is_new:
+                connection.execute(schema_sql())
+                connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, 1)", [SCHEMA_VERSION])
+            else:
+                check_schema(connection, folder.database)
+            # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
+            connection.execute("SET TimeZone = 'UTC'")
+            yield Sibling(connection, before, kept_ids)
+        finally:
+            connection.close()
+        after = _named_files(copy)
+        _put_in_place(folder, copy)
+        if before is not None and after is not None:
+            _collect(folder, before | after)
+    finally:
+        copy.unlink(missing_ok=True)
+        copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
+
+
+def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
+    with copy.open("rb") as file:
+        os.fsync(file.fileno())
+    copy.replace(folder.database)
+    handle = os.open(folder.root, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _collect(folder: AtlasFolder, named: frozenset[str]) -> None:
+    """Remove FAISS files that neither this generation names nor the last, whose readers may be opening them."""
+    for path in folder.root.glob("*.faiss"):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+def _named_files(database: Path) -> frozenset[str] | None:
+    rows = _read(database, "SELECT faiss_file FROM representations")
+    return None if rows is None else frozenset(name for (name,) in rows)
+
+
+def _ids_in(database: Path) -> dict[tuple[str, str], int]:
+    rows = _read(database, "SELECT model, base, model_id FROM fine_tunes") or []
+    return {(model, base): model_id for model, base, model_id in rows}
+
+
+def _read(database: Path, statement: str) -> list[tuple[Any, ...]] | None:
+    """Rows of a private copy, None where it is damaged."""
+    import duckdb
+
+    try:
+        with duckdb.connect(str(database), read_only=True) as connection:
+            return connection.execute(statement).fetchall()
+    except duckdb.Error:
+        return None
+
+
+def _remove_leftovers(folder: AtlasFolder) -> None:
+    """What a killed publish left; the writer's lock says that nobody is at work on it."""
+    for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
+        for path in folder.root.glob(pattern):
+            path.unlink(missing_ok=True)
