@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from indexer.energy import RANK_THRESHOLDS, rank_at
 from indexer.listing import ListedModel
 from indexer.local import facts_of
 from indexer.modelcard import MalformedRow, ModelFacts
@@ -17,8 +18,6 @@ from indexer.records import Outcome
 from indexer.words import author_of
 
 Row = dict[str, Any]
-
-RANK_THRESHOLDS = (50, 80, 90, 95, 99)
 
 
 @dataclass(frozen=True)
@@ -182,22 +181,16 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
             "energy": delta.energy,
             "singular_values": delta.s.tolist(),
         }
-        | {f"rank_{percent}": known_rank(delta, percent / 100) for percent in RANK_THRESHOLDS}
+        | {f"rank_{percent}": _known_rank(delta, percent / 100) for percent in RANK_THRESHOLDS}
         for delta in record.deltas
     ]
 
 
-def known_rank(delta: DeltaRecord, threshold: float) -> int | None:
-    """Smallest r with Σ_{i≤r} σ_i² ≥ threshold · Σ σ_i²; None where the kept values cannot say."""
-    values = delta.s if delta.spectrum is None else delta.spectrum
-    squares = np.square(values.astype(np.float64))
-    # With a spectrum its own sum is the total; without one the norm is, and the tail is unknown.
-    total = float(squares.sum()) if delta.spectrum is not None else delta.norm**2
-    if not total:
-        return 0
-    share = np.cumsum(squares) / total
-    rank = int(np.searchsorted(share, threshold)) + 1
-    return rank if rank <= len(values) else None
+def _known_rank(delta: DeltaRecord, threshold: float) -> int | None:
+    """From all singular values where they are kept, else from the largest and the norm; None where these cannot say."""
+    if delta.spectrum is not None:
+        return rank_at(delta.spectrum, threshold)
+    return rank_at(delta.s, threshold, delta.norm)
 
 
 def _plain(value: Any) -> Any:

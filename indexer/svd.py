@@ -133,21 +133,6 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
     return (squares.clamp_min(0).sqrt().double() * scale).float()
 
 
-def rank_at(values: torch.Tensor, threshold: float) -> int:
-    """The smallest r for which the first r ``values`` hold ``threshold`` of Σ σ²; 0 if all of them are 0.
-
-    ``values`` are singular values in descending order. Raises ValueError when ``threshold`` is not in (0, 1].
-    """
-    if not 0 < threshold <= 1:
-        raise ValueError(f"a share of energy lies in (0, 1], not {threshold}")
-    values = values.double()
-    largest = float(values.max()) if len(values) else 0.0
-    if largest == 0:
-        return 0
-    energy = (values / largest).square().cumsum(0)
-    return int((energy < threshold * energy[-1]).sum()) + 1
-
-
 @dataclass(frozen=True)
 class _Triplets:
     u: torch.Tensor

@@ -89,11 +89,12 @@ class Atlas:
 
         return similar(self, str(model), k, **options)
 
-    def purity(self, base: str | None = None, **options: Any) -> PurityResult:
+    def purity(self, base: str | None = None, *, representation: str = "input", **options: Any) -> PurityResult:
         """Whether models tuned on one dataset lie together; see :func:`query.purity.purity`."""
-        from query.grouping import atlas_purity
+        from query.population import read_population
+        from query.purity import purity
 
-        return atlas_purity(self, base, **options)
+        return purity(read_population(self, base, representation), **options)
 
     def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
         """Everything known of one model; see :func:`query.show.show`."""

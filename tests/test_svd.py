@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from indexer import svd
-from indexer.svd import SVD_METHOD, Factors, lora_svd, rank_at, spectrum, truncated_svd
+from indexer.energy import rank_at
+from indexer.svd import SVD_METHOD, Factors, lora_svd, spectrum, truncated_svd
 
 # Shares of the energy that the top 1, 2, 4, 8 and 16 singular values of real fine-tuning deltas hold.
 ENERGY = {
@@ -486,42 +487,6 @@ class TestSpectrum:
     @pytest.mark.parametrize("shape", [(30, 200), (0, 4), (4, 0)])
     def test_zero(self, shape: tuple[int, int]) -> None:
         assert spectrum(torch.zeros(shape)).tolist() == [0] * min(shape)
-
-
-class TestRankAt:
-    @pytest.mark.parametrize(
-        ("values", "threshold", "expected"),
-        [
-            ([2, 1, 1, 1, 1], 0.5, 1),
-            ([2, 1, 1, 1, 1], 0.51, 2),
-            ([1, 1, 1, 1], 0.5, 2),
-            ([1, 1, 1, 1], 0.76, 4),
-            ([1, 1, 1, 1], 1.0, 4),
-            ([3, 0, 0], 1.0, 1),
-            ([0, 0, 0], 0.5, 0),
-            ([], 0.5, 0),
-            ([1e30, 1e30], 0.9, 2),
-            ([1e-30, 1e-30], 0.9, 2),
-            ([5], 0.01, 1),
-        ],
-    )
-    def test_by_hand(self, values: list[float], threshold: float, expected: int) -> None:
-        assert rank_at(torch.tensor(values, dtype=torch.float32), threshold) == expected
-
-    @pytest.mark.parametrize("threshold", [0, -0.1, 1.01, math.nan])
-    def test_no_such_share(self, threshold: float) -> None:
-        with pytest.raises(ValueError, match="share of energy"):
-            rank_at(torch.ones(3), threshold)
-
-    @settings(max_examples=100, deadline=None)
-    @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.sampled_from(THRESHOLDS))
-    def test_against_counting(self, numbers: list[int], threshold: float) -> None:
-        numbers.sort(reverse=True)
-        total, held, expected = sum(n * n for n in numbers), 0, 0
-        while total and held < threshold * total * (1 - 1e-12):
-            held += numbers[expected] ** 2
-            expected += 1
-        assert rank_at(torch.tensor(numbers), threshold) == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

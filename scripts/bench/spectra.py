@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from indexer.delta import DenseDelta
-from indexer.svd import rank_at, spectrum
+from indexer.energy import rank_at
+from indexer.svd import spectrum
 from scripts.bench.checkpoints import roberta_base
 from scripts.bench.measure import Stopwatch, Table, Timing, interleaved, one_thread, say
 from scripts.bench.vectors import LAYERS, exact_values, read_deltas

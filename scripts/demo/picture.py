@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from query import Atlas
-from query.grouping import population
+from query.population import read_population
 
 # Okabe & Ito's palette: told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
@@ -22,7 +22,7 @@ def draw_map(atlas_folder: Path, base: str, out: Path) -> Path:
     from sklearn.manifold import TSNE
 
     with Atlas(atlas_folder) as atlas:
-        models = population(atlas, base)
+        models = read_population(atlas, base)
     names = [min(datasets) if datasets else None for datasets in models.datasets]
     counts: dict[str, int] = {}
     for name in names:

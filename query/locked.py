@@ -1,0 +1,60 @@
+"""A DuckDB connection that can read one database file and do nothing else."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY = "1GB"
+THREADS = 2
+
+# In this order: each takes away what the one before could be undone with. Read-only and no external access alone
+# leave the database's own files writable paths for COPY; without a local file system there are no paths at all.
+_LOCKS = (
+    f"SET memory_limit = '{MEMORY}'",
+    f"SET threads = {THREADS}",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET python_enable_replacements = false",
+    "SET temp_directory = ''",
+    "SET secret_directory = ''",
+    "SET allow_persistent_secrets = false",
+    "SET TimeZone = 'UTC'",
+    "SET enable_external_access = false",
+    "SET disabled_filesystems = 'LocalFileSystem'",
+    "SET lock_configuration = true",
+)
+_one_at_a_time = threading.Lock()
+
+
+def connect_locked(path: Path, *, milliseconds: int = 0) -> duckdb.DuckDBPyConnection:
+    """Open a database read-only and lock everything else away; ``milliseconds`` a statement may take, 0: any.
+
+    Connections of one process to one file share their settings: the first locks them for all. Raises
+    duckdb.IOException where another process has the file open for writing, duckdb.Error where it is no database.
+    """
+    import duckdb
+
+    with _one_at_a_time:
+        # Settings come after: a connection made with some would shut out the plain ones of this process.
+        connection = duckdb.connect(str(path), read_only=True)
+        try:
+            locked = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
+            if locked != (True,):
+                if milliseconds and _knows(connection, "max_execution_time"):
+                    connection.execute(f"SET max_execution_time = {int(milliseconds)}")
+                for lock in _LOCKS:
+                    connection.execute(lock)
+        except duckdb.Error:
+            connection.close()
+            raise
+    return connection
+
+
+def _knows(connection: duckdb.DuckDBPyConnection, setting: str) -> bool:
+    found = connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = ?", [setting])
+    return found.fetchone() is not None

@@ -1,0 +1,143 @@
+"""The models of one base that have a vector, side by side: what purity, clusters, maps and votes are computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from query.atlas import Atlas
+
+Integers = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """How many indexed models a study leaves out, and why."""
+
+    copies: int = 0
+    unrelated: int = 0
+    duplicates: int = 0
+
+
+@dataclass(frozen=True)
+class Population:
+    """Entry i of every column is the same model; ids ascend and are unique.
+
+    ``vectors``: (n, d) float32 of unit norm. ``datasets``: canonical names that each model is known to be tuned
+    on. ``group``: the duplicate group a model belongs to, or None; ``representative``: whether it stands for its
+    group (the earliest upload). ``left_out`` counts models of the base that are not here.
+    """
+
+    base: str
+    representation: str
+    vectors: NDArray[np.float32]
+    ids: NDArray[np.int64]
+    models: list[str]
+    authors: list[str]
+    datasets: list[frozenset[str]]
+    relations: list[str]
+    is_copy: NDArray[np.bool_]
+    is_unrelated: NDArray[np.bool_]
+    group: list[int | None]
+    representative: NDArray[np.bool_]
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+
+def read_population(atlas: Atlas, base: str | None, representation: str = "input") -> Population:
+    """All models of one base that have a vector. Raises AtlasError where the representation is not published."""
+    canonical = atlas.base_named(base)
+    vectors = atlas.vectors(canonical, representation)
+    rows = {
+        row["model_id"]: row
+        for row in atlas.rows(
+            "SELECT model_id, model, author, relation, datasets, is_copy, is_unrelated, duplicate_group, "
+            "duplicate_of FROM models WHERE base = ?",
+            [canonical],
+        )
+    }
+    order = np.argsort(vectors.ids)
+    kept = [int(position) for position in order if int(vectors.ids[position]) in rows]
+    found = [rows.pop(int(vectors.ids[position])) for position in kept]
+    return Population(
+        base=canonical,
+        representation=representation,
+        vectors=vectors.matrix[kept],
+        ids=vectors.ids[kept],
+        models=[row["model"] for row in found],
+        authors=[row["author"] for row in found],
+        datasets=[frozenset(row["datasets"]) for row in found],
+        relations=[row["relation"] for row in found],
+        is_copy=np.array([row["is_copy"] for row in found], dtype=bool),
+        is_unrelated=np.array([row["is_unrelated"] for row in found], dtype=bool),
+        group=[row["duplicate_group"] for row in found],
+        representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
+        left_out=LeftOut(copies=len(rows)),  # their vectors are zero, and those are not published
+    )
+
+
+def representatives(population: Population) -> tuple[Integers, list[frozenset[str]]]:
+    """Rows of the models to compare, in order of id, and their datasets, those of a duplicate group united.
+
+    Copies, unrelated models and zero vectors are left out; one model stands for a duplicate group: its
+    representative, or the lowest id where that one is left out. Raises ValueError on columns of different
+    lengths or ids that repeat.
+    """
+    ids = [int(identity) for identity in population.ids]
+    columns = ("vectors", "models", "authors", "datasets", "is_copy", "is_unrelated", "group", "representative")
+    if any(len(getattr(population, column)) != len(ids) for column in columns) or len(set(ids)) != len(ids):
+        raise ValueError("every model needs one entry in every column, and an id of its own")
+    leaders: dict[int, int] = {}
+    united: dict[int, set[str]] = {}
+    for row in sorted(range(len(ids)), key=lambda row: (not population.representative[row], ids[row])):
+        if population.is_copy[row] or population.is_unrelated[row] or not np.any(population.vectors[row]):
+            continue
+        group = population.group[row]
+        leader = row if group is None else leaders.setdefault(group, row)
+        united.setdefault(leader, set()).update(population.datasets[row])
+    rows = sorted(united, key=ids.__getitem__)
+    return np.array(rows, dtype=np.intp), [frozenset(united[row]) for row in rows]
+
+
+def distinct(population: Population) -> Population:
+    """The population without copies, unrelated models and repeats (see ``representatives``), these counted."""
+    rows, datasets = representatives(population)
+    copies = population.is_copy | ~population.vectors.any(axis=1)
+    unrelated = population.is_unrelated & ~copies
+    left_out = LeftOut(
+        copies=population.left_out.copies + int(copies.sum()),
+        unrelated=int(unrelated.sum()),
+        duplicates=int((~copies & ~unrelated).sum()) - len(rows),
+    )
+    return Population(
+        base=population.base,
+        representation=population.representation,
+        vectors=population.vectors[rows],
+        ids=population.ids[rows],
+        models=[population.models[row] for row in rows],
+        authors=[population.authors[row] for row in rows],
+        datasets=datasets,
+        relations=[population.relations[row] for row in rows],
+        is_copy=population.is_copy[rows],
+        is_unrelated=population.is_unrelated[rows],
+        group=[population.group[row] for row in rows],
+        representative=np.ones(len(rows), dtype=bool),
+        left_out=left_out,
+    )
+
+
+def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
+    """One dataset for each model, where a study needs just one: None where it names none.
+
+    Of a model's own datasets the one that most models name; a parent (``glue`` beside ``glue/mrpc``) only where
+    it stands alone; ties by name.
+    """
+    own = [{name for name in names if not any(other.startswith(f"{name}/") for other in names)} for names in datasets]
+    counts: dict[str, int] = {}
+    for names in own:
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+    return [min(names, key=lambda name: (-counts[name], name), default=None) for names in own]
