@@ -348,7 +348,7 @@ FROM fine_tunes WHERE status = 'indexed' GROUP BY base, author;
 COMMENT ON VIEW author_counts IS 'Indexed models of each author.';
 
 CREATE VIEW failures AS
-SELECT base, status, reason, count(*) AS models, any_value(detail) AS example, min(model) AS example_model
+SELECT base, status, reason, count(*) AS models, arg_min(detail, model) AS example, min(model) AS example_model
 FROM fine_tunes WHERE status IN ('skipped', 'failed') GROUP BY base, status, reason;
 COMMENT ON VIEW failures IS 'What was skipped or failed, by reason, with an example.';
 

@@ -238,9 +238,14 @@ class Build:
                 if time.monotonic() - published > PUBLISH_EVERY_SECONDS:
                     self._publish(settled.values(), base, None)
                     published = time.monotonic()
-        except BaseException:
+        except BaseException as stop:
             self.report.stopped = "interrupted"
-            self._publish(settled.values(), base, "stopped")
+            try:
+                self._publish(settled.values(), base, "stopped")
+            except Exception:
+                if not isinstance(stop, Exception):
+                    raise
+                raise stop from None  # on a full disk publishing fails as well: what came first is to be told
             raise
         self._publish(settled.values(), base, "stopped" if self.report.stopped else "finished")
         return self.report

@@ -265,5 +265,8 @@ def write_atomically(path: Path, payload: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where it is
+        raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -194,7 +194,8 @@ def explain(error: BaseException) -> str:
         return f"{error.detail.rstrip('.')}."
     if isinstance(error, MemoryError):
         return "There is not enough memory. Use fewer --workers, or a machine with more."
-    name = getattr(error, "filename", None)
+    quoted = re.search(r'file "([^"]+)"', text)  # libraries that write files say where only in words
+    name = getattr(error, "filename", None) or (quoted[1] if quoted else None)
     at = f" at {os.fsdecode(name)}" if isinstance(name, str | bytes | os.PathLike) else ""
     if isinstance(error, OSError) and error.errno in _OS_ERRORS:
         return _OS_ERRORS[error.errno].format(at=at)

@@ -1,0 +1,82 @@
+"""A disk that fills up: one line that says where, nothing half-written, and the next build goes on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.world import BASE, make_world
+
+SMALL = 400_000  # bytes: room for the listing, the base and some of the twelve records
+ENOUGH = 40_000_000
+
+
+def resize(disk, size: int, *more: str) -> bool:
+    """Mount (or, with ``remount``, resize) a disk in memory; False where that is not allowed."""
+    if sys.platform != "linux" or not shutil.which("mount"):
+        return False
+    options = ",".join([*more, f"size={size}"])
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of ``SMALL`` bytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if not resize(folder, SMALL):
+        pytest.skip("a small disk can only be mounted by root on Linux")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def shell(disk, tmp_path):
+    store = make_world(tmp_path / "store")
+    with LoopbackHub(store) as hub:
+        shell = Shell(hub.endpoint, disk)
+        shell.environment["HF_HOME"] = str(tmp_path / "hf")
+        yield shell
+
+
+def leftovers(disk) -> list[str]:
+    """Temporary files; the lock is no leftover."""
+    return [path.name for path in disk.rglob("*") if path.is_file() and ("tmp" in path.name or "part" in path.name)]
+
+
+def test_a_build_on_a_full_disk_stops_with_one_line_and_goes_on_later(shell, disk):
+    ran = shell("index", "--quiet", "build", "--base", BASE, "--workers", "1")
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.startswith("Error: The disk is full at ")
+    assert str(disk) in ran.err
+    assert not leftovers(disk)
+    kept = {path: path.read_bytes() for path in disk.rglob("records/*/*.safetensors")}
+    assert 0 < len(kept) < 12
+    assert resize(disk, ENOUGH, "remount")
+    report = shell("index", "build", "--base", BASE, "--workers", "1", "--json").json
+    assert (report["unchanged"], report["indexed"]) == (len(kept), 12 - len(kept))
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_a_publish_on_a_full_disk_leaves_the_last_state(shell, disk):
+    assert resize(disk, ENOUGH, "remount")
+    assert shell("index", "build", "--base", BASE).code == 0
+    before = shell("query", "similar", "ann/glue-0", "--json").json
+    used = sum(path.stat().st_size for path in disk.rglob("*") if path.is_file())
+    assert resize(disk, used + 300_000, "remount")
+    ran = shell("index", "--quiet", "represent", "output")
+    assert ran.code == 1
+    assert ran.err.startswith("Error: The disk is full")
+    assert not leftovers(disk)
+    assert shell("query", "similar", "ann/glue-0", "--json").json == before
+    assert shell("index", "verify").code == 0
+    assert resize(disk, ENOUGH, "remount")
+    assert shell("index", "represent", "output").code == 0
+    assert shell("query", "similar", "ann/glue-0", "--representation", "output").code == 0
