@@ -108,6 +108,7 @@ CREATE TABLE records (
     is_copy BOOLEAN NOT NULL DEFAULT false,
     is_unrelated BOOLEAN NOT NULL DEFAULT false,
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
+    has_spectra BOOLEAN NOT NULL DEFAULT false,
     duplicate_group INTEGER,
     duplicate_of INTEGER,
     delta_norm DOUBLE,
@@ -133,6 +134,7 @@ COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the 
 COMMENT ON COLUMN records.is_copy IS 'All deltas are zero: a copy of the base.';
 COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold: trained from scratch, or from another base.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
+COMMENT ON COLUMN records.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
 COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
 COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas together.';
@@ -206,7 +208,12 @@ CREATE TABLE deltas (
     rank_80 INTEGER,
     rank_90 INTEGER,
     rank_95 INTEGER,
-    rank_99 INTEGER
+    rank_99 INTEGER,
+    weight_rank_50 INTEGER,
+    weight_rank_80 INTEGER,
+    weight_rank_90 INTEGER,
+    weight_rank_95 INTEGER,
+    weight_rank_99 INTEGER
 );
 COMMENT ON TABLE deltas IS 'One weight change: δW of one (stack, layer, family) of one model.';
 COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
@@ -224,6 +231,51 @@ COMMENT ON COLUMN deltas.rank_80 IS 'Smallest rank that holds 80 % of the energy
 COMMENT ON COLUMN deltas.rank_90 IS 'Smallest rank that holds 90 % of the energy, where known.';
 COMMENT ON COLUMN deltas.rank_95 IS 'Smallest rank that holds 95 % of the energy, where known.';
 COMMENT ON COLUMN deltas.rank_99 IS 'Smallest rank that holds 99 % of the energy, where known.';
+COMMENT ON COLUMN deltas.weight_rank_50 IS 'The same of W itself, at 50 %; null where its spectrum is not stored (index build --spectra).';
+COMMENT ON COLUMN deltas.weight_rank_80 IS 'The same of W itself, at 80 %, where known.';
+COMMENT ON COLUMN deltas.weight_rank_90 IS 'The same of W itself, at 90 %, where known.';
+COMMENT ON COLUMN deltas.weight_rank_95 IS 'The same of W itself, at 95 %, where known.';
+COMMENT ON COLUMN deltas.weight_rank_99 IS 'The same of W itself, at 99 %, where known.';
+
+CREATE TABLE wholes (
+    model_id INTEGER NOT NULL,
+    stack VARCHAR NOT NULL,
+    layer INTEGER NOT NULL,
+    family VARCHAR NOT NULL,
+    families VARCHAR[] NOT NULL,
+    out_features INTEGER NOT NULL,
+    in_features INTEGER NOT NULL,
+    norm FLOAT NOT NULL,
+    rank_50 INTEGER,
+    rank_80 INTEGER,
+    rank_90 INTEGER,
+    rank_95 INTEGER,
+    rank_99 INTEGER,
+    weight_rank_50 INTEGER,
+    weight_rank_80 INTEGER,
+    weight_rank_90 INTEGER,
+    weight_rank_95 INTEGER,
+    weight_rank_99 INTEGER
+);
+COMMENT ON TABLE wholes IS 'A matrix that the base stores fused (GPT-2''s c_attn), taken whole; only of records with spectra.';
+COMMENT ON COLUMN wholes.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN wholes.stack IS 'encoder or decoder; empty where the base has one stack.';
+COMMENT ON COLUMN wholes.layer IS 'Block index, from 0.';
+COMMENT ON COLUMN wholes.family IS 'Names of its parts: query_key_value, gate_feedforward1 …';
+COMMENT ON COLUMN wholes.families IS 'The families that it consists of; each has a row of its own in deltas.';
+COMMENT ON COLUMN wholes.out_features IS 'Rows of δW, those of all parts.';
+COMMENT ON COLUMN wholes.in_features IS 'Columns of δW.';
+COMMENT ON COLUMN wholes.norm IS 'Frobenius norm of δW.';
+COMMENT ON COLUMN wholes.rank_50 IS 'Smallest rank that holds 50 % of the energy of its δW; 0 where that is zero.';
+COMMENT ON COLUMN wholes.rank_80 IS 'Smallest rank that holds 80 % of the energy of its δW; 0 where that is zero.';
+COMMENT ON COLUMN wholes.rank_90 IS 'Smallest rank that holds 90 % of the energy of its δW; 0 where that is zero.';
+COMMENT ON COLUMN wholes.rank_95 IS 'Smallest rank that holds 95 % of the energy of its δW; 0 where that is zero.';
+COMMENT ON COLUMN wholes.rank_99 IS 'Smallest rank that holds 99 % of the energy of its δW; 0 where that is zero.';
+COMMENT ON COLUMN wholes.weight_rank_50 IS 'The same of W itself, at 50 %.';
+COMMENT ON COLUMN wholes.weight_rank_80 IS 'The same of W itself, at 80 %.';
+COMMENT ON COLUMN wholes.weight_rank_90 IS 'The same of W itself, at 90 %.';
+COMMENT ON COLUMN wholes.weight_rank_95 IS 'The same of W itself, at 95 %.';
+COMMENT ON COLUMN wholes.weight_rank_99 IS 'The same of W itself, at 99 %.';
 
 CREATE TABLE representations (
     base VARCHAR NOT NULL,
@@ -316,7 +368,7 @@ CREATE VIEW models AS
 SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    is_copy, is_unrelated, is_partly_frozen, duplicate_of, duplicate_group, delta_norm, relative_norm,
+    is_copy, is_unrelated, is_partly_frozen, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, gone
@@ -390,13 +442,29 @@ COMMENT ON VIEW duplicates IS 'Models that repeat an earlier upload.';
 
 CREATE VIEW rank_by_depth AS
 SELECT
-    base, stack, family, layer, count(*) AS models,
-    avg(rank_50) AS rank_50, avg(rank_80) AS rank_80, avg(rank_90) AS rank_90,
-    avg(rank_95) AS rank_95, avg(rank_99) AS rank_99, avg(energy) AS energy, avg(deltas.relative_norm) AS relative_norm
-FROM deltas JOIN fine_tunes USING (model_id) JOIN records USING (model_id)
-WHERE norm > 0 AND NOT is_unrelated AND duplicate_of IS NULL
+    base, stack, family, layer,
+    count(*) FILTER (norm > 0) AS models, count(*) FILTER (has_spectra) AS with_spectra,
+    CASE WHEN bool_and(rank_50 IS NOT NULL) THEN avg(nullif(rank_50, 0))
+         ELSE avg(nullif(rank_50, 0)) FILTER (has_spectra) END AS rank_50,
+    CASE WHEN bool_and(rank_80 IS NOT NULL) THEN avg(nullif(rank_80, 0))
+         ELSE avg(nullif(rank_80, 0)) FILTER (has_spectra) END AS rank_80,
+    CASE WHEN bool_and(rank_90 IS NOT NULL) THEN avg(nullif(rank_90, 0))
+         ELSE avg(nullif(rank_90, 0)) FILTER (has_spectra) END AS rank_90,
+    CASE WHEN bool_and(rank_95 IS NOT NULL) THEN avg(nullif(rank_95, 0))
+         ELSE avg(nullif(rank_95, 0)) FILTER (has_spectra) END AS rank_95,
+    CASE WHEN bool_and(rank_99 IS NOT NULL) THEN avg(nullif(rank_99, 0))
+         ELSE avg(nullif(rank_99, 0)) FILTER (has_spectra) END AS rank_99,
+    avg(energy) FILTER (norm > 0) AS energy, avg(measured.relative_norm) FILTER (norm > 0) AS relative_norm,
+    avg(weight_rank_50) AS weight_rank_50, avg(weight_rank_80) AS weight_rank_80, avg(weight_rank_90) AS weight_rank_90,
+    avg(weight_rank_95) AS weight_rank_95, avg(weight_rank_99) AS weight_rank_99
+FROM (FROM deltas UNION ALL BY NAME FROM wholes) AS measured
+JOIN fine_tunes USING (model_id) JOIN records USING (model_id)
+WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
-COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW by depth, where known; unrelated models and duplicates left out.';
+COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth; copies, unrelated models and duplicates left out. Zero deltas do not count; where some ranks are unknown, only models with spectra do, as the known ones would be the small ones.';
+COMMENT ON COLUMN rank_by_depth.family IS 'A family, or the name of a fused matrix taken whole (query_key_value).';
+COMMENT ON COLUMN rank_by_depth.models IS 'Models whose δW is not zero.';
+COMMENT ON COLUMN rank_by_depth.with_spectra IS 'Models whose records have all singular values.';
 
 CREATE MACRO nearest(name, k := 10) AS TABLE
 SELECT rank, neighbour AS model, similarity, author, relation, datasets

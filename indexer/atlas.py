@@ -20,7 +20,10 @@ from indexer.errors import AtlasError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+# Readers open files from this one on. Schema 1 has no ranks of weights and of fused matrices; all else can be asked.
+OLDEST_READABLE = 1
 
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"
@@ -79,10 +82,10 @@ class AtlasFolder:
         return self
 
     @contextmanager
-    def locked(self, command: str) -> Iterator[None]:
+    def locked(self, command: str, *, wait: bool = False) -> Iterator[None]:
         """Hold the writer's lock. It goes with the process, however that ends.
 
-        Raises AtlasError naming the process that holds it.
+        Raises AtlasError naming the process that holds it; with ``wait`` it waits for its turn instead.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -93,7 +96,7 @@ class AtlasFolder:
             ) from error
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
                 raise AtlasError(
                     f"{self.root} is being written to by {_holder(handle)}.",
@@ -121,8 +124,8 @@ def schema_sql() -> str:
     raise AtlasError("schema.sql is missing from this installation.", "Install vectors-in-the-wild again.")
 
 
-def check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Raises AtlasError where the file is no atlas, or one of another schema."""
+def check_schema(connection: duckdb.DuckDBPyConnection, path: Path, oldest: int = SCHEMA_VERSION) -> None:
+    """Raises AtlasError where the file is no atlas, or one of a newer schema or of one before ``oldest``."""
     import duckdb
 
     try:
@@ -130,7 +133,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     except duckdb.Error as error:
         raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another --atlas.") from error
     version = row[0] if row else None
-    if version != SCHEMA_VERSION:
+    if not (isinstance(version, int) and oldest <= version <= SCHEMA_VERSION):
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         todo = "Upgrade vectors-in-the-wild." if newer else "Run `index rebuild` to bring it up to date."
         raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)

@@ -15,7 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from indexer.architecture import load_architecture
 from indexer.atlas import AtlasFolder
@@ -24,6 +26,7 @@ from indexer.errors import AtlasError, Skipped
 from indexer.layout import Layout
 from indexer.safetensors_index import SafetensorsIndex, read_index
 from indexer.stored_tensor import DTYPE_NAMES
+from indexer.svd import spectrum
 from indexer.weights import Checkpoint
 from indexer.words import DeltaKey
 
@@ -40,6 +43,7 @@ class BaseMatrices:
     path: Path
     resident: bool = True
     _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
+    _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _file(self) -> LocalFile:
@@ -106,9 +110,17 @@ class BaseMatrices:
                 self._held[key] = held
         return held
 
+    def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
+        """All singular values of the matrices ``keys``, one below the other; computed at the first use and kept."""
+        if keys not in self._spectra:
+            whole = torch.cat([self.matrix(key).float() for key in keys])
+            self._spectra[keys] = spectrum(whole).numpy()
+        return self._spectra[keys]
+
     def close(self) -> None:
         """Let go of the file and of what is held."""
         self._held.clear()
+        self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()
 

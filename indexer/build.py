@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,20 +16,18 @@ from indexer.base import BaseMatrices, size_of_base, store_base, stored_bases
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.executor import default_workers, executor_for
 from indexer.hub import BaseFacts
+from indexer.identity import SPECTRA_FORM, Spec, canonical_json
 from indexer.listing import ListedModel, Listing, select
-from indexer.plan import Planned, plan
+from indexer.plan import Planned, existing_record, plan
 from indexer.publish import Publication, Thresholds, publish
-from indexer.record import Spec
 from indexer.records import RecordStore
+from indexer.resources import Resources, share_out
 from indexer.rows import Entry
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
 from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import ModelRef
 from indexer.worker import Place, Result
-
-# The base stays in memory up to this size, beyond it is read again for every model.
-RESIDENT_BYTES = 2 << 30
 
 # Results are published as they come, so that an interrupted build is useful.
 PUBLISH_EVERY_SECONDS = 600.0
@@ -53,6 +52,9 @@ class BuildOptions:
     spectra: bool = False
     keep_factors: bool = True
     workers: int = field(default_factory=default_workers)
+    memory: int | None = None
+    bandwidth: float | None = None
+    scheduler: str | None = None
     device: str = "cpu"
     retry_failed: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -132,7 +134,8 @@ class Build:
     @property
     def spec(self) -> Spec:
         """What this build computes."""
-        return Spec(rank=self.options.rank, spectra=self.options.spectra, svd=SVD_METHOD)
+        spectra = SPECTRA_FORM if self.options.spectra else False
+        return Spec(rank=self.options.rank, spectra=spectra, svd=SVD_METHOD)
 
     def base_size(self) -> tuple[int, int]:
         """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
@@ -182,19 +185,24 @@ class Build:
         self.facts = replace(self.facts, commit=commit)
         self.report.base_commit = commit
 
+    def selected(self) -> list[ListedModel]:
+        """The listed models that the options speak of."""
+        options = self.options
+        return select(
+            self.listing.models(),
+            limit=options.limit,
+            sort=options.sort,
+            since=options.since,
+            author=options.author,
+            relations=options.relations,
+        )
+
     def plan(self, selected: Sequence[ListedModel] | None = None) -> list[Planned]:
         """What there is to do for every listed model; ``selected`` by the options unless given."""
         options = self.options
         models = self.listing.models()
         if selected is None:
-            selected = select(
-                models,
-                limit=options.limit,
-                sort=options.sort,
-                since=options.since,
-                author=options.author,
-                relations=options.relations,
-            )
+            selected = self.selected()
         chosen = {model.id for model in selected}
         template = Unit(
             model=ModelRef(self.facts.id),
@@ -211,6 +219,9 @@ class Build:
             if one.entry.listed.id in chosen and one.unit is None:
                 self._count_settled(one)
         self.report.discovered = len(chosen)
+        again = sum(one.lacks_spectra and one.unit is not None for one in planned)
+        if again:
+            self.watcher.say(f"records without spectra, read again: {again}")
         return planned
 
     def _count_settled(self, one: Planned) -> None:
@@ -222,36 +233,67 @@ class Build:
             self.report.skipped += 1
 
     def run(self, planned: Sequence[Planned], base: BaseMatrices) -> BuildReport:
-        """Do what is planned, and publish. Ctrl-C publishes what was done and goes on upwards."""
-        units = [one.unit for one in planned if one.unit is not None]
+        """Do what is planned, and publish now and then. Ctrl-C publishes what was done and goes on upwards."""
         settled = {one.entry.listed.id: one.entry for one in planned}
-        self.watcher.started(self.facts.id, len(units), planned)
-        place = Place(self.folder.root, base.path, resident=self._is_resident(base))
         published = time.monotonic()
-        results = executor_for(self.options.workers, len(units)).run(units, place)
         try:
-            for result in results:
-                settled[result.unit.model.id] = self._settle(settled[result.unit.model.id], result)
-                self.watcher.finished(result, self.report)
-                if self._is_hopeless():
-                    break
+            for _ in self.work(planned, base, settled):
                 if time.monotonic() - published > PUBLISH_EVERY_SECONDS:
-                    self._publish(settled.values(), base, None)
+                    self.publish(settled.values(), base, None)
                     published = time.monotonic()
         except BaseException as stop:
             self.report.stopped = "interrupted"
+            self._find_what_was_done(planned, settled)
             try:
-                self._publish(settled.values(), base, "stopped")
+                self.publish(settled.values(), base, "stopped")
             except Exception:
                 if not isinstance(stop, Exception):
                     raise
                 raise stop from None  # on a full disk publishing fails as well: what came first is to be told
             raise
-        self._publish(settled.values(), base, "stopped" if self.report.stopped else "finished")
+        self.publish(settled.values(), base, "stopped" if self.report.stopped else "finished")
+        lacking = sum(settled[one.entry.listed.id] is one.entry for one in planned if one.lacks_spectra)
+        if lacking:
+            self.watcher.say(f"records that still have no spectra, left to another `index build --spectra`: {lacking}")
         return self.report
 
-    def _is_resident(self, base: BaseMatrices) -> bool:
-        return base.block_bytes * max(self.options.workers, 1) <= RESIDENT_BYTES
+    def _find_what_was_done(self, planned: Sequence[Planned], settled: dict[str, Entry]) -> None:
+        """Records that workers wrote and nobody heard of any more."""
+        for one in planned:
+            if one.unit is not None and settled[one.entry.listed.id] is one.entry:
+                found = existing_record(one.unit.identity, self.store)
+                if found is not None:
+                    settled[one.entry.listed.id] = replace(one.entry, record_key=found.digest, outcome=None)
+
+    def finished(self) -> BuildReport:
+        """The report as it stands, with the time that went by."""
+        self.report.seconds = round(time.monotonic() - self.started, 3)
+        return self.report
+
+    def work(
+        self, planned: Sequence[Planned], base: BaseMatrices, settled: dict[str, Entry]
+    ) -> Iterator[Result]:
+        """Do what is planned; after each model ``settled`` (by id) says what became of it. Nothing is published."""
+        units = [one.unit for one in planned if one.unit is not None]
+        self.watcher.started(self.facts.id, len(units), planned)
+        resources = self._resources(base)
+        place = Place(self.folder.root, base.path, resources)
+        executor = executor_for(resources.workers, len(units), self.options.scheduler)
+        with closing(executor.run(units, place)) as results:
+            for result in results:
+                settled[result.unit.model.id] = self._settle(settled[result.unit.model.id], result)
+                self.watcher.finished(result, self.report)
+                yield result
+                if self._is_hopeless():
+                    return
+
+    def _resources(self, base: BaseMatrices) -> Resources:
+        options = self.options
+        largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
+        found = share_out(options.workers, base.block_bytes, largest, options.memory, options.bandwidth)
+        if found.workers < options.workers:
+            self.watcher.say(f"memory for {found.workers} of {options.workers} workers")
+        return found
 
     def _settle(self, entry: Entry, result: Result) -> Entry:
         report, digest = self.report, result.unit.identity.digest
@@ -265,6 +307,8 @@ class Build:
         else:
             report.skipped += 1
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
+        if entry.record_key is not None:
+            return entry  # what was there without spectra is as good as before
         return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
 
     def _is_hopeless(self) -> bool:
@@ -275,8 +319,9 @@ class Build:
         self.report.stopped = f"{self.report.failed} of {tried} models failed"
         return True
 
-    def _publish(self, entries: Iterable[Entry], base: BaseMatrices, outcome: str | None) -> None:
-        self.report.seconds = round(time.monotonic() - self.started, 3)
+    def publish(self, entries: Iterable[Entry], base: BaseMatrices, outcome: str | None) -> None:
+        """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
+        self.finished()
         publish(
             self.folder,
             [
@@ -293,8 +338,6 @@ class Build:
         )
 
     def _build_row(self, outcome: str) -> dict[str, Any]:
-        from indexer.record import canonical_json
-
         report = self.report
         return {
             "base_commit": report.base_commit,

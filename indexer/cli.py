@@ -11,7 +11,7 @@ from indexer.errors import AtlasError
 from indexer.terminal import AtlasGroup, atlas_option, emit, output_options
 
 if TYPE_CHECKING:
-    from indexer.build import BuildOptions
+    from indexer.build import BuildOptions, BuildReport
 
 SORTS = ("downloads", "created", "likes")
 
@@ -21,48 +21,60 @@ def main() -> None:
     """Build an atlas of fine-tuned models: crawl, read, vectorise, publish."""
 
 
-def _build_options(function: Any) -> Any:
-    options = [
-        click.option(
-            "--rank",
-            default=8,
-            show_default=True,
-            type=click.IntRange(1, 256),
-            help="Singular triplets kept.",
-        ),
-        click.option(
-            "--spectra", is_flag=True, help="Also keep all singular values (needed by rank studies)."
-        ),
-        click.option("--no-keep-factors", is_flag=True, help="Keep only vectors and norms: saves disk."),
-        click.option(
-            "--device", default="cpu", show_default=True, help="Where the SVD runs: cpu, cuda, cuda:1 …"
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+def _together(*options: Any) -> Any:
+    """Several options as one decorator, in the order given."""
+
+    def decorated(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorated
+
+
+_record_options = _together(
+    click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Singular triplets kept."),
+    click.option(
+        "--spectra",
+        is_flag=True,
+        help="Also keep all singular values of δW and W, for `query rank`; models without them are read again.",
+    ),
+    click.option("--no-keep-factors", is_flag=True, help="Keep only vectors and norms: saves disk."),
+    click.option("--device", default="cpu", show_default=True, help="Where the SVD runs: cpu, cuda, cuda:1 …"),
+)
+_selection_options = _together(
+    click.option("--limit", type=click.IntRange(min=1), help="Only the first N models of the listing."),
+    click.option(
+        "--sort", type=click.Choice(SORTS), default="downloads", show_default=True, help="Which come first."
+    ),
+    click.option(
+        "--relation", default="finetune,adapter", show_default=True, help="finetune, adapter, merge, quantized."
+    ),
+    click.option("--discover", type=click.Choice(["tags", "names"]), default="tags", show_default=True,
+                 help="names: also look for untagged fine-tunes by card, config and name."),
+    click.option("--descendants", is_flag=True, help="Follow fine-tunes of fine-tunes."),
+    click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31)."),
+    click.option("--author", help="Only this author's models."),
+    click.option("--retry-failed", is_flag=True, help="Try every failure again now, however recent."),
+)  # fmt: skip
+_resource_options = _together(
+    click.option("--workers", type=click.IntRange(1, 256), help="Processes; one for each processor by default."),
+    click.option("--memory", metavar="SIZE", help="Most for all workers, e.g. 2G; by default half of what is free."),
+    click.option("--bandwidth", metavar="SIZE", help="Most bytes a second for all workers, e.g. 20M."),
+)
 
 
 @main.command()
 @click.option(
     "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N models of the listing.")
-@click.option(
-    "--sort", type=click.Choice(SORTS), default="downloads", show_default=True, help="Which come first."
-)
-@click.option(
-    "--relation", default="finetune,adapter", show_default=True, help="finetune, adapter, merge, quantized."
-)
-@click.option("--discover", type=click.Choice(["tags", "names"]), default="tags", show_default=True,
-              help="names: also look for untagged fine-tunes by card, config and name.")  # fmt: skip
-@click.option("--descendants", is_flag=True, help="Follow fine-tunes of fine-tunes.")
-@click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31).")
-@click.option("--author", help="Only this author's models.")
-@_build_options
-@click.option("--workers", type=click.IntRange(1, 256), help="Processes; one for each processor by default.")
+@_selection_options
+@_record_options
+@_resource_options
+@click.option("--executor", type=click.Choice(["local", "dask"]), default="local", show_default=True,
+              help="Who works: processes of this machine, or a Dask cluster.")  # fmt: skip
+@click.option("--scheduler", metavar="ADDR", help="Where the Dask scheduler listens, e.g. tcp://10.0.0.1:8786.")
 @click.option("--dry-run", is_flag=True, help="Crawl, then only say how many models and bytes.")
-@click.option("--retry-failed", is_flag=True, help="Try every failure again now, however recent.")
 @atlas_option
 @output_options
 def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
@@ -75,13 +87,60 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
 
     with BuildView() as view:
         reports = build_bases(atlas, bases, _options(chosen), dry_run, view)
+    _tell(reports, output, "What was done is published; run it again to go on.")
+
+
+@main.command()
+@click.option("--base", required=True, metavar="ID", help="Base model.")
+@click.option("--shard", required=True, metavar="I/N", help="Which share of the models, from 0: 0/16 … 15/16.")
+@_selection_options
+@_record_options
+@_resource_options
+@atlas_option
+@output_options
+def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
+    """Do one share of a build and publish nothing: for job arrays that see one folder.
+
+    Give all shards the same options, then run `index publish` once.
+    """
+    from indexer.buildview import BuildView
+    from indexer.shards import Shard, work_shard
+
+    try:
+        share = Shard.parse(shard)
+    except ValueError as error:
+        raise click.UsageError(f"--shard: {error}.") from None
+    with BuildView() as view:
+        report = work_shard(atlas, base, share, _options(chosen), view)
+    emit(report.as_row() | {"shard": str(share)}, output)
+    if report.stopped:
+        raise AtlasError(f"Stopped: {report.stopped}.", "What was done stays; run it again to go on.")
+
+
+@main.command()
+@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; give it again for more.")
+@click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Rank of the records.")
+@atlas_option
+@output_options
+def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str) -> None:
+    """Publish what `index work` has done; asks nobody and reads no checkpoint."""
+    from indexer.build import BuildOptions
+    from indexer.buildview import BuildView
+    from indexer.shards import publish_records
+    from indexer.words import RELATIONS
+
+    with BuildView() as view:
+        reports = publish_records(atlas, bases, BuildOptions(rank=rank, relations=RELATIONS), view)
+    _tell(reports, output, "Run it again.")
+
+
+def _tell(reports: list[BuildReport], output: str, what_next: str) -> None:
+    """Print the reports; an error where a build stopped or came to nothing."""
     rows = [report.as_row() for report in reports]
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
     if stopped:
-        raise AtlasError(
-            f"Stopped: {stopped[0].stopped}.", "What was done is published; run it again to go on."
-        )
+        raise AtlasError(f"Stopped: {stopped[0].stopped}.", what_next)
     if not any(report.is_success for report in reports):
         raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
 
@@ -89,7 +148,7 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
 @main.command()
 @click.argument("model")
 @click.option("--base", required=True, metavar="ID", help="The base it was tuned from.")
-@_build_options
+@_record_options
 @atlas_option
 @output_options
 def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
@@ -164,6 +223,9 @@ def _options(chosen: dict[str, Any]) -> BuildOptions:
     from indexer.executor import default_workers
     from indexer.words import RELATIONS
 
+    is_dask = chosen.pop("executor", "local") == "dask"
+    if is_dask != (chosen.get("scheduler") is not None):
+        raise click.UsageError("--executor dask and --scheduler ADDR go together.")
     relations = tuple(
         dict.fromkeys(part.strip() for part in str(chosen.pop("relation", "finetune,adapter")).split(","))
     )
@@ -175,9 +237,20 @@ def _options(chosen: dict[str, Any]) -> BuildOptions:
         relations=relations,
         since=_day(since) if since else None,
         workers=chosen.pop("workers", None) or default_workers(),
+        memory=_size("--memory", chosen.pop("memory", None)),
+        bandwidth=_size("--bandwidth", chosen.pop("bandwidth", None)),
         keep_factors=not chosen.pop("no_keep_factors"),
         **chosen,
     )
+
+
+def _size(option: str, text: str | None) -> int | None:
+    from indexer.resources import parse_size
+
+    try:
+        return parse_size(text) if text is not None else None
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}.") from None
 
 
 def _day(text: str) -> datetime:

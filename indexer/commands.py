@@ -31,7 +31,7 @@ def build_bases(
     Raises AtlasError where a base is unknown, the network is away, or the atlas is being written to.
     """
     folder = AtlasFolder(atlas)
-    _check_device(options.device)
+    check_device(options.device)
     install_session(say=watcher.say)
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
@@ -47,7 +47,7 @@ def build_bases(
 def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher: Watcher) -> BuildReport:
     """Add one model, a Hub id or a local folder, to the listing, and build it alone."""
     folder = AtlasFolder(atlas)
-    _check_device(options.device)
+    check_device(options.device)
     install_session(say=watcher.say)
     reference = ModelRef.parse(model)
     with folder.locked(f"index add {model}"):
@@ -133,7 +133,7 @@ def _row_of(reference: ModelRef) -> dict[str, Any]:
         raise unreadable(reference.id, error) from error
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     """Raises AtlasError where the device is not there, before anything is fetched."""
     import torch
 

@@ -26,13 +26,14 @@ PIECE_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class DenseDelta:
-    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩."""
+    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for."""
 
     key: DeltaKey
     matrix: torch.Tensor
     norm: float
     inner: float
     transposed: bool
+    weight: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,16 @@ class LoraDelta:
     transposed: bool
 
 
-def dense_deltas(checkpoint: Checkpoint, layout: Layout, base: BaseMatrices) -> Iterator[DenseDelta]:
+def dense_deltas(
+    checkpoint: Checkpoint, layout: Layout, base: BaseMatrices, ahead_bytes: int = 0, *, with_weights: bool = False
+) -> Iterator[DenseDelta]:
     """Stream the deltas of a full checkpoint.
 
     Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
     """
-    for name, tensor in checkpoint.stream(layout.tensors):
+    for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
         for matrix in layout.by_tensor[name]:
-            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key))
+            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key), with_weights)
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
@@ -109,7 +112,7 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
-def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor) -> DenseDelta:
+def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, with_weights: bool) -> DenseDelta:
     """The delta takes the place of ``weight`` in memory where that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped(
@@ -118,6 +121,7 @@ def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor) -> De
     # Through the narrow dtype and then the stored one: a bfloat16 model saved as float16 was rounded twice.
     reference = base.to(narrowest_dtype(weight)).to(weight.dtype).to(torch.float32)
     delta = weight.to(torch.float32)
+    kept = delta.clone() if with_weights else None
     square = inner = 0.0
     # In place and a piece at a time, while it is in the processor's cache: half the time of three whole passes.
     rows = max(1, PIECE_BYTES // (delta.element_size() * delta.shape[1]))
@@ -129,7 +133,7 @@ def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor) -> De
     norm = math.sqrt(square) if math.isfinite(square) else square
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {matrix.tensor} holds NaN or infinite values")
-    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed)
+    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, kept)
 
 
 def _lora_delta(matrix: Matrix, module: LoraModule) -> LoraDelta:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from indexer.errors import Failed
 from indexer.unit import Unit
-from indexer.worker import Place, Result, work
+from indexer.worker import Place, Result, abandoned, work
 
 # A unit that takes the process down twice is at fault itself.
 DEATHS_ALLOWED = 2
@@ -24,7 +24,7 @@ DEATHS_ALLOWED = 2
 class Executor(Protocol):
     """Runs units in any order and yields one result for each, exactly once."""
 
-    def run(self, units: Sequence[Unit], place: Place) -> Iterator[Result]:
+    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
         """Yield one result for each unit, in any order."""
         ...
 
@@ -32,7 +32,7 @@ class Executor(Protocol):
 class SerialExecutor:
     """Everything in this process, one unit after another."""
 
-    def run(self, units: Sequence[Unit], place: Place) -> Iterator[Result]:
+    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
         """Yield results in the order of the units."""
         for unit in units:
             yield work(unit, place)
@@ -44,7 +44,7 @@ class ProcessExecutor:
     def __init__(self, workers: int) -> None:
         self.workers = workers
 
-    def run(self, units: Sequence[Unit], place: Place) -> Iterator[Result]:
+    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
         """Yield results as they come. A process that dies takes only its own unit's attempt with it."""
         waiting = list(reversed(units))
         deaths: dict[str, int] = {}
@@ -87,15 +87,20 @@ class ProcessExecutor:
                     return pool.submit(work, unit, place).result()
                 except BrokenProcessPool:
                     deaths[digest] = deaths.get(digest, 0) + 1
-        return Result(unit, Failed("worker_died", "the process that read it died each time (out of memory?)"))
+        error = Failed("worker_died", "the process that read it died each time (out of memory?)")
+        return abandoned(unit, place, error)
 
     @staticmethod
     def _pool(workers: int) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_initialise)
 
 
-def executor_for(workers: int, units: int) -> Executor:
-    """This process for few units (a new process costs seconds to start), a pool for many."""
+def executor_for(workers: int, units: int, scheduler: str | None = None) -> Executor:
+    """This process for few units (a new process costs seconds to start), a pool for many; a cluster if one is named."""
+    if scheduler is not None:
+        from indexer.dask_executor import DaskExecutor
+
+        return DaskExecutor(scheduler)
     if workers <= 1 or units < 2 * workers:
         return SerialExecutor()
     return ProcessExecutor(workers)

@@ -113,6 +113,12 @@ class Layout:
         return tuple(self.by_tensor)
 
     @cached_property
+    def wholes(self) -> tuple[tuple[DeltaKey, ...], ...]:
+        """For each fused tensor the keys of the matrices that it consists of."""
+        groups = (matrices for matrices in self.by_tensor.values() if matrices[0].fused)
+        return tuple(tuple(matrix.key for matrix in matrices) for matrices in groups)
+
+    @cached_property
     def depth(self) -> dict[str, int]:
         """The number of layers of each stack."""
         return dict(Counter(stack for stack, _ in {(it.key.stack, it.key.layer) for it in self.matrices}))

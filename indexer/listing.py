@@ -58,6 +58,12 @@ class Listing:
         """Every model that was ever listed, gone or not, in the order they were first seen."""
         return [model.as_listed() for model in self._read().models.values()]
 
+    @property
+    def is_crawled(self) -> bool:
+        """Whether a crawl has come to its end."""
+        crawl = self._read().crawl
+        return crawl is not None and crawl.is_over
+
     def bad_rows(self) -> list[BadRow]:
         """Rows that could not be used: those of the last complete crawl and since."""
         return [bad for bad, _ in self._read().bad.values()]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.atlas import AtlasFolder, check_schema
+from indexer.atlas import OLDEST_READABLE, SCHEMA_VERSION, AtlasFolder, check_schema
 from indexer.base import BaseMatrices, stored_bases
 from indexer.errors import AtlasError
+from indexer.identity import SPECTRA_FORM, Identity
 from indexer.listing import Listing
 from indexer.plan import commit_of
 from indexer.publish import Publication, publish
-from indexer.record import Identity
 from indexer.records import Outcome, RecordStore
 from indexer.representation import representation_named
 from indexer.rows import Entry
@@ -44,6 +44,11 @@ class _Found:
     identity: Identity
     made: str
 
+    @property
+    def worth(self) -> tuple[bool, str, str]:
+        """To choose among records of one commit: first those with spectra, then the newest."""
+        return (self.identity.spec.spectra == SPECTRA_FORM, self.made, self.digest)
+
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, sizes."""
@@ -58,7 +63,9 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'skipped') AS skipped, "
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'failed') AS failed, "
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'listed') AS pending, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND gone) AS gone "
+            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND gone) AS gone, "
+            "(SELECT count(*) FROM fine_tunes f JOIN records USING (model_id) WHERE f.base = b.base "
+            "AND NOT has_spectra) AS without_spectra "
             "FROM bases b ORDER BY base",
         )
         published = _rows(
@@ -242,7 +249,7 @@ def _entries(base: BaseMatrices, listing: Listing, found: list[_Found], outcomes
         commit = commit_of(listed.row)
         candidates = records.get(listed.id, [])
         if candidates:
-            best = max(candidates, key=lambda one: (one.identity.commit == commit, one.made, one.digest))
+            best = max(candidates, key=lambda one: (one.identity.commit == commit, *one.worth))
             entries.append(Entry(listed, base.base, best.identity.commit, record_key=best.digest))
         else:
             entries.append(Entry(listed, base.base, commit, outcome=failures.get((listed.id, commit or ""))))
@@ -282,7 +289,7 @@ def _check_vectors(folder: AtlasFolder, row: dict[str, Any], expected: set[int])
 
 def _published_names(folder: AtlasFolder) -> list[str]:
     try:
-        with _reader(folder) as connection:
+        with _reader(folder, OLDEST_READABLE) as connection:
             return [
                 row["representation"]
                 for row in _rows(connection, "SELECT DISTINCT representation FROM representations")
@@ -291,7 +298,7 @@ def _published_names(folder: AtlasFolder) -> list[str]:
         return []
 
 
-def _reader(folder: AtlasFolder) -> duckdb.DuckDBPyConnection:
+def _reader(folder: AtlasFolder, oldest: int = SCHEMA_VERSION) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     try:
@@ -300,7 +307,7 @@ def _reader(folder: AtlasFolder) -> duckdb.DuckDBPyConnection:
         raise AtlasError(
             f"{folder.database} cannot be opened: {str(error).splitlines()[0]}", "Run `index rebuild`."
         ) from error
-    check_schema(connection, folder.database)
+    check_schema(connection, folder.database, oldest)
     return connection
 
 

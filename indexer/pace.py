@@ -1,43 +1,32 @@
 """When the next request may go out: what the Hub's headers tell of its quota, and who waits for how long.
 
 The Hub counts requests in windows of five minutes, for its API and for files apart, and says on every answer
-how many are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends).
+how many are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends). The
+quota is the user's, not a process's: all processes of a user on one machine keep one pace (``indexer.shelf``).
 """
 
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+
+from indexer.shelf import MemoryShelf, Shelf
 
 _RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
 
 
-@dataclass
-class _Lane:
-    """The traffic that shares one quota. Times are on the monotonic clock."""
-
-    next_free: float = 0.0
-    interval: float = 0.0
-    interval_until: float = 0.0
-
-
 class Pace:
-    """When the next request may go out, by host and kind; shared by all threads."""
+    """When the next request may go out, by host and kind; shared by all who share the shelf."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lanes: dict[str, _Lane] = {}
+    def __init__(self, shelf: Shelf | None = None) -> None:
+        self._shelf = shelf or MemoryShelf()
 
     def take_turn(self, name: str, longest: float) -> float | None:
         """Reserve the next free moment: in how many seconds, or None if in more than ``longest``."""
-        with self._lock:
-            now = time.monotonic()
-            lane = self._lanes.setdefault(name, _Lane())
+        with self._shelf.lane(name) as lane:
+            now = self._shelf.now()
             start = max(now, lane.next_free)
             if start - now > longest:
                 return None
@@ -46,10 +35,9 @@ class Pace:
             return start - now
 
     def pause(self, name: str, seconds: float) -> bool:
-        """Let nothing out for ``seconds``. Whether that is news, not what another thread just said."""
-        with self._lock:
-            lane = self._lanes.setdefault(name, _Lane())
-            until = time.monotonic() + seconds
+        """Let nothing out for ``seconds``. Whether that is news, not what another just said."""
+        with self._shelf.lane(name) as lane:
+            until = self._shelf.now() + seconds
             news = until > lane.next_free + 0.5
             lane.next_free = max(lane.next_free, until)
             return news
@@ -60,15 +48,21 @@ class Pace:
         if quota is None:
             return
         remaining, seconds = quota
-        with self._lock:
-            now = time.monotonic()
-            lane = self._lanes.setdefault(name, _Lane())
+        with self._shelf.lane(name) as lane:
+            now = self._shelf.now()
             if remaining >= seconds / 2:
                 lane.interval_until = 0.0
                 return
             lane.interval = min(seconds / (remaining + 1), longest)
             lane.interval_until = now + seconds
             lane.next_free = max(lane.next_free, now + lane.interval)
+
+    def spend(self, name: str, seconds: float) -> float:
+        """Take ``seconds`` of something that all share, one after another: how long to wait until they are over."""
+        with self._shelf.lane(name) as lane:
+            now = self._shelf.now()
+            lane.next_free = max(now, lane.next_free) + seconds
+            return lane.next_free - now
 
 
 def quota_in(headers: Mapping[str, str]) -> tuple[int, int] | None:

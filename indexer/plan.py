@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from indexer.claims import listed_filenames
+from indexer.identity import SPECTRA_FORM, Identity
 from indexer.listing import ListedModel
-from indexer.record import Identity
 from indexer.records import Outcome, RecordStore
 from indexer.rows import Entry
 from indexer.unit import Unit
@@ -21,10 +21,14 @@ RECHECKED = frozenset({"gated", "disabled"})
 
 @dataclass(frozen=True)
 class Planned:
-    """One model of the listing: ``unit`` is what to do, or None where ``entry`` already says all."""
+    """One model of the listing: ``unit`` is what to do, or None where ``entry`` already says all.
+
+    ``lacks_spectra``: they are asked for, and its record, which stays until there is a better one, has none.
+    """
 
     entry: Entry
     unit: Unit | None
+    lacks_spectra: bool = False
 
     @property
     def is_unchanged(self) -> bool:
@@ -65,13 +69,13 @@ def _planned(
         filenames=listed_filenames(listed.row),
         card=None,
     )
-    record_key = existing_record(unit.identity, store)
-    if record_key is not None:
-        return Planned(Entry(listed, template.base, commit, record_key=record_key), None)
-    outcome = store.outcome(unit.identity.digest)
-    entry = Entry(listed, template.base, commit, outcome=outcome)
+    found = existing_record(unit.identity, store)
+    if found is not None and (found.spec == unit.spec or not unit.spec.spectra):
+        return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
+    outcome = last_outcome(unit.identity, store)
     is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
-    return Planned(entry, unit if is_wanted else None)
+    entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
+    return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
 
 
 def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
@@ -81,12 +85,23 @@ def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
     return outcome.status == "failed" and (retry_failed or outcome.is_due)
 
 
-def existing_record(identity: Identity, store: RecordStore) -> str | None:
-    """The digest of a record that answers ``identity``; one with spectra also answers for one without."""
-    candidates = [identity]
-    if not identity.spec.spectra:
-        candidates.append(replace(identity, spec=replace(identity.spec, spectra=True)))
-    return next((one.digest for one in candidates if store.has(one.digest)), None)
+def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
+    """The record that is there of this model at this commit, the one with the most spectra if there are several.
+
+    It answers for everything that has less than it.
+    """
+    return next((one for one in _with_any_spectra(identity) if store.has(one.digest)), None)
+
+
+def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
+    """What the last attempt came to, with spectra or without: what cannot be read cannot be read for either."""
+    found = [store.outcome(one.digest) for one in _with_any_spectra(identity)]
+    return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
+
+
+def _with_any_spectra(identity: Identity) -> list[Identity]:
+    """The same with all spectra, with those of δW alone (the first form), and with none."""
+    return [replace(identity, spec=replace(identity.spec, spectra=form)) for form in (SPECTRA_FORM, True, False)]
 
 
 def commit_of(row: dict[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from indexer.duplicates import CANDIDATE_COSINE, Upload, find_duplicates
 from indexer.neighbours import nearest
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, Representation, representation_named
-from indexer.rows import Entry, Row, delta_rows, listing_rows, record_row
+from indexer.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
 from indexer.sibling import private_copy
 from indexer.vectors import FACTORY, VectorFile, Vectors, normalised, read_vectors, write_vectors
 
@@ -168,12 +168,13 @@ class _Publisher:
         self._insert("evaluations", [result for row in rows for result in row.evaluations])
 
     def _record_tables(self, reread: list[Entry], ids: dict[str, int]) -> dict[int, dict[str, Any]]:
-        """Rows of records and deltas, and (in the same pass over the files) the vectors of every new record."""
-        self._delete(("records", "deltas"), [ids[entry.listed.id] for entry in reread])
+        """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
+        self._delete(("records", "deltas", "wholes"), [ids[entry.listed.id] for entry in reread])
         names = self._wanted(())
         vectors: dict[int, dict[str, Any]] = {}
         records: list[Row] = []
         deltas: list[Row] = []
+        wholes: list[Row] = []
         for entry in reread:
             if not entry.record_key:
                 continue
@@ -181,6 +182,7 @@ class _Publisher:
             record = self.store.read(entry.record_key)
             records.append(record_row(model_id, record, entry.record_key))
             deltas.extend(delta_rows(model_id, record))
+            wholes.extend(whole_rows(model_id, record))
             vectors[model_id] = {
                 representation.name: normalised(representation.vector(record)) for representation in names
             }
@@ -189,6 +191,7 @@ class _Publisher:
                 deltas = []
         self._insert("records", records)
         self._insert("deltas", deltas)
+        self._insert("wholes", wholes)
         return vectors
 
     def _wanted(self, added: Sequence[str]) -> list[Representation]:

@@ -18,38 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.energy import rank_at
 from indexer.errors import AtlasError
+from indexer.identity import FORMAT_VERSION, Identity, Spec, canonical_json
 from indexer.words import DeltaKey
-
-FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What is computed from the weights: everything here changes the record, nothing else does."""
-
-    rank: int = 8
-    spectra: bool = False
-    svd: str = ""
-    format: int = FORMAT_VERSION
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which record this is: the same identity gives the same record, so its digest is the file's name."""
-
-    model: str
-    commit: str
-    base: str
-    base_commit: str
-    relation: str
-    spec: Spec
-    subfolder: str = ""
-
-    @property
-    def digest(self) -> str:
-        """sha256 (hex) of the canonical JSON of all fields."""
-        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -68,8 +40,8 @@ class DeltaRecord:
 
     ``u`` (out, r) and ``v`` (in, r) are float16, or None where factors are not kept; ``s`` (r,) is float32,
     descending. ``norm`` is ‖δW‖ and ``base_norm`` ‖W_base‖ (Frobenius); ``inner`` is ⟨W_base, δW⟩, from which
-    the weights' cosine with the base follows. ``spectrum`` holds all min(out, in) singular values when asked
-    for. ``transposed`` says that the checkpoint
+    the weights' cosine with the base follows. ``spectrum`` holds all min(out, in) singular values of δW (None
+    for a zero delta) and ``weights`` those of W, both when asked for. ``transposed`` says that the checkpoint
     stores (in, out).
     """
 
@@ -83,6 +55,7 @@ class DeltaRecord:
     v: NDArray[np.float16] | None = None
     spectrum: NDArray[np.float32] | None = None
     transposed: bool = False
+    weights: NDArray[np.float32] | None = None
 
     @property
     def relative_norm(self) -> float:
@@ -96,10 +69,57 @@ class DeltaRecord:
             return 0.0
         return min(1.0, float(np.square(self.s, dtype=np.float64).sum() / self.norm**2))
 
+    def change_rank(self, threshold: float) -> int | None:
+        """Singular values of δW that hold ``threshold`` of its energy, 0 for a zero delta.
+
+        From all of them where they are kept, else from the largest and the norm; None where these cannot say.
+        """
+        if self.spectrum is not None:
+            return rank_at(self.spectrum, threshold)
+        return rank_at(self.s, threshold, self.norm)
+
+    def weight_rank(self, threshold: float) -> int | None:
+        """Singular values of W that hold ``threshold`` of its energy; None where they are not kept."""
+        return None if self.weights is None else rank_at(self.weights, threshold)
+
+
+@dataclass(frozen=True)
+class WholeRecord:
+    """A matrix that the base stores fused (GPT-2's c_attn), taken whole: ``parts`` one below the other.
+
+    ``shape`` is (out, in) of the whole; ``spectrum`` and ``weights`` as in ``DeltaRecord``.
+    """
+
+    parts: tuple[DeltaKey, ...]
+    shape: tuple[int, int]
+    spectrum: NDArray[np.float32] | None
+    weights: NDArray[np.float32]
+
+    @property
+    def family(self) -> str:
+        """``query_key_value``."""
+        return "_".join(part.family for part in self.parts)
+
+    @property
+    def name(self) -> str:
+        """``3.query_key_value``, or ``decoder.3.query_key_value`` where there are two stacks."""
+        return f"{self.parts[0]}".removesuffix(self.parts[0].family) + self.family
+
+    def change_rank(self, threshold: float) -> int:
+        """As that of a delta."""
+        return 0 if self.spectrum is None else rank_at(self.spectrum, threshold) or 0
+
+    def weight_rank(self, threshold: float) -> int:
+        """As that of a delta."""
+        return rank_at(self.weights, threshold) or 0
+
 
 @dataclass(frozen=True)
 class Record:
-    """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector."""
+    """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
+
+    ``wholes`` are there with the spectra, for the matrices that the base stores fused.
+    """
 
     identity: Identity
     deltas: tuple[DeltaRecord, ...]
@@ -114,6 +134,7 @@ class Record:
     created: str = ""
     card: Mapping[str, Any] = field(default_factory=dict)
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    wholes: tuple[WholeRecord, ...] = ()
 
     @property
     def is_adapter(self) -> bool:
@@ -141,20 +162,26 @@ class Record:
         """Whether every delta is zero, after rounding."""
         return all(delta.norm == 0.0 for delta in self.deltas)
 
-
-def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces, no NaN (ValueError)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    @property
+    def has_spectra(self) -> bool:
+        """Whether all singular values are here, of every δW and of every W."""
+        return all(
+            delta.weights is not None and (delta.spectrum is not None or delta.norm == 0.0) for delta in self.deltas
+        )
 
 
 def write_record(record: Record, path: Path) -> None:
     """Write by temporary file and rename: a reader sees the whole record or none of it."""
     arrays: dict[str, NDArray[Any]] = {}
     for delta in record.deltas:
-        for name in ("s", "u", "v", "spectrum"):
+        for name in ("s", "u", "v", "spectrum", "weights"):
             array = getattr(delta, name)
             if array is not None:
                 arrays[f"{delta.key}.{name}"] = np.ascontiguousarray(array)
+    for whole in record.wholes:
+        arrays[f"{whole.name}.weights"] = np.ascontiguousarray(whole.weights)
+        if whole.spectrum is not None:
+            arrays[f"{whole.name}.spectrum"] = np.ascontiguousarray(whole.spectrum)
     arrays.update({f"vector:{tag}": np.ascontiguousarray(vector) for tag, vector in record.vectors.items()})
     header = {
         "identity": asdict(record.identity),
@@ -168,6 +195,10 @@ def write_record(record: Record, path: Path) -> None:
                 "transposed": delta.transposed,
             }
             for delta in record.deltas
+        ],
+        "wholes": [
+            {"name": whole.name, "parts": [str(part) for part in whole.parts], "shape": list(whole.shape)}
+            for whole in record.wholes
         ],
         "files": [asdict(stored) for stored in record.files],
     } | {name: getattr(record, name) for name in _PLAIN_FIELDS}
@@ -234,12 +265,23 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
             u=arrays.get(f"{row['key']}.u"),
             v=arrays.get(f"{row['key']}.v"),
             spectrum=arrays.get(f"{row['key']}.spectrum"),
+            weights=arrays.get(f"{row['key']}.weights"),
         )
         for row in header["deltas"]
+    )
+    wholes = tuple(
+        WholeRecord(
+            parts=tuple(DeltaKey.parse(part) for part in row["parts"]),
+            shape=(row["shape"][0], row["shape"][1]),
+            spectrum=arrays.get(f"{row['name']}.spectrum"),
+            weights=arrays[f"{row['name']}.weights"],
+        )
+        for row in header.get("wholes", ())  # older records have none
     )
     return Record(
         identity=Identity(spec=spec, **identity),
         deltas=deltas,
+        wholes=wholes,
         files=tuple(StoredFile(**row) for row in header["files"]),
         vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
         **{name: header[name] for name in _PLAIN_FIELDS},

@@ -10,7 +10,8 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import Failed, ModelError
-from indexer.record import Identity, Record, Spec, canonical_json, read_record, write_atomically, write_record
+from indexer.identity import Identity, Spec, canonical_json
+from indexer.record import Record, read_record, write_atomically, write_record
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import httpx2
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
+from indexer.bandwidth import received as count_bytes
 from indexer.byterange import Run, check_range, check_step
 from indexer.errors import Failed, ModelError
 from indexer.hub_get import (
@@ -156,6 +157,7 @@ class RemoteFile:
                 for chunk, waited in _timed(response.iter_raw()):
                     received += len(chunk)
                     self.bytes_read += len(chunk)
+                    count_bytes(len(chunk))
                     if received > stop - start:
                         raise self._failed("range_ignored", "is sent with more bytes than were asked for")
                     yield chunk

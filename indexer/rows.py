@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from indexer.energy import RANK_THRESHOLDS, rank_at
+from indexer.energy import RANK_THRESHOLDS
+from indexer.identity import canonical_json
 from indexer.listing import ListedModel
 from indexer.local import facts_of
 from indexer.modelcard import MalformedRow, ModelFacts
-from indexer.record import DeltaRecord, Record, canonical_json
+from indexer.record import DeltaRecord, Record, WholeRecord
 from indexer.records import Outcome
 from indexer.words import author_of
 
@@ -149,6 +151,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
         "is_copy": record.is_copy,
         "is_unrelated": False,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
+        "has_spectra": record.has_spectra,
         "delta_norm": delta_norm,
         "relative_norm": delta_norm / base_norm if base_norm else None,
         "model_type": record.head.get("model_type"),
@@ -181,16 +184,35 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
             "energy": delta.energy,
             "singular_values": delta.s.tolist(),
         }
-        | {f"rank_{percent}": _known_rank(delta, percent / 100) for percent in RANK_THRESHOLDS}
+        | _rank_columns(delta)
         for delta in record.deltas
     ]
 
 
-def _known_rank(delta: DeltaRecord, threshold: float) -> int | None:
-    """From all singular values where they are kept, else from the largest and the norm; None where these cannot say."""
-    if delta.spectrum is not None:
-        return rank_at(delta.spectrum, threshold)
-    return rank_at(delta.s, threshold, delta.norm)
+def whole_rows(model_id: int, record: Record) -> list[Row]:
+    """Rows of the wholes table."""
+    norms = {delta.key: delta.norm for delta in record.deltas}
+    return [
+        {
+            "model_id": model_id,
+            "stack": whole.parts[0].stack,
+            "layer": whole.parts[0].layer,
+            "family": whole.family,
+            "families": [part.family for part in whole.parts],
+            "out_features": whole.shape[0],
+            "in_features": whole.shape[1],
+            "norm": math.hypot(*(norms[part] for part in whole.parts)),
+        }
+        | _rank_columns(whole)
+        for whole in record.wholes
+    ]
+
+
+def _rank_columns(measured: DeltaRecord | WholeRecord) -> Row:
+    """Ranks of δW and of W at every share of the energy that has a column."""
+    shares = {percent: percent / 100 for percent in RANK_THRESHOLDS}
+    changes = {f"rank_{percent}": measured.change_rank(share) for percent, share in shares.items()}
+    return changes | {f"weight_rank_{percent}": measured.weight_rank(share) for percent, share in shares.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ process, so that ``model_info`` and its kin, which neither retry nor time out by
 - nothing is tried for ever: when the budget of a request is spent, its last answer or error is handed on as
   it is, so a 429 or a 5xx never looks like an empty answer.
 
-Quotas are counted for each host and kind of request and shared by all threads of the process.
+Quotas are counted for each host and kind of request and shared by all processes of the user on this machine.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
@@ -28,6 +29,7 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.hub_errors import as_model_error, as_user_error
 from indexer.pace import Pace, told_to_wait
+from indexer.shelf import common_shelf
 
 __all__ = ["Manners", "as_model_error", "as_user_error", "install_session"]
 
@@ -267,8 +269,13 @@ class PoliteClient(httpx2.Client):
         )
 
 
-_PACE = Pace()
 _listener: Callable[[str], None] | None = None
+
+
+@cache
+def common_pace() -> Pace:
+    """The pace that all processes of this user keep together."""
+    return Pace(common_shelf())
 
 
 def _tell(sentence: str) -> None:
@@ -286,4 +293,4 @@ def install_session(manners: Manners | None = None, say: Callable[[str], None] |
         _listener = say
     wanted = manners or Manners()
     if getattr(get_session(), "manners", None) != wanted:
-        set_client_factory(lambda: PoliteClient(wanted, _PACE, _tell))
+        set_client_factory(lambda: PoliteClient(wanted, common_pace(), _tell))

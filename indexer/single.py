@@ -12,9 +12,10 @@ from indexer.base import BaseMatrices
 from indexer.claims import listed_filenames, untyped_relation
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import conversion_revision, model_row
+from indexer.identity import Spec
 from indexer.local import facts_of, local_row
 from indexer.plan import commit_of
-from indexer.record import Record, Spec
+from indexer.record import Record
 from indexer.session import as_model_error, install_session
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit, vectorise
@@ -40,7 +41,8 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
     install_session()
     torch.set_num_threads(1)
     row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
-    base = choose_base([claim.base for claim in facts_of(row).base_claims])
+    facts = facts_of(row)
+    base = choose_base([claim.base for claim in facts.base_claims])
     if not base.file.is_file():
         raise AtlasError(
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
@@ -56,6 +58,7 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
         spec=Spec(rank=base.rank, svd=SVD_METHOD),
         filenames=listed_filenames(row),
         representations=(),
+        card={"datasets": list(facts.dataset_names)},
     )
     matrices = BaseMatrices(base.file, resident=False)
     try:

@@ -118,9 +118,10 @@ class Buffers:
     """
 
     _SMALL = 1 << 20
-    _HELD = 2
 
-    def __init__(self) -> None:
+    def __init__(self, held: int = 2) -> None:
+        """``held``: how many pieces of memory are kept to be used again."""
+        self._most = held
         self._held: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
 
     def load_flat(self, run: Run, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -141,7 +142,7 @@ class Buffers:
         self._held = [(memory, user) for memory, user in self._held if user() is not None]
         memory = min(fitting, key=len, default=None) or mmap.mmap(-1, nbytes, flags=_PRIVATE)
         view = memoryview(memory)[:nbytes]
-        if len(self._held) < self._HELD:
+        if len(self._held) < self._most:
             self._held.append((memory, weakref.ref(view)))
         return view
 

@@ -19,11 +19,13 @@ import torch
 from indexer.base import BaseMatrices
 from indexer.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
 from indexer.errors import Skipped
-from indexer.layout import Layout
+from indexer.identity import Identity, Spec
+from indexer.layout import Layout, Matrix
 from indexer.modelcard import head_facts
-from indexer.record import DeltaRecord, Identity, Record, Spec, StoredFile
+from indexer.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.representation import REPRESENTATIONS
-from indexer.svd import Factors, lora_svd, spectrum, truncated_svd
+from indexer.spectra import Spectra
+from indexer.svd import Factors, lora_svd, truncated_svd
 from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import DeltaKey, ModelRef
 
@@ -58,12 +60,19 @@ class Unit:
         )
 
 
-def vectorise(unit: Unit, base: BaseMatrices, conversion: Callable[[], str | None] | None = None) -> Record:
+def vectorise(
+    unit: Unit,
+    base: BaseMatrices,
+    conversion: Callable[[], str | None] | None = None,
+    *,
+    ahead_bytes: int = 0,
+) -> Record:
     """Do one unit of work.
 
     ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
-    nothing but pickles. Raises Skipped where this commit can never be a record, Failed where another try may
-    work. One torch thread gives the same record for the same input; the caller pins it.
+    nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
+    record. Raises Skipped where this commit can never be a record, Failed where another try may work. One torch
+    thread gives the same record for the same input; the caller pins it.
     """
     started = time.perf_counter()
     checkpoint = open_checkpoint(
@@ -75,10 +84,11 @@ def vectorise(unit: Unit, base: BaseMatrices, conversion: Callable[[], str | Non
     )
     try:
         layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
-        deltas = _delta_records(unit, checkpoint, layout, base)
+        deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes)
         record = Record(
             identity=unit.identity,
             deltas=deltas,
+            wholes=wholes,
             files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
@@ -96,73 +106,75 @@ def vectorise(unit: Unit, base: BaseMatrices, conversion: Callable[[], str | Non
 
 
 def _delta_records(
-    unit: Unit, checkpoint: Checkpoint, layout: Layout | None, base: BaseMatrices
-) -> tuple[DeltaRecord, ...]:
-    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero."""
+    unit: Unit, checkpoint: Checkpoint, layout: Layout | None, base: BaseMatrices, ahead_bytes: int
+) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
+    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
+    spectra = Spectra(base, unit.device) if unit.spec.spectra else None
     found: dict[DeltaKey, DeltaRecord] = {}
     if layout is None:
         for lora in lora_deltas(checkpoint, base):
             if lora.key in found:
                 raise Skipped("malformed", f"the adapter changes the matrix {lora.key} twice")
-            found[lora.key] = _from_lora(unit, lora, base)
+            found[lora.key] = _from_lora(unit, lora, base, spectra)
         if not found:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
     else:
-        for dense in dense_deltas(checkpoint, layout, base):
-            found[dense.key] = _from_dense(unit, dense, base)
-    return tuple(
-        found.get(matrix.key) or _untouched(unit, matrix.key, matrix.shape, matrix.transposed, base)
-        for matrix in base.layout.matrices
-    )
+        for dense in dense_deltas(checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None):
+            found[dense.key] = _from_dense(unit, dense, base, spectra)
+    deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
+    return deltas, spectra.wholes() if spectra else ()
 
 
-def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices) -> DeltaRecord:
+def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
     matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
     factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
-    full = spectrum(matrix).cpu().numpy() if unit.spec.spectra and delta.norm else None
-    return _delta_record(delta.key, tuple(matrix.shape), factors, delta.norm, delta.inner, base, delta.transposed, full)
+    shape = (matrix.shape[0], matrix.shape[1])
+    found = _delta_record(delta.key, shape, factors, delta.norm, delta.inner, base, delta.transposed)
+    return _with_spectra(found, delta, spectra)
 
 
-def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices) -> DeltaRecord:
-    shape = (delta.b.shape[0], delta.a.shape[1])
+def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
     a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
     factors = lora_svd(a, b, delta.scale, unit.spec.rank)
     if not np.isfinite(factors.norm):
         raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
-    full = None
-    if unit.spec.spectra and factors.norm:
-        inner_rank = min(*shape, delta.a.shape[0])
-        full = np.zeros(min(shape), dtype=np.float32)
-        full[:inner_rank] = lora_svd(a, b, delta.scale, inner_rank).s.cpu().numpy()
-    return _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed, full)
+    shape = (b.shape[0], a.shape[1])
+    found = _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed)
+    return _with_spectra(found, delta, spectra)
 
 
-def _untouched(unit: Unit, key: DeltaKey, shape: tuple[int, int], transposed: bool, base: BaseMatrices) -> DeltaRecord:
-    rank = unit.spec.rank
-    zeros = Factors(torch.zeros(shape[0], rank), torch.zeros(rank), torch.zeros(shape[1], rank))
-    return _delta_record(key, shape, zeros, 0.0, 0.0, base, transposed, None)
+def _untouched(unit: Unit, matrix: Matrix, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
+    (rows, columns), rank = matrix.shape, unit.spec.rank
+    zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
+    found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, 0.0, base, matrix.transposed)
+    return replace(found, weights=spectra.of_untouched(matrix.key)) if spectra else found
+
+
+def _with_spectra(found: DeltaRecord, delta: DenseDelta | LoraDelta, spectra: Spectra | None) -> DeltaRecord:
+    if spectra is None:
+        return found
+    changes, weights = spectra.of(delta)
+    return replace(found, spectrum=changes, weights=weights)
 
 
 def _delta_record(
     key: DeltaKey,
-    shape: tuple[int, ...],
+    shape: tuple[int, int],
     factors: Factors,
     norm: float,
     inner: float,
     base: BaseMatrices,
     transposed: bool,
-    full: np.ndarray | None,
 ) -> DeltaRecord:
     return DeltaRecord(
         key=key,
-        shape=(shape[0], shape[1]),
+        shape=shape,
         norm=norm,
         base_norm=base.norms[key],
         inner=inner,
         s=factors.s.cpu().numpy().astype(np.float32),
         u=factors.u.cpu().numpy().astype(np.float16),
         v=factors.v.cpu().numpy().astype(np.float16),
-        spectrum=full,
         transposed=transposed,
     )
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from indexer.atlas import file_name
 from indexer.errors import AtlasError
+from indexer.usercache import user_cache
 
 FACTORY = "IDMap2,Flat"
 
@@ -161,8 +162,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _memory() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "vectors-in-the-wild" / "checked.json"
+    return user_cache() / "checked.json"
 
 
 def _remembered() -> dict[str, Any]:

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from huggingface_hub import is_offline_mode
 
+from indexer.ahead import read_ahead
 from indexer.byterange import ByteSource
 from indexer.checkpoint_config import read_adapter_config, read_config, refuse_quantised_tensors
 from indexer.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.hub_get import Patience
+from indexer.remote_file import RemoteFile
 from indexer.repository import Repository, open_repository, open_revision, read_json_object
 from indexer.safetensors_index import read_index
 from indexer.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable, shown
@@ -99,10 +101,16 @@ class Checkpoint:
         """Bytes so far, from the disk or as response bodies, configs and indexes included."""
         return self._repository.small_bytes + sum(file.source.bytes_read for file in self._files)
 
-    def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def is_remote(self) -> bool:
+        """Whether its weights come over the network."""
+        return any(isinstance(file.source, RemoteFile) for file in self._files)
+
+    def stream(self, names: Collection[str], ahead_bytes: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors ``names``, file by file in the order they are stored in.
 
-        A tensor that is held keeps its memory; that of one that was dropped is used again.
+        A tensor that is held keeps its memory; that of one that was dropped is used again. From the network a
+        thread reads ahead by up to ``ahead_bytes``, a tensor more or less.
 
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
@@ -111,7 +119,14 @@ class Checkpoint:
             if name not in self.tensors:
                 raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
             check_readable(self.tensors[name])
-        buffers = Buffers()
+        if not (ahead_bytes and self.is_remote and names):
+            yield from self._read(names, Buffers())
+            return
+        largest = max(self.tensors[name].nbytes for name in names)
+        buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
+        yield from read_ahead(self._read(names, buffers), lambda item: item[1].nbytes, ahead_bytes)
+
+    def _read(self, names: Collection[str], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
         for file in self._files:
             located = [file.index.locate(name) for name in set(names) if self._file_of[name] is file]
             for tensors in plan_runs(located):

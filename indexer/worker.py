@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from indexer.atlas import AtlasFolder
+from indexer.bandwidth import limit_bandwidth
 from indexer.base import BaseMatrices
 from indexer.errors import Failed, ModelError
 from indexer.hub import conversion_revision
 from indexer.records import RecordStore
+from indexer.resources import Resources
 from indexer.session import as_model_error, install_session
 from indexer.unit import Unit, vectorise
 
@@ -24,11 +26,11 @@ _OWN_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 @dataclass(frozen=True)
 class Place:
-    """Where results go and the base lies: all that a worker needs besides the unit."""
+    """Where results go, where the base lies, what may be used: all that a worker needs besides the unit."""
 
     atlas: Path
     base_file: Path
-    resident: bool = True
+    resources: Resources = field(default_factory=Resources)
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,16 @@ def work(unit: Unit, place: Place) -> Result:
     # One thread per unit: two thread counts give different last bits, and units are what runs in parallel.
     torch.set_num_threads(1)
     install_session()
+    limit_bandwidth(str(place.atlas), place.resources.bandwidth)
     store = RecordStore(AtlasFolder(place.atlas))
     started = time.perf_counter()
     try:
-        record = vectorise(unit, _base(place), lambda: conversion_revision(unit.model.id))
+        record = vectorise(
+            unit,
+            _base(place.base_file, place.resources.resident),
+            lambda: conversion_revision(unit.model.id),
+            ahead_bytes=place.resources.ahead_bytes,
+        )
         store.write(record)
     except ModelError as error:
         return _outcome(store, unit, error, started)
@@ -71,11 +79,16 @@ def work(unit: Unit, place: Place) -> Result:
     )
 
 
+def abandoned(unit: Unit, place: Place, error: ModelError) -> Result:
+    """What stands in place of a record where no worker lived to say what went wrong."""
+    return _outcome(RecordStore(AtlasFolder(place.atlas)), unit, error, time.perf_counter())
+
+
 def _outcome(store: RecordStore, unit: Unit, error: ModelError, started: float) -> Result:
     store.write_outcome(unit.identity, error)
     return Result(unit, error, seconds=time.perf_counter() - started)
 
 
 @lru_cache(maxsize=2)
-def _base(place: Place) -> BaseMatrices:
-    return BaseMatrices(place.base_file, place.resident)
+def _base(path: Path, resident: bool) -> BaseMatrices:
+    return BaseMatrices(path, resident)

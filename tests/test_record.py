@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.record import DeltaRecord, Identity, Record, Spec, StoredFile, read_record, write_record
+from indexer.identity import Identity, Spec
+from indexer.record import DeltaRecord, Record, StoredFile, read_record, write_record
 from indexer.words import DeltaKey
 
 

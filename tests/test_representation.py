@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.record import DeltaRecord, Identity, Record, Spec
+from indexer.identity import Identity, Spec
+from indexer.record import DeltaRecord, Record
 from indexer.representation import REPRESENTATIONS, SKETCH_LENGTH, representation_named
 from indexer.words import DeltaKey
 

@@ -19,6 +19,7 @@ ROWS = {
     "reading": ("scripts.bench.reading", "measure", "bytes and memory that a checkpoint costs over HTTP"),
     "vectors": ("scripts.bench.vectors", "measure", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("scripts.bench.spectra", "measure", "whole spectra: time and ranks"),
+    "pipeline": ("scripts.bench.pipeline", "measure", "reading and computing at once, against each alone"),
     "start": ("scripts.bench.asking", "measure_start", "a question from the shell"),
     "search": ("scripts.bench.asking", "measure_search", "a question in process, against bare FAISS"),
 }

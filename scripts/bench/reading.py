@@ -23,7 +23,7 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from indexer.base import BaseMatrices
-from indexer.record import Spec
+from indexer.identity import Spec
 from indexer.session import install_session
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit, vectorise

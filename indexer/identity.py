@@ -1,0 +1,49 @@
+"""Which record this is: what of which model it was computed from, and how. The same identity, the same file name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT_VERSION = 1
+
+# What `--spectra` keeps: all singular values of every δW, of every W, and of fused matrices taken whole.
+SPECTRA_FORM = "delta-weights-1"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is computed from the weights: everything here changes the record, nothing else does.
+
+    ``spectra`` is False or ``SPECTRA_FORM``; True stands in records of the first form, which has those of δW alone.
+    """
+
+    rank: int = 8
+    spectra: bool | str = False
+    svd: str = ""
+    format: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which record this is: the same identity gives the same record, so its digest is the file's name."""
+
+    model: str
+    commit: str
+    base: str
+    base_commit: str
+    relation: str
+    spec: Spec
+    subfolder: str = ""
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the canonical JSON of all fields."""
+        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling per value: sorted keys, no spaces, no NaN (ValueError)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,106 @@
+"""How much of this machine a build may use: how many workers, what each may hold, how fast they may read."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexer.errors import AtlasError
+
+# What a process holds before it has read anything (torch and the Hub's client, measured: 230 MiB), and change.
+PROCESS_BYTES = 300 << 20
+# What one unit holds besides, in matrices of the largest size as float32: the weight, the base's, the Krylov
+# blocks and what the exact decomposition of a small matrix needs.
+MATRICES_AT_WORK = 6
+# Enough to keep the line busy through the slowest decomposition of a layer; more would only be memory.
+AHEAD_BYTES = 64 << 20
+# A base larger than this is read from the disk for every model, however much memory there is.
+RESIDENT_BYTES = 2 << 30
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """``resident``: every worker holds the base's matrices. ``bandwidth``: bytes a second for all, None: no limit."""
+
+    workers: int = 1
+    resident: bool = True
+    ahead_bytes: int = AHEAD_BYTES
+    bandwidth: float | None = None
+
+
+def share_out(
+    workers: int, base_bytes: int, largest_bytes: int, memory: int | None = None, bandwidth: float | None = None
+) -> Resources:
+    """As many of ``workers`` as ``memory`` bytes allow, then the base in memory, then reading ahead.
+
+    ``base_bytes`` are those of all block matrices of the base, ``largest_bytes`` of the largest as float32.
+    Without ``memory`` half of what is free may be used. Raises AtlasError where not even one worker fits into
+    the ``memory`` that was asked for.
+    """
+    budget = memory if memory is not None else available_memory() // 2
+    one = PROCESS_BYTES + MATRICES_AT_WORK * largest_bytes
+    fitting = max((count for count in range(1, workers + 1) if _needed(count, one) <= budget), default=0)
+    if not fitting:
+        if memory is not None:
+            raise AtlasError(
+                f"--memory {memory / 1e6:,.0f} MB is too little for this base: "
+                f"one worker needs about {one / 1e6:,.0f} MB.",
+                "Allow more, or leave --memory out.",
+            )
+        fitting = 1
+    left = max(0, budget - _needed(fitting, one))
+    resident = base_bytes <= RESIDENT_BYTES and fitting * base_bytes <= left
+    left -= fitting * base_bytes if resident else 0
+    return Resources(fitting, resident, min(AHEAD_BYTES, left // fitting), bandwidth)
+
+
+def _needed(workers: int, one: int) -> int:
+    """A single worker is this process; several are processes of their own beside it."""
+    return workers * one + (PROCESS_BYTES if workers > 1 else 0)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512M", "2G", "1.5 GiB". Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    size = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    if size <= 0:
+        raise ValueError(f"{text!r} is no size like 512M or 2G")
+    return size
+
+
+def available_memory() -> int:
+    """Bytes that a new program could use without anything being swapped out; within a container, of its limit."""
+    sizes = [_free_in_container(), _free_on_machine()]
+    return min((size for size in sizes if size is not None), default=4 << 30)
+
+
+def _free_on_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _free_in_container() -> int | None:
+    """By the limit of the control group this process runs in, version 2 or 1."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return None

@@ -1,0 +1,114 @@
+"""Many processes without a scheduler: each takes its share of the models, one of them publishes in the end.
+
+The shares of a job array that sees one folder need to know nothing of each other: a model belongs to a shard by
+its name alone, a record is written by rename, and nobody but ``publish_records`` touches the database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.base import BaseMatrices, stored_bases
+from indexer.build import Build, BuildOptions, BuildReport, Watcher
+from indexer.commands import check_device, find_base, update_listing
+from indexer.errors import AtlasError
+from indexer.hub import BaseFacts
+from indexer.listing import Listing
+from indexer.session import install_session
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share ``number`` (from 0) of ``count``."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """From "i/n". Raises ValueError that says what is wrong."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal() and 0 < int(count[:9]) <= 1_000_000):
+            raise ValueError(f"{text!r} is not of the form i/n, like 0/16")
+        if int(number) >= int(count):
+            raise ValueError(f"shards count from 0: the last of {count} is {int(count) - 1}/{count}, not {text}")
+        return cls(int(number), int(count))
+
+    def holds(self, model: str) -> bool:
+        """Whether a model belongs here: each model to exactly one shard of ``count``."""
+        return int.from_bytes(hashlib.sha256(model.encode()).digest()[:8], "big") % self.count == self.number
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watcher: Watcher) -> BuildReport:
+    """Vectorise one shard of a base's listing and publish nothing.
+
+    The first shard to come crawls the Hub and fetches the base while the others wait; where there is a complete
+    listing already, it is taken as it is. Raises AtlasError as ``build_bases`` does.
+    """
+    folder = AtlasFolder(atlas)
+    check_device(options.device)
+    install_session(say=watcher.say)
+    facts = find_base(folder, base)
+    build = Build(folder, facts, options, watcher)
+    with folder.locked(f"index work --base {base} --shard {shard}", wait=True):
+        if not build.listing.is_crawled:
+            update_listing(build, watcher)
+        matrices = build.base_matrices()
+    try:
+        planned = build.plan([model for model in build.selected() if shard.holds(model.id)])
+        settled = {one.entry.listed.id: one.entry for one in planned}
+        for _ in build.work(planned, matrices, settled):
+            pass
+        return build.finished()
+    finally:
+        matrices.close()
+
+
+def publish_records(atlas: str, bases: Sequence[str], options: BuildOptions, watcher: Watcher) -> list[BuildReport]:
+    """Publish what records and listings of ``bases`` (all, if none is named) say; the network is not asked.
+
+    Raises AtlasError where a base is not in the folder.
+    """
+    folder = AtlasFolder(atlas)
+    stored: dict[str, BaseMatrices] = {}
+    for matrices in stored_bases(folder):  # the newest commit first
+        stored.setdefault(matrices.base, matrices)
+    known = {name.lower(): base for base in stored for name in (base, *Listing(folder.listing(base)).aliases())}
+    wanted = [known.get(name.lower()) for name in bases]
+    for name, found in zip(bases, wanted, strict=True):
+        if found is None:
+            raise AtlasError(
+                f"{name} is not in {folder.root}: nobody has worked on it.",
+                f"Run: index work --base {name} --shard 0/1",
+            )
+    if not stored:
+        raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
+    with folder.locked("index publish"):
+        return [_publish(folder, stored[base], options, watcher) for base in dict.fromkeys(wanted or stored) if base]
+
+
+def _publish(folder: AtlasFolder, matrices: BaseMatrices, options: BuildOptions, watcher: Watcher) -> BuildReport:
+    config: dict[str, Any] = dict(matrices.config)
+    aliases = Listing(folder.listing(matrices.base)).aliases()
+    build = Build(folder, BaseFacts(matrices.base, matrices.commit, aliases, config), options, watcher)
+    entries = [one.entry for one in build.plan()]
+    counts = Counter(entry.status for entry in entries)
+    build.report = replace(
+        build.report,
+        discovered=counts["indexed"] + counts["skipped"] + counts["failed"],
+        unchanged=counts["indexed"],
+        skipped=counts["skipped"],
+        failed=counts["failed"],
+    )
+    if counts["listed"]:
+        watcher.say(f"{matrices.base}: {counts['listed']} listed models were not tried yet")
+    build.publish(entries, matrices, "finished")
+    return build.finished()

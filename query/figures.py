@@ -1,0 +1,132 @@
+"""How every picture looks, and how it is written: one style in a light and a dark theme, no global state.
+
+The colours are Okabe and Ito's (2008), each moved by a shade and their yellow replaced by a brown on white, until any
+two are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al., 2009);
+where there are more groups than colours, shapes go on. Numbers go along viridis, without the end that the background
+swallows.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexer.errors import AtlasError
+from indexer.speech import clean
+from query.extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg", ".pdf")
+DOTS_PER_INCH = 300
+LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of everything that is not data, and of the data.
+
+    ``palette`` for groups, ``rest`` for all other groups, ``unknown`` for what has no group; ``scale``: stops, evenly
+    spaced, that numbers are coloured between.
+    """
+
+    background: str
+    ink: str
+    faint: str
+    rest: str
+    unknown: str
+    palette: tuple[str, ...]
+    scale: tuple[str, ...]
+
+
+THEMES = {
+    "light": Theme(
+        background="#FFFFFF",
+        ink="#222222",
+        faint="#DDDDDD",
+        rest="#B0B0B0",
+        unknown="#D2D2D2",
+        palette=("#0069B2", "#F39C00", "#12A168", "#B96EA5", "#C65809", "#40C3FF", "#772A0E", "#000000"),
+        scale=("#440154", "#472E7C", "#39558C", "#2A768E", "#1F968B", "#32B67A", "#73D056", "#CAE11F"),
+    ),
+    "dark": Theme(
+        background="#14171A",
+        ink="#E8E8E8",
+        faint="#3A3F44",
+        rest="#71767B",
+        unknown="#464B50",
+        palette=("#2995D6", "#E99A00", "#43D59F", "#CA91B8", "#E36E34", "#AADAFF", "#FFE834", "#FFFFFF"),
+        scale=("#414487", "#33638D", "#277F8E", "#1F9A8A", "#32B67A", "#69CD5B", "#B2DD2D", "#FDE725"),
+    ),
+}
+
+
+def new_figure(width: float, height: float, theme: str = "light") -> tuple[Figure, Any]:
+    """An empty figure (inches) and its one axes, in the theme; without pyplot, so that none is ever left open."""
+    return styled_grid(width, height, 1, 1, theme)
+
+
+def styled_grid(width: float, height: float, rows: int, columns: int, theme: str = "light") -> tuple[Figure, Any]:
+    """A figure with ``rows`` × ``columns`` axes (an array of them where there are several)."""
+    require("matplotlib", "A picture")
+    from matplotlib.figure import Figure
+
+    colours = THEMES[theme]
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained", facecolor=colours.background)
+    axes = figure.subplots(rows, columns)
+    for one in [axes] if rows * columns == 1 else axes.flat:
+        one.set_facecolor(colours.background)
+        one.tick_params(colors=colours.ink, labelsize=8)
+        for text in (one.title, one.xaxis.label, one.yaxis.label):
+            text.set_color(colours.ink)
+        for spine in one.spines.values():
+            spine.set_color(colours.faint)
+    return figure, axes
+
+
+def label(text: str, longest: int = LONGEST_LABEL) -> str:
+    """A string from the Hub as a picture may show it: nothing hidden, not too long, and a ``$`` is no formula."""
+    shown = clean(text)
+    if len(shown) > longest:
+        shown = shown[: longest * 2 // 3] + "…" + shown[len(shown) - (longest - 1 - longest * 2 // 3) :]
+    return shown.replace("$", r"\$")
+
+
+def draw(figure: Figure, suffix: str) -> bytes:
+    """The figure as a file of the kind of ``suffix``; the same figure gives the same bytes."""
+    import matplotlib
+
+    kind = suffix.removeprefix(".")
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
+    target = io.BytesIO()
+    settings = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script that the font lacks
+        figure.savefig(target, format=kind, metadata=metadata, facecolor=figure.get_facecolor())
+    return target.getvalue()
+
+
+def checked_output(path: str | Path, formats: tuple[str, ...] = FORMATS) -> Path:
+    """A path that can be written, before any work is done for it. Raises AtlasError: another suffix, no folder."""
+    out = Path(path)
+    if out.suffix.lower() not in formats:
+        raise AtlasError(f"{out} is none of {', '.join(formats)}.", f"Name it, for example, {out.stem}{formats[0]}")
+    if not out.parent.is_dir():
+        raise AtlasError(f"There is no folder {out.parent}.", "Make it first.")
+    return out
+
+
+def write_output(path: Path, payload: bytes) -> None:
+    """Write beside ``path`` and rename. Raises AtlasError where the disk or the rights do not allow it."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_bytes(payload)
+        temporary.replace(path)
+    except OSError as error:
+        raise AtlasError(f"{path} cannot be written: {error.strerror}.", "Choose another place with --out.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""What a build may use: sizes as people write them, and how memory is shared out."""
+
+from __future__ import annotations
+
+import pytest
+
+from indexer import resources
+from indexer.errors import AtlasError
+from indexer.resources import AHEAD_BYTES, PROCESS_BYTES, available_memory, parse_size, share_out
+
+MB = 10**6
+ROBERTA = (340 * MB, 9_437_184)  # block matrices, the largest as float32
+LLAMA_7B = (26_000 * MB, 11008 * 4096 * 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2G", 2 * 10**9), ("512M", 512 * MB), ("1.5 GiB", 3 << 29), ("300k", 300_000), ("1000", 1000),
+        ("2gb", 2 * 10**9), (" 1 TiB ", 1 << 40), ("0.5KiB", 512),
+    ],
+)  # fmt: skip
+def test_sizes_as_people_write_them(text, expected):
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "2X", "0", "1e9", "2 G B", "9" * 100, "nan", "2,5G"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is no size"):
+        parse_size(text)
+
+
+def test_with_enough_memory_all_is_had():
+    found = share_out(4, *ROBERTA, memory=8 * 10**9)
+    assert (found.workers, found.resident, found.ahead_bytes) == (4, True, AHEAD_BYTES)
+
+
+def test_a_large_base_stays_on_the_disk():
+    assert not share_out(2, *LLAMA_7B, memory=10**12).resident
+
+
+def test_workers_come_before_a_base_in_memory():
+    found = share_out(4, *ROBERTA, memory=2_000 * MB)
+    assert found.workers == 4
+    assert not found.resident
+
+
+@pytest.mark.parametrize("memory", [400 * MB, 800 * MB, 1200 * MB, 3 * 10**9, 20 * 10**9])
+@pytest.mark.parametrize("base", [ROBERTA, LLAMA_7B])
+def test_the_parts_never_exceed_the_whole(memory, base):
+    base_bytes, largest = base
+    try:
+        found = share_out(16, base_bytes, largest, memory=memory)
+    except AtlasError:
+        assert PROCESS_BYTES + 6 * largest > memory
+        return
+    each = PROCESS_BYTES + 6 * largest + found.resident * base_bytes + found.ahead_bytes
+    assert found.workers * each + (found.workers > 1) * PROCESS_BYTES <= memory
+    assert found.ahead_bytes >= 0
+
+
+def test_too_little_for_one_worker_is_said():
+    with pytest.raises(AtlasError, match=r"--memory 100 MB is too little for this base: one worker needs about 371 MB"):
+        share_out(2, *ROBERTA, memory=100 * MB)
+
+
+def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
+    monkeypatch.setattr(resources, "available_memory", lambda: 1_600 * MB)
+    found = share_out(8, *ROBERTA)
+    assert (found.workers, found.resident) == (1, True)
+    monkeypatch.setattr(resources, "available_memory", lambda: 10 * MB)
+    assert share_out(8, *ROBERTA).workers == 1  # nobody asked for a limit: it is tried
+
+
+def test_memory_of_this_machine():
+    with open("/proc/meminfo") as file:
+        total = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal"))
+    assert 0 < available_memory() <= total

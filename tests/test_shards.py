@@ -1,0 +1,113 @@
+"""Job arrays: shards that share a folder do each model exactly once, whatever order they come in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import duckdb
+import pytest
+
+from indexer.shards import Shard
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import ROOT, Shell
+from tests.world import BASE, OLD_ID, make_world
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0/1", Shard(0, 1)), ("15/16", Shard(15, 16)), ("007/8", Shard(7, 8))])
+def test_shards_as_they_are_written(text, expected):
+    assert Shard.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("1/1", "count from 0"), ("4/4", r"last of 4 is 3/4, not 4/4"), ("", "form"), ("1", "form"), ("-1/4", "form"),
+     ("a/b", "form"), ("0/0", "form"), ("0/99999999999", "form"), ("1/2/3", "form"), ("²/4", "form")],
+)  # fmt: skip
+def test_what_is_no_shard(text, problem):
+    with pytest.raises(ValueError, match=problem):
+        Shard.parse(text)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+def test_every_model_belongs_to_exactly_one_shard(count):
+    models = [f"owner-{number % 13}/model-{number}" for number in range(3000)]
+    holders = [[shard for shard in range(count) if Shard(shard, count).holds(model)] for model in models]
+    assert all(len(found) == 1 for found in holders)
+    sizes = Counter(found[0] for found in holders)
+    assert len(sizes) == count
+    assert max(sizes.values()) < 2 * 3000 / count
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    with LoopbackHub(make_world(folder / "store")) as hub:
+        shell = Shell(hub.endpoint, folder)
+        shell.environment["HF_HOME"] = str(folder / "hf")
+        shell.hub = hub
+        yield shell
+
+
+def test_a_job_array_does_what_one_build_does(world):
+    """Three shards at once in a fresh folder: one crawls and fetches the base, the others wait."""
+    whole = world("index", "build", "--base", BASE, "--atlas", "whole", "--workers", "1", "--json").json
+    world.hub.reset_log()
+    jobs = [start(world, "work", "--base", OLD_ID, "--shard", f"{number}/3", "--atlas", "parts") for number in range(3)]
+    reports = [finish(job) for job in jobs]
+    assert sum(report["indexed"] for report in reports) == whole["indexed"] == 12
+    assert sum(report["discovered"] for report in reports) == 12
+    weights = world.hub.body_bytes(BASE, "model.safetensors")
+    assert 0 < weights < 1.2 * (world.folder / "store" / BASE / "model.safetensors").stat().st_size  # by one of them
+    assert not (world.folder / "parts" / "atlas.duckdb").exists()
+
+    published = world("index", "publish", "--atlas", "parts", "--json").json
+    assert (published["unchanged"], published["discovered"], published["indexed"]) == (12, 12, 0)
+    assert digests(world, "parts") == digests(world, "whole")
+    assert similar(world, "parts") == similar(world, "whole")
+    assert world("index", "verify", "--atlas", "parts").code == 0
+
+    # A second array reads nothing and crawls nothing; a build goes on from there.
+    world.hub.reset_log()
+    again = world("index", "work", "--base", BASE, "--shard", "1/3", "--atlas", "parts", "--json").json
+    assert (again["indexed"], again["unchanged"]) == (0, reports[1]["indexed"])
+    assert not [one for one in world.hub.requests if one.path == "/api/models"]
+    assert world("index", "build", "--base", BASE, "--atlas", "parts", "--json").json["unchanged"] == 12
+
+
+def test_wrong_words_get_one_line(world):
+    for words, sentence in (
+        (("work", "--base", BASE, "--shard", "3/3"), "shards count from 0: the last of 3 is 2/3, not 3/3"),
+        (("publish", "--atlas", "nowhere"), "There is nothing to publish in"),
+        (("publish", "--atlas", "whole", "--base", "bert-base-uncased"), "bert-base-uncased is not in"),
+    ):
+        ran = world("index", *words)
+        assert ran.code in (1, 2)
+        assert sentence in ran.err
+        assert "Traceback" not in ran.err
+
+
+def start(world, *words):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": world.endpoint, **world.environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", "indexer", *words, "--workers", "1", "--json"],
+        cwd=world.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(job):
+    out, err = job.communicate(timeout=240)
+    assert job.returncode == 0, err
+    return json.loads(out)
+
+
+def digests(world, atlas):
+    with duckdb.connect(str(world.folder / atlas / "atlas.duckdb"), read_only=True) as connection:
+        return connection.execute("SELECT model, record_key, datasets FROM models ORDER BY model").fetchall()
+
+
+def similar(world, atlas):
+    return world("query", "similar", "ann/glue-0", "--atlas", atlas, "--json").json

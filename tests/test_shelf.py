@@ -1,0 +1,126 @@
+"""Numbers that processes share, and what stands on them: one pace and one bandwidth for all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
+
+import pytest
+
+from indexer.pace import Pace
+from indexer.shelf import FileShelf, MemoryShelf, common_shelf
+from tests.conftest import ROOT
+
+
+def count_up(path, times):
+    shelf = FileShelf(path)
+    for _ in range(times):
+        with shelf.lane("counter") as lane:
+            lane.interval += 1
+
+
+def test_nobody_is_overtaken(tmp_path):
+    """Processes and threads add ones; not one is lost."""
+    path = tmp_path / "shelf"
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        for future in [pool.submit(count_up, path, 300) for _ in range(3)]:
+            future.result()
+    shelf = FileShelf(path)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(lambda: [add_one(shelf) for _ in range(100)])
+    with shelf.lane("counter") as lane:
+        assert lane.interval == 1300
+
+
+def add_one(shelf):
+    with shelf.lane("counter") as lane:
+        lane.interval += 1
+
+
+@pytest.mark.parametrize("make", [lambda path: MemoryShelf(), FileShelf])
+def test_lanes_are_told_apart_and_remembered(make, tmp_path):
+    shelf = make(tmp_path / "shelf")
+    for number in range(20):
+        with shelf.lane(f"lane {number}") as lane:
+            lane.next_free, lane.interval, lane.interval_until = number, number + 0.5, number + 0.25
+    for number in range(20):
+        with shelf.lane(f"lane {number}") as lane:
+            assert (lane.next_free, lane.interval, lane.interval_until) == (number, number + 0.5, number + 0.25)
+
+
+def test_a_full_shelf_gives_up_what_was_free_first(tmp_path):
+    shelf = FileShelf(tmp_path / "shelf")
+    for number in range(FileShelf.SLOTS + 1):
+        with shelf.lane(f"lane {number}") as lane:
+            lane.next_free = 100 + (number * 7) % 50 if number != 30 else 1
+    with shelf.lane(f"lane {FileShelf.SLOTS}") as lane:
+        assert lane.next_free > 1
+    with shelf.lane("lane 30") as lane:
+        assert lane.next_free == 0
+
+
+def test_garbage_and_a_clock_that_was_set_back_hold_nobody_up(tmp_path):
+    path = tmp_path / "shelf"
+    path.write_bytes(os.urandom(555))
+    Pace(FileShelf(path)).pause("api", 5)
+    assert 4 < Pace(FileShelf(path)).take_turn("api", 60) <= 5
+    with FileShelf(path).lane("later") as lane:
+        lane.next_free = time.time() + 10 * FileShelf.LONGEST
+    assert Pace(FileShelf(path)).take_turn("later", 60) == 0
+
+
+def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
+    path = tmp_path / "shelf"
+    code = (
+        "import sys, time; from pathlib import Path; from indexer.shelf import FileShelf\n"
+        f"with FileShelf(Path({str(path)!r})).lane('a'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert holder.stdout.readline() == "held\n"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    start = time.monotonic()
+    with FileShelf(path).lane("a"):
+        assert time.monotonic() - start < 1
+
+
+def test_a_place_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert isinstance(common_shelf(), MemoryShelf)
+
+
+def take_turns(path, count):
+    pace = Pace(FileShelf(path))
+    return [pace.take_turn("api", 1e9) for _ in range(count)]
+
+
+def test_processes_share_what_is_left_of_a_quota(tmp_path):
+    """9 requests left in 60 seconds: whoever takes them, they lie six seconds apart."""
+    path = tmp_path / "shelf"
+    Pace(FileShelf(path)).note("api", {"ratelimit": '"api";r=9;t=60'}, 310)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(take_turns, path, 3) for _ in range(2)]
+        waits = sorted(wait for future in futures for wait in future.result())
+    assert waits == pytest.approx([6, 12, 18, 24, 30, 36], abs=3)
+    assert all(after - before > 5 for before, after in pairwise(waits))
+
+
+def spend(path, seconds):
+    return Pace(FileShelf(path)).spend("line", seconds)
+
+
+def test_what_one_spends_the_other_waits_for(tmp_path):
+    path = tmp_path / "shelf"
+    waits = [spend(path, 2.0) for _ in range(3)]
+    assert waits == pytest.approx([2, 4, 6], abs=0.2)
