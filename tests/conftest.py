@@ -6,6 +6,7 @@ into a temporary folder before the library is imported.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -83,7 +84,10 @@ def family() -> Path:
     """A small family of real fine-tunes, trained once and kept in .demo/."""
     from scripts.family import make_family
 
-    return make_family(ROOT / ".demo" / "family-small", "small")
+    (ROOT / ".demo").mkdir(exist_ok=True)
+    with (ROOT / ".demo" / "family-small.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes one trains, the others wait
+        return make_family(ROOT / ".demo" / "family-small", "small")
 
 
 @pytest.fixture(scope="session")
