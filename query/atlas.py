@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from indexer.atlas import AtlasFolder, check_schema
+from indexer.atlas import OLDEST_READABLE, AtlasFolder, check_schema
 from indexer.errors import AtlasError
 from indexer.words import ModelRef
 
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from indexer.single import PublishedBase
     from indexer.vectors import VectorFile, Vectors
+    from query.calibration import Evaluation
+    from query.cluster import Clusters
+    from query.map import ModelMap
+    from query.predict import Prediction
     from query.purity import PurityResult
+    from query.rank import RankStudy
+    from query.report import Report
     from query.similar import Neighbour
     from query.sql import SqlResult
 
@@ -107,6 +113,43 @@ class Atlas:
         from query.sql import run_sql
 
         return run_sql(self.database, statement, **limits)
+
+    def clusters(self, base: str | None = None, *, representation: str = "input", **options: Any) -> Clusters:
+        """Groups of like models, and how they agree with datasets and authors; see :func:`query.cluster.clusters`."""
+        from query.cluster import clusters
+        from query.population import read_population
+
+        return clusters(read_population(self, base, representation), **options)
+
+    def map(self, base: str | None = None, **options: Any) -> ModelMap:
+        """The models as points in the plane; see :func:`query.map.model_map`."""
+        from query.map import model_map
+
+        return model_map(self, base, **options)
+
+    def rank(self, base: str | None = None, **options: Any) -> RankStudy:
+        """How the rank of δW, or of W, moves with depth; see :func:`query.rank.rank_by_depth`."""
+        from query.rank import rank_by_depth
+
+        return rank_by_depth(self, base, **options)
+
+    def predict(self, model: str | Path, **options: Any) -> Prediction:
+        """The datasets a model was probably tuned on; see :func:`query.predict.predict`."""
+        from query.predict import predict
+
+        return predict(self, str(model), **options)
+
+    def evaluate_prediction(self, base: str | None = None, **options: Any) -> Evaluation:
+        """How often ``predict`` is right on this atlas; see :func:`query.calibration.evaluate`."""
+        from query.calibration import evaluate
+
+        return evaluate(self, base, **options)
+
+    def report(self, base: str | None = None, *, seed: int = 0) -> Report:
+        """One page with everything there is to say of a base; see :func:`query.report.report`."""
+        from query.report import report
+
+        return report(self, base, seed=seed)
 
     # ---- what the questions stand on ----------------------------------------------------------------------------
 
@@ -307,7 +350,7 @@ class Atlas:
                 f"{path} is damaged ({str(error).splitlines()[0]}).", "Make it again: index rebuild"
             ) from error
         try:
-            check_schema(connection, path)
+            check_schema(connection, path, OLDEST_READABLE)
         except AtlasError:
             connection.close()
             raise

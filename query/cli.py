@@ -9,6 +9,8 @@ import click
 
 from indexer.errors import AtlasError
 from indexer.terminal import AtlasGroup, atlas_option, emit, output_options, say
+from query.opening import base_option, opened_atlas
+from query.studies import STUDIES
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -17,12 +19,6 @@ if TYPE_CHECKING:
 @click.group(cls=AtlasGroup)
 def main() -> None:
     """Ask an atlas of fine-tuned models."""
-
-
-def base_option(required: bool = False) -> Any:
-    """``--base ID``."""
-    text = "Base model, by old or new id." + ("" if required else " Needed where the atlas holds several.")
-    return click.option("--base", required=required, metavar="ID", help=text)
 
 
 @main.command()
@@ -39,7 +35,7 @@ def base_option(required: bool = False) -> Any:
 @output_options
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder."""
-    with _opened(atlas) as opened:
+    with opened_atlas(atlas) as opened:
         found = opened.similar(model, options.pop("k"), **options)
         rows = [neighbour.as_row() for neighbour in found]
         if output == "table":
@@ -67,7 +63,7 @@ def purity(base: str | None, representation: str, by: str, k: int | None, atlas:
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """
-    with _opened(atlas) as opened:
+    with opened_atlas(atlas) as opened:
         result = opened.purity(base, representation=representation, k=k)
         emit(result.to_dict(by_model=by == "model"), output)
 
@@ -79,7 +75,7 @@ def purity(base: str | None, representation: str, by: str, k: int | None, atlas:
 @output_options
 def show(model: str, base: str | None, atlas: str, output: str) -> None:
     """Everything known of MODEL."""
-    with _opened(atlas) as opened:
+    with opened_atlas(atlas) as opened:
         emit(opened.show(model, base), output)
 
 
@@ -94,20 +90,11 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
 def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
     """Run one SELECT; "-" reads it from stdin. Try SHOW TABLES, or SUMMARIZE models."""
     text = sys.stdin.read() if statement == "-" else statement
-    with _opened(atlas) as opened:
+    with opened_atlas(atlas) as opened:
         found = opened.sql(text, limit=limit, seconds=timeout)
         emit(found.as_dicts(), output, columns=found.columns)
         if found.truncated:
             say(f"only the first {limit} rows; raise --limit for more")
-
-
-def _opened(atlas: str) -> Atlas:
-    from query.atlas import Atlas
-
-    opened = Atlas(atlas)
-    for note in opened.notes:
-        say(note)
-    return opened
 
 
 def _explained(row: dict[str, Any]) -> dict[str, Any]:
@@ -135,3 +122,7 @@ def _tell_ceiling(opened: Atlas, model: str, base: str | None, output: str) -> N
         say(
             f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}"
         )
+
+
+for study in STUDIES:
+    main.add_command(study)

@@ -8,7 +8,6 @@ among the m_f nearest. A model with m_f = 0 is not scored but stays a candidate 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -170,7 +169,7 @@ def _caution(trial: Trial, chance: Floats) -> str:
     """What a reader must know before quoting the numbers."""
     if chance.min() == 1.0:
         return "Every candidate of every scored model matches it: purity is 1 whatever the vectors are."
-    ways = math.prod(math.factorial(len(s)) * math.factorial(s.shape[1]) ** len(s) for s in trial.strata)
+    ways = trial.sweeps.ways
     return f"Only {ways} ways to exchange the labels: p cannot be below {1 / ways:.2g}." if ways < 20 else ""
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from query.nearest import Booleans, Integers, Order, codes_of, count_matches, marked, members_of
+from query.nearest import Booleans, Integers, Order, codes_of, count_matches, marked
+from query.sweeps import Sweeps
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +30,7 @@ class Trial:
     """Scores label sets laid on the models: those observed, and any that a permutation deals out.
 
     Label sets are reduced to the datasets that can match at all (held outside one group of ``excluded``) and
-    numbered: ``kind`` of a model. A sweep is the models of one group with one label set.
+    numbered: ``kind`` of a model.
     """
 
     def __init__(self, order: Order, excluded: Integers, labels: list[frozenset[str]], k: int | None) -> None:
@@ -49,28 +50,22 @@ class Trial:
         self.share_left, self.share_right = (pairs.astype(np.int32) for pairs in np.nonzero(self.share))
         self.is_one_each = bool((self.share_left == self.share_right).all())
 
-        self.sweeps = codes_of(list(zip(excluded.tolist(), labels, strict=True)))
-        self.sweep_sizes = np.bincount(self.sweeps)
-        first = [members[0] for members in members_of(self.sweeps)]
-        self.sweep_kinds = self.kinds[first]
-        self.lists = members_of(excluded[first])  # of every group, its sweeps
+        self.sweeps = Sweeps(excluded, labels)
+        self.sweep_kinds = self.kinds[self.sweeps.first]
         self.own_left, self.own_right = self._pairs_within_lists()
-        lengths = sorted({len(sweeps) for sweeps in self.lists})
-        # (groups, sweeps each) for every length of list
-        self.strata = [np.array([s for s in self.lists if len(s) == length]) for length in lengths]
         self.kind_sizes = self._sizes(self.sweep_kinds)
         self.sharing = self._sharing(self.kind_sizes)
         self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
         self.looked_at = None if k is None else np.minimum(k, self.pool)
 
     def _pairs_within_lists(self) -> tuple[Integers, Integers]:
-        left = [np.repeat(sweeps, len(sweeps)) for sweeps in self.lists]
-        right = [np.tile(sweeps, len(sweeps)) for sweeps in self.lists]
+        left = [np.repeat(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
+        right = [np.tile(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
         return np.concatenate(left), np.concatenate(right)
 
     def _sizes(self, sweep_kinds: Integers) -> npt.NDArray[Any]:
         """Models of each kind."""
-        return np.bincount(sweep_kinds, weights=self.sweep_sizes, minlength=len(self.share))
+        return np.bincount(sweep_kinds, weights=self.sweeps.sizes, minlength=len(self.share))
 
     def _sharing(self, kind_sizes: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Models that share a dataset with each kind, those of the kind included."""
@@ -81,15 +76,15 @@ class Trial:
         sizes = self._sizes(sweep_kinds)
         everyone = np.bincount(self.share_left, weights=sizes[self.share_right], minlength=len(sizes))
         shared = self.share[sweep_kinds[self.own_left], sweep_kinds[self.own_right]]
-        own = np.bincount(self.own_left, weights=shared * self.sweep_sizes[self.own_right])
-        return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps]
+        own = np.bincount(self.own_left, weights=shared * self.sweeps.sizes[self.own_right])
+        return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of]
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
         """Scored models, how many neighbours each was looked at with, their purity and their chance."""
         matching = self.matching(sweep_kinds)
         scored = np.flatnonzero(matching)
         limits = matching if self.looked_at is None else self.looked_at
-        hits = self._hits(sweep_kinds[self.sweeps], scored, limits[scored], matching[scored])
+        hits = self._hits(sweep_kinds[self.sweeps.of], scored, limits[scored], matching[scored])
         return scored, limits[scored], hits / limits[scored], matching[scored] / self.pool[scored]
 
     def _hits(self, kinds: Integers, rows: Integers, limits: Integers, totals: Integers) -> Integers:
@@ -135,8 +130,4 @@ class Trial:
 
     def permuted(self, rng: np.random.Generator) -> Integers:
         """The kinds of the sweeps after one random move (see ``purity``)."""
-        moved = self.sweep_kinds.copy()
-        for sweeps in self.strata:
-            lists = self.sweep_kinds[sweeps][rng.permutation(len(sweeps))]
-            moved[sweeps] = rng.permuted(lists, axis=1)
-        return moved
+        return self.sweeps.permuted(self.sweep_kinds, rng)
