@@ -103,7 +103,7 @@ def draw(figure: Figure, suffix: str) -> bytes:
     kind = suffix.removeprefix(".")
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
     target = io.BytesIO()
-    settings = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
+    settings: Any = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script that the font lacks
         figure.savefig(target, format=kind, metadata=metadata, facecolor=figure.get_facecolor())

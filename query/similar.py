@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexer.errors import AtlasError, Failed, ModelError
-from indexer.words import ModelRef, author_of
+from indexer.errors import AtlasError
+from query.asked import Asked, asked_model, reconstruct, refuse_copy, with_vector
 
 if TYPE_CHECKING:
     from query.atlas import Atlas, IndexedModel
@@ -47,17 +45,6 @@ class Neighbour:
         if self.because is None:
             del row["because"]
         return row
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The model asked about: its vector where it has been looked up, its id where it is indexed."""
-
-    name: str
-    base: str
-    author: str
-    model_id: int | None
-    vector: NDArray[np.float32] | None
 
 
 def similar(
@@ -96,11 +83,12 @@ def _similar(
     base: str | None,
     explain: bool,
 ) -> list[Neighbour]:
-    asked = _asked(atlas, model, base, representation)
+    asked = asked_model(atlas, model, base, representation)
+    refuse_copy(asked)
     stored = asked.model_id is not None and asked.vector is None
     if stored and k <= STORED and judged is None and not other_authors and not explain:
         return _stored_neighbours(atlas, asked, k, representation)
-    asked = _with_vector(atlas, asked, representation)
+    asked = with_vector(atlas, asked, representation)
     assert asked.vector is not None
     from indexer.vectors import search
 
@@ -110,90 +98,6 @@ def _similar(
     return _described(atlas, asked, found, representation, explain)
 
 
-def _asked(atlas: Atlas, model: str, base: str | None, representation: str) -> _Asked:
-    reference = ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.folder is None else None
-    if known is None:
-        return _read_now(atlas, reference, base, representation)
-    if known.status == "indexed":
-        if known.is_copy:
-            raise AtlasError(
-                f"{known.model} is a copy of {known.base}: its delta is zero, so nothing is more or less like it.",
-                "",
-            )
-        return _Asked(known.model, known.base, known.author, known.model_id, None)
-    if known.status == "skipped":
-        raise AtlasError(
-            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}"
-        )
-    return _read_now(atlas, reference, base or known.base, representation)
-
-
-def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> _Asked:
-    """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
-    from indexer.representation import representation_named
-    from indexer.single import read_model, unreadable
-    from indexer.vectors import normalised
-
-    chosen = representation_named(representation)
-    try:
-        record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
-    except ModelError as error:
-        if reference.folder is None and isinstance(error, Failed):
-            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
-            raise atlas.unknown_model(reference.id, f"It could not be read from the Hub: {why}.") from error
-        raise unreadable(reference.id, error) from error
-    identity = record.identity
-    _, published = atlas.representation(identity.base, representation)
-    if chosen.version != published["version"]:
-        raise AtlasError(
-            f"The atlas holds version {published['version']} of {representation!r}, this is {chosen.version}.",
-            f"Publish it again: index represent {representation}",
-        )
-    vector = normalised(chosen.vector(record))
-    if vector is None:
-        raise AtlasError(
-            f"{reference.id} is a copy of {identity.base}: its delta is zero, so nothing is more or less like it.",
-            "",
-        )
-    same = (
-        atlas.find(ModelRef(identity.model), identity.base)
-        if atlas.holds(identity.model, identity.base)
-        else None
-    )
-    return _Asked(
-        identity.model,
-        identity.base,
-        author_of(identity.model),
-        same.model_id if same is not None else None,
-        vector,
-    )
-
-
-def _with_vector(atlas: Atlas, asked: _Asked, representation: str) -> _Asked:
-    if asked.vector is not None:
-        return asked
-    assert asked.model_id is not None
-    vector = reconstruct(atlas, asked.base, representation, [asked.model_id]).get(asked.model_id)
-    if vector is None:
-        raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
-    return _Asked(asked.name, asked.base, asked.author, asked.model_id, vector)
-
-
-def reconstruct(
-    atlas: Atlas, base: str, representation: str, model_ids: Sequence[int]
-) -> dict[int, NDArray[np.float32]]:
-    """Vectors of a few models, straight from the index; those without one are left out."""
-    index = atlas.index(base, representation)
-    found = {}
-    for model_id in model_ids:
-        try:
-            found[model_id] = index.reconstruct(int(model_id))
-        except RuntimeError:
-            continue
-    return found
-
-
 def _fulfilling(database: Path, where: str) -> list[int]:
     from query.sql import check_condition
 
@@ -201,7 +105,7 @@ def _fulfilling(database: Path, where: str) -> list[int]:
 
 
 def _allowed(
-    atlas: Atlas, asked: _Asked, judged: Future[list[int]] | None, other_authors: bool
+    atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other_authors: bool
 ) -> list[int]:
     """Ids that may be found, decided before the search."""
     rows = atlas.rows(
@@ -218,7 +122,7 @@ def _allowed(
     return sorted(allowed)
 
 
-def _stored_neighbours(atlas: Atlas, asked: _Asked, k: int, representation: str) -> list[Neighbour]:
+def _stored_neighbours(atlas: Atlas, asked: Asked, k: int, representation: str) -> list[Neighbour]:
     """Straight from the database: neither FAISS nor the vectors are opened."""
     atlas.representation(asked.base, representation)
     rows = atlas.rows(
@@ -231,7 +135,7 @@ def _stored_neighbours(atlas: Atlas, asked: _Asked, k: int, representation: str)
 
 
 def _described(
-    atlas: Atlas, asked: _Asked, found: list[tuple[int, float]], representation: str, explain: bool
+    atlas: Atlas, asked: Asked, found: list[tuple[int, float]], representation: str, explain: bool
 ) -> list[Neighbour]:
     ids = [model_id for model_id, _ in found]
     rows = {
@@ -257,7 +161,7 @@ def _described(
     ]
 
 
-def _reasons(atlas: Atlas, asked: _Asked, ids: list[int], representation: str) -> dict[int, Because]:
+def _reasons(atlas: Atlas, asked: Asked, ids: list[int], representation: str) -> dict[int, Because]:
     """Split each cosine into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩."""
     from indexer.words import DeltaKey
 

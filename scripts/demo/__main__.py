@@ -7,52 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from scripts.demo.picture import draw_map
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
+from scripts.terminal import CommandFailed, Terminal
 
 BASE = "atlas-demo/tiny-roberta"
 REPRESENTATIONS = ("input", "output", "delta", "spectrum", "seed", "seed_scaled")
-
-
-class Terminal:
-    """Runs commands in the demo's folder and shows them as a terminal would."""
-
-    def __init__(self, folder: Path, endpoint: str) -> None:
-        self.folder = folder
-        self.environment = os.environ | {
-            "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(folder / "huggingface"),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        }
-
-    def __call__(self, command: str, *, show: bool = True) -> str:
-        """Run ``command`` and return what it printed; the demo ends where it fails."""
-        if show:
-            print(f"\n$ {command}", flush=True)
-        program, *rest = shlex.split(command)
-        module = {"index": "indexer", "query": "query"}[program]
-        done = subprocess.run(
-            [sys.executable, "-m", module, *rest],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if show:
-            print(done.stdout, end="", flush=True)
-        if done.returncode:
-            sys.exit(f"the demo stopped: {command!r} ended with exit code {done.returncode}")
-        return done.stdout
 
 
 def main() -> None:
@@ -66,11 +30,14 @@ def main() -> None:
     family = make_family(out / f"family-{arguments.size}", arguments.size)
     with LoopbackHub(family) as hub:
         print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)")
-        _show(Terminal(out, hub.endpoint), hub, json.loads((family / "expected.json").read_text()))
+        try:
+            _show(Terminal.of_hub(out, hub.endpoint))
+        except CommandFailed as failure:
+            sys.exit(f"the demo stopped: {failure}")
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
-def _show(run: Terminal, hub: LoopbackHub, expected: dict[str, dict[str, str]]) -> None:
+def _show(run: Terminal) -> None:
     build = f"index build --base {BASE} --discover names"
     run(build + " --dry-run")
     run(build)
@@ -96,9 +63,9 @@ def _show(run: Terminal, hub: LoopbackHub, expected: dict[str, dict[str, str]]) 
             f"{other['purity']:>14.3f}{other['chance']:>8.3f}"
         )
     run("index verify")
-    picture = draw_map(run.folder / "atlas", BASE, run.folder / "map.png")
-    print(f"\nThe map: {picture}")
-    del hub, expected
+    for file in ("map.png", "map.html"):
+        run(f"query map --base {BASE} --method tsne --out {file}", show=file == "map.png")
+    print(f"\nThe map: {run.folder / 'map.png'}, and to explore in a browser: {run.folder / 'map.html'}")
 
 
 def _typical(models: list[dict[str, object]]) -> str:

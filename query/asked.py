@@ -1,0 +1,116 @@
+"""The model that a question is about: as the atlas holds it, or read on the fly and not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.words import ModelRef, author_of
+
+if TYPE_CHECKING:
+    from indexer.record import Record
+    from query.atlas import Atlas
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The model asked about: its id where it is indexed, its record where it was read for this question.
+
+    ``vector`` has unit norm; it is None for a copy of the base, and where it has not been looked up.
+    """
+
+    name: str
+    base: str
+    author: str
+    model_id: int | None
+    is_copy: bool
+    vector: NDArray[np.float32] | None = None
+    record: Record | None = None
+
+
+def asked_model(atlas: Atlas, model: str, base: str | None, representation: str) -> Asked:
+    """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder.
+
+    Raises AtlasError where it is unknown, has no record, or cannot be read.
+    """
+    reference = ModelRef.parse(model)
+    known = atlas.find(reference, base) if reference.folder is None else None
+    if known is None:
+        return _read_now(atlas, reference, base, representation)
+    if known.status == "indexed":
+        return Asked(known.model, known.base, known.author, known.model_id, known.is_copy)
+    if known.status == "skipped":
+        raise AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}")
+    return _read_now(atlas, reference, base or known.base, representation)
+
+
+def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> Asked:
+    """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
+    from indexer.representation import representation_named
+    from indexer.single import read_model, unreadable
+    from indexer.vectors import normalised
+
+    chosen = representation_named(representation)
+    try:
+        record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
+    except ModelError as error:
+        if reference.folder is None and isinstance(error, Failed):
+            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
+            raise atlas.unknown_model(reference.id, f"It could not be read from the Hub: {why}.") from error
+        raise unreadable(reference.id, error) from error
+    identity = record.identity
+    _, published = atlas.representation(identity.base, representation)
+    if chosen.version != published["version"]:
+        raise AtlasError(
+            f"The atlas holds version {published['version']} of {representation!r}, this is {chosen.version}.",
+            f"Publish it again: index represent {representation}",
+        )
+    vector = normalised(chosen.vector(record))
+    same = atlas.find(ModelRef(identity.model), identity.base) if atlas.holds(identity.model, identity.base) else None
+    return Asked(
+        name=identity.model,
+        base=identity.base,
+        author=author_of(identity.model),
+        model_id=same.model_id if same is not None else None,
+        is_copy=vector is None,
+        vector=vector,
+        record=record,
+    )
+
+
+def refuse_copy(asked: Asked) -> None:
+    """Raise AtlasError where the model is a copy of its base, which no vector can place."""
+    if asked.is_copy:
+        raise AtlasError(
+            f"{asked.name} is a copy of {asked.base}: its delta is zero, so nothing is more or less like it.", ""
+        )
+
+
+def with_vector(atlas: Atlas, asked: Asked, representation: str) -> Asked:
+    """The same with its vector looked up. Raises AtlasError where the atlas has none."""
+    if asked.vector is not None:
+        return asked
+    assert asked.model_id is not None
+    vector = reconstruct(atlas, asked.base, representation, [asked.model_id]).get(asked.model_id)
+    if vector is None:
+        raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
+    return replace(asked, vector=vector)
+
+
+def reconstruct(
+    atlas: Atlas, base: str, representation: str, model_ids: Sequence[int]
+) -> dict[int, NDArray[np.float32]]:
+    """Vectors of a few models, straight from the index; those without one are left out."""
+    index = atlas.index(base, representation)
+    found = {}
+    for model_id in model_ids:
+        try:
+            found[model_id] = index.reconstruct(int(model_id))
+        except RuntimeError:
+            continue
+    return found

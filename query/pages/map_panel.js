@@ -1,0 +1,258 @@
+// The panel: finding a model, what colours mean, filters, the chosen model, and the models shown as a list.
+
+const MOST_FOUND = 20; // entries of a list before it asks for more words
+const MOST_LISTED = 100;
+
+const part = (id) => document.getElementById(id);
+
+// An element with properties and children; strings become text, never markup.
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role") made.setAttribute(name, value);
+    else made[name] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+function mark(shape, colour) {
+  const made = element("span", { className: `mark ${shape}`, "aria-hidden": "true" });
+  made.style.background = colour;
+  return made;
+}
+
+function say(text) {
+  part("said").textContent = text;
+}
+
+// ---- one model ----
+
+function nearestList(i, most, asButtons) {
+  const entries = neighboursOf(i).slice(0, most).map(([j, cosine]) => {
+    const words = [
+      element("span", { className: "number" }, cosine.toFixed(3)),
+      element("span", { className: "id" }, data.models[j]),
+    ];
+    if (!asButtons) return element("li", {}, words[0], " ", words[1]);
+    return element("li", {}, element("button", { type: "button", onclick: () => choose(j) }, ...words));
+  });
+  return element("ol", { className: "nearest" }, ...entries);
+}
+
+function fillTooltip(i) {
+  const facts = factsOf(i).map(([name, text]) => element("p", {}, `${name}: ${text}`));
+  const near = neighboursOf(i).length ? [element("p", { className: "number" }, "nearest, by cosine:")] : [];
+  part("tooltip").replaceChildren(
+    element("p", { className: "id" }, data.models[i]), ...facts, ...near, nearestList(i, 5, false),
+  );
+}
+
+function showSelected() {
+  const i = state.selected;
+  const box = part("selected");
+  box.hidden = i === NONE;
+  if (i === NONE) return box.replaceChildren();
+  const facts = factsOf(i).flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]);
+  const address = { href: `https://huggingface.co/${data.models[i]}`, target: "_blank", rel: "noopener noreferrer" };
+  const link = data.onHub[i] ? [element("p", {}, element("a", address, "Open on the Hub"))] : [];
+  const unseen = shown[i] ? [] : [element("p", {}, "Hidden by the filters or the legend.")];
+  const near = neighboursOf(i).length
+    ? [element("h3", {}, "Nearest, by cosine"), nearestList(i, Infinity, true)]
+    : [element("h3", {}, "No neighbours on this map")];
+  const close = element("button", { type: "button", className: "plain", onclick: () => choose(NONE) }, "Let go");
+  box.replaceChildren(
+    element("h2", {}, data.models[i]), ...unseen, element("dl", {}, ...facts), ...link, ...near, close,
+  );
+}
+
+// ---- search ----
+
+const searchBox = part("search");
+const foundList = part("found");
+let found = [];
+let active = 0;
+
+function showFound() {
+  found = search(searchBox.value);
+  active = 0;
+  const entries = found.slice(0, MOST_FOUND).map((i, place) => element("li", {
+    role: "option", id: `found-${place}`, "aria-selected": "false",
+    onmousedown: (event) => event.preventDefault(), // the box keeps the focus
+    onclick: () => choose(found[place], true),
+  }, data.models[i]));
+  const more = found.length - entries.length;
+  const remark = more > 0 ? `and ${more.toLocaleString("en")} more` : found.length ? "" : "no model has that in its name";
+  if (remark) entries.push(element("li", { role: "option", "aria-disabled": "true" }, remark));
+  foundList.replaceChildren(...entries);
+  openFound(Boolean(searchBox.value.trim()));
+  markActive();
+}
+
+function openFound(isOpen) {
+  foundList.hidden = !isOpen;
+  searchBox.setAttribute("aria-expanded", String(isOpen));
+  if (!isOpen) searchBox.removeAttribute("aria-activedescendant");
+}
+
+function markActive() {
+  const entries = foundList.querySelectorAll('[role="option"]:not([aria-disabled])');
+  entries.forEach((entry, place) => entry.setAttribute("aria-selected", String(place === active)));
+  if (!entries.length || foundList.hidden) return;
+  searchBox.setAttribute("aria-activedescendant", `found-${active}`);
+  entries[active].scrollIntoView({ block: "nearest" });
+}
+
+searchBox.addEventListener("input", showFound);
+searchBox.addEventListener("focus", () => searchBox.value && showFound());
+searchBox.addEventListener("blur", () => openFound(false));
+searchBox.addEventListener("keydown", (event) => {
+  const most = Math.min(found.length, MOST_FOUND);
+  if (event.key === "Escape") openFound(false);
+  else if (event.key === "Enter" && most && !foundList.hidden) choose(found[active], true);
+  else if (event.key === "ArrowDown" && most) active = foundList.hidden ? 0 : (active + 1) % most;
+  else if (event.key === "ArrowUp" && most) active = (active + most - 1) % most;
+  else return;
+  event.preventDefault();
+  if (event.key.startsWith("Arrow")) openFound(true);
+  if (event.key === "Enter") openFound(false);
+  markActive();
+});
+
+// ---- colours and legend ----
+
+const coloringBox = part("coloring");
+coloringBox.append(...data.colorings.map(({ column }, place) => element("option", { value: String(place) }, column)));
+coloringBox.addEventListener("change", () => {
+  state.coloring = Number(coloringBox.value);
+  forgetLooks();
+  refresh();
+});
+
+// What the legend lists, as [key, text, models, shape, colour].
+function legendEntries() {
+  const colours = theme();
+  const coloring = data.colorings[state.coloring];
+  const unknown = (models) => ["none", coloring.none, models, "circle", colours.unknown];
+  if (coloring.kind !== "groups") {
+    const models = coloring.values.filter((value) => value === null).length;
+    return models ? [unknown(models)] : [];
+  }
+  const many = colours.palette.length;
+  const entries = coloring.groups.slice(0, data.legend).map(([name, models], place) => [
+    place, name, models, place < many ? "circle" : "square", colours.palette[place % many],
+  ]);
+  const rest = coloring.groups.slice(data.legend);
+  const models = rest.reduce((sum, group) => sum + group[1], 0);
+  if (rest.length) entries.push(["rest", `${rest.length.toLocaleString("en")} others`, models, "circle", colours.rest]);
+  const without = coloring.codes.filter((code) => code === NONE).length;
+  return without ? [...entries, unknown(without)] : entries;
+}
+
+function scaleKey(coloring) {
+  const bar = element("div", { className: "bar" });
+  bar.style.backgroundImage = `linear-gradient(to right, ${theme().scale.join(", ")})`;
+  const ends = [coloring.low, coloring.high].map((end) => element("span", {}, valueText(coloring, end)));
+  const kind = element("span", { className: "number" }, coloring.kind === "log" ? "logarithmic" : "");
+  return element("li", { className: "scale" }, bar, element("div", { className: "ends" }, ends[0], kind, ends[1]));
+}
+
+function showLegend() {
+  const coloring = data.colorings[state.coloring];
+  const hidden = state.hidden[state.coloring];
+  const entries = legendEntries().map(([key, text, models, shape, colour]) => element("li", {}, element("button", {
+    type: "button", "aria-pressed": String(!hidden.has(key)), onclick: () => toggle(key),
+  }, mark(shape, colour), element("span", {}, text), element("span", { className: "number" }, numberText(models)))));
+  if (coloring.kind !== "groups") entries.unshift(scaleKey(coloring));
+  const adapters = isAdapter.filter(Boolean).length;
+  if (adapters) {
+    const words = [mark("up", theme().ink), element("span", {}, `adapters (${numberText(adapters)})`)];
+    entries.push(element("li", { className: "key" }, ...words));
+  }
+  const kept = [...part("legend").querySelectorAll("button")].indexOf(document.activeElement);
+  part("legend").replaceChildren(...entries);
+  if (kept >= 0) part("legend").querySelectorAll("button")[kept]?.focus();
+  part("toggle-all").hidden = coloring.kind !== "groups";
+  part("toggle-all").textContent = hidden.size ? "Show all" : "Hide all";
+}
+
+function toggle(key) {
+  const hidden = state.hidden[state.coloring];
+  if (!hidden.delete(key)) hidden.add(key);
+  refresh();
+}
+
+part("toggle-all").addEventListener("click", () => {
+  const hidden = state.hidden[state.coloring];
+  if (hidden.size) hidden.clear();
+  else for (const [key] of legendEntries()) hidden.add(key);
+  refresh();
+});
+
+// ---- filters ----
+
+function makeFilter(title, names, chosen, counts) {
+  const word = element("input", { type: "search", placeholder: "part of its name", "aria-label": `Find a ${title}` });
+  const clear = element("button", { type: "button", className: "plain" }, "Clear");
+  const options = element("div", { className: "options", role: "group", "aria-label": `Filter by ${title}` });
+  const summary = element("summary");
+  const box = element("details", {}, summary, element("div", { className: "row" }, word, clear), options);
+
+  const show = () => {
+    const models = counts();
+    const asked = word.value.toLowerCase();
+    const codes = [...names.keys(), ...(title === "dataset" ? [NONE] : [])];
+    const text = (code) => (code === NONE ? "no dataset named" : names[code]);
+    const fitting = codes
+      .filter((code) => text(code).toLowerCase().includes(asked))
+      .sort((a, b) => chosen.has(b) - chosen.has(a) || (models.get(b) ?? 0) - (models.get(a) ?? 0) || a - b);
+    const entries = fitting.slice(0, MOST_LISTED).map((code) => {
+      const tick = element("input", { type: "checkbox", checked: chosen.has(code), name: title, value: String(code) });
+      tick.addEventListener("change", () => {
+        if (tick.checked) chosen.add(code);
+        else chosen.delete(code);
+        refresh();
+      });
+      const number = element("span", { className: "number" }, numberText(models.get(code) ?? 0));
+      return element("label", { className: "option" }, tick, element("span", {}, text(code)), number);
+    });
+    const more = fitting.length - entries.length;
+    if (more > 0) entries.push(element("p", {}, `and ${numberText(more)} more: type a part of the name`));
+    const kept = document.activeElement?.name === title ? document.activeElement.value : null;
+    options.replaceChildren(...entries);
+    if (kept !== null) options.querySelector(`input[value="${kept}"]`)?.focus();
+    summary.textContent = `Filter by ${title}` + (chosen.size ? ` (${chosen.size} chosen)` : "");
+    clear.hidden = !chosen.size;
+  };
+  word.addEventListener("input", show);
+  clear.addEventListener("click", () => {
+    chosen.clear();
+    word.value = "";
+    refresh();
+  });
+  part("filters").append(box);
+  return show;
+}
+
+const filters = [
+  makeFilter("dataset", data.datasets, state.datasets, () => facetCounts().datasets),
+  makeFilter("author", data.authors, state.authors, () => facetCounts().authors),
+];
+
+// ---- the models shown ----
+
+function showList() {
+  const box = part("shown");
+  const listed = mixed.filter((i) => shown[i]).sort((a, b) => a - b);
+  box.querySelector("summary").textContent = `Models shown (${numberText(listed.length)} of ${numberText(count)})`;
+  if (!box.open) return;
+  const entries = listed.slice(0, MOST_LISTED).map((i) => element("li", {}, element("button", {
+    type: "button", onclick: () => choose(i, true),
+  }, element("span", { className: "id" }, data.models[i]))));
+  const more = listed.length - entries.length;
+  if (more > 0) entries.push(element("li", {}, `and ${numberText(more)} more: filter to see them`));
+  box.querySelector("ol").replaceChildren(...entries);
+}
+
+part("shown").addEventListener("toggle", showList);
+part("notes").append(...data.notes.map((note) => element("p", {}, note)));

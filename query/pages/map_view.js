@@ -1,0 +1,285 @@
+// The canvas: where a model is on the screen, and how it is drawn.
+
+const canvas = document.getElementById("map");
+const pen = canvas.getContext("2d");
+const PADDING = 36; // CSS pixels between the outermost model and the edge
+const view = { width: 1, height: 1, ratio: 1, x: 0, y: 0, scale: 1, whole: 1 };
+
+const bounds = (() => {
+  const span = (values) => {
+    let [low, high] = [Infinity, -Infinity];
+    for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    return [low, high];
+  };
+  return { x: span(data.x), y: span(data.y) };
+})();
+
+function fitScale() {
+  const [width, height] = [bounds.x[1] - bounds.x[0], bounds.y[1] - bounds.y[0]];
+  const room = (size) => Math.max(size - 2 * PADDING, 20);
+  const scale = Math.min(width ? room(view.width) / width : Infinity, height ? room(view.height) / height : Infinity);
+  return Number.isFinite(scale) ? scale : 1;
+}
+
+function showAll() {
+  view.whole = view.scale = fitScale();
+  view.x = (bounds.x[0] + bounds.x[1]) / 2;
+  view.y = (bounds.y[0] + bounds.y[1]) / 2;
+  redraw();
+}
+
+function fitCanvas() {
+  const { width, height } = canvas.getBoundingClientRect();
+  if (!width || !height) return;
+  const isWhole = view.scale === view.whole;
+  const zoomed = view.scale / view.whole;
+  Object.assign(view, { width, height, ratio: window.devicePixelRatio || 1 });
+  canvas.width = Math.round(width * view.ratio);
+  canvas.height = Math.round(height * view.ratio);
+  forgetSheet();
+  if (isWhole) return showAll();
+  view.whole = fitScale();
+  view.scale = view.whole * zoomed;
+  redraw();
+}
+
+function screenX(i) {
+  return (data.x[i] - view.x) * view.scale + view.width / 2;
+}
+
+function screenY(i) {
+  return (view.y - data.y[i]) * view.scale + view.height / 2;
+}
+
+function zoomAt(x, y, factor) {
+  const scale = Math.min(Math.max(view.scale * factor, view.whole / 2), view.whole * 400);
+  const change = 1 / view.scale - 1 / scale;
+  view.x += (x - view.width / 2) * change;
+  view.y -= (y - view.height / 2) * change;
+  view.scale = scale;
+  redrawMoving();
+}
+
+function moveBy(x, y) {
+  view.x -= x / view.scale;
+  view.y += y / view.scale;
+  redrawMoving();
+}
+
+// Bring a model into view where it is not.
+function reveal(i) {
+  const [x, y] = [screenX(i), screenY(i)];
+  if (x > PADDING && x < view.width - PADDING && y > PADDING && y < view.height - PADDING) return;
+  view.x = data.x[i];
+  view.y = data.y[i];
+  redraw();
+}
+
+// Radius of a point in CSS pixels: smaller where there are many, larger when looked at closely.
+function radius() {
+  const plain = Math.min(Math.max(50 / Math.sqrt(count), 2), 6);
+  return Math.min(plain * (view.scale / view.whole) ** 0.3, Math.max(plain, 9));
+}
+
+// The shown model at a place of the canvas, nearest first; NONE where there is none within reach.
+function modelAt(x, y, reach) {
+  let [best, nearest] = [NONE, (radius() + reach) ** 2];
+  for (let i = 0; i < count; i++) {
+    if (!shown[i] && i !== state.selected) continue;
+    const distance = (screenX(i) - x) ** 2 + (screenY(i) - y) ** 2;
+    if (distance < nearest) [best, nearest] = [i, distance];
+  }
+  return best;
+}
+
+// ---- drawing ----
+
+function trace(on, shape, x, y, r) {
+  on.beginPath();
+  if (shape === "circle") on.arc(x, y, r, 0, 2 * Math.PI);
+  else if (shape === "square") on.rect(x - 0.87 * r, y - 0.87 * r, 1.74 * r, 1.74 * r);
+  else {
+    const up = shape === "up" ? 1 : -1;
+    on.moveTo(x, y - 1.25 * r * up);
+    on.lineTo(x + 1.15 * r, y + 0.8 * r * up);
+    on.lineTo(x - 1.15 * r, y + 0.8 * r * up);
+    on.closePath();
+  }
+}
+
+// Each look is painted once and then stamped: ten thousand points stay smooth.
+let stamps = new Map();
+
+function stamp(shape, colour, r) {
+  const key = `${shape} ${colour} ${r}`;
+  if (!stamps.has(key)) {
+    const made = document.createElement("canvas");
+    const half = Math.ceil(1.3 * r + 2);
+    made.width = made.height = Math.ceil(2 * half * view.ratio);
+    const on = made.getContext("2d");
+    on.scale(view.ratio, view.ratio);
+    trace(on, shape, half, half, r);
+    on.fillStyle = colour;
+    on.fill();
+    if (count <= 2000) {
+      on.strokeStyle = theme().background;
+      on.lineWidth = 1;
+      on.stroke();
+    }
+    stamps.set(key, { made, half });
+  }
+  return stamps.get(key);
+}
+
+let looks = []; // of each point, kept until colours change
+let layers = [];
+
+function forgetLooks() {
+  stamps = new Map();
+  looks = [];
+  forgetSheet();
+}
+
+// The points are painted on a sheet of their own, which is laid down again while only the lines over it change. Many
+// points are not painted anew during a movement either: the old sheet is moved and stretched until the hand rests.
+const MANY = 3000;
+const REST = 90; // milliseconds
+const sheet = document.createElement("canvas");
+const sheetPen = sheet.getContext("2d");
+let painted = null; // the view that the sheet was painted for
+let movedAt = -Infinity;
+let settling = 0;
+
+function redrawMoving() {
+  movedAt = performance.now();
+  redraw();
+}
+
+function forgetSheet() {
+  painted = null;
+}
+
+function layPoints() {
+  const isPainted = painted && painted.x === view.x && painted.y === view.y && painted.scale === view.scale;
+  const isMoving = painted && count > MANY && performance.now() - movedAt < REST;
+  if (!isPainted && isMoving) {
+    clearTimeout(settling);
+    settling = setTimeout(redraw, REST + 10);
+  } else if (!isPainted) paintSheet();
+  const stretch = view.scale / painted.scale;
+  const left = (painted.x - view.x) * view.scale + (view.width * (1 - stretch)) / 2;
+  const top = (view.y - painted.y) * view.scale + (view.height * (1 - stretch)) / 2;
+  pen.drawImage(sheet, left, top, view.width * stretch, view.height * stretch);
+}
+
+function paintSheet() {
+  [sheet.width, sheet.height] = [canvas.width, canvas.height]; // this clears it
+  sheetPen.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
+  painted = { x: view.x, y: view.y, scale: view.scale };
+  if (!looks.length) {
+    looks = data.models.map((_, i) => lookOf(i));
+    layers = [0, 1, 2].map((layer) => mixed.filter((i) => looks[i].layer === layer));
+  }
+  const r = Math.round(radius() * 4) / 4;
+  if (stamps.size > 2000) stamps = new Map();
+  const put = (i, shape, colour, size) => {
+    const [x, y] = [screenX(i), screenY(i)];
+    if (x < -20 || y < -20 || x > view.width + 20 || y > view.height + 20) return;
+    const { made, half } = stamp(shape, colour, size);
+    sheetPen.drawImage(made, x - half, y - half, made.width / view.ratio, made.height / view.ratio);
+  };
+  const ghost = theme().faint;
+  for (const i of mixed) if (!shown[i]) put(i, shapeOf(i, 0), ghost, Math.max(1.2, 0.5 * r));
+  sheetPen.globalAlpha = count > 300 ? 0.85 : 1;
+  for (const layer of layers) {
+    for (const i of layer) if (shown[i]) put(i, shapeOf(i, looks[i].turn), looks[i].colour, r * looks[i].size);
+  }
+}
+
+function drawPoint(i) {
+  const { colour, turn, size } = looks[i];
+  const { made, half } = stamp(shapeOf(i, turn), colour, radius() * size);
+  pen.drawImage(made, screenX(i) - half, screenY(i) - half, made.width / view.ratio, made.height / view.ratio);
+}
+
+function drawRing(i, width) {
+  trace(pen, "circle", screenX(i), screenY(i), radius() + 3.5);
+  pen.strokeStyle = theme().ink;
+  pen.lineWidth = width;
+  pen.stroke();
+}
+
+// Lines to the nearest models, the more similar the thicker, each with its cosine where there is room to say it.
+function drawNeighbours(i) {
+  const colours = theme();
+  const near = neighboursOf(i);
+  const [x, y] = [screenX(i), screenY(i)];
+  pen.strokeStyle = colours.ink;
+  for (const [j, cosine] of near) {
+    pen.globalAlpha = 0.25 + 0.55 * Math.max(0, cosine);
+    pen.lineWidth = 0.75 + 2 * Math.max(0, cosine);
+    pen.beginPath();
+    pen.moveTo(x, y);
+    pen.lineTo(screenX(j), screenY(j));
+    pen.stroke();
+  }
+  pen.globalAlpha = 1;
+  for (const [j] of near) if (shown[j]) drawPoint(j);
+  pen.font = "600 11px system-ui, sans-serif";
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  const taken = [];
+  for (const [j, cosine] of near) {
+    const [dx, dy] = [screenX(j) - x, screenY(j) - y];
+    const length = Math.hypot(dx, dy);
+    const [tx, ty] = [x + dx * 0.62, y + dy * 0.62];
+    if (length < 55 || taken.some(([ox, oy]) => Math.abs(ox - tx) < 32 && Math.abs(oy - ty) < 15)) continue;
+    taken.push([tx, ty]);
+    pen.lineWidth = 4;
+    pen.lineJoin = "round";
+    pen.strokeStyle = colours.background;
+    pen.strokeText(cosine.toFixed(2), tx, ty);
+    pen.fillStyle = colours.ink;
+    pen.fillText(cosine.toFixed(2), tx, ty);
+  }
+}
+
+function drawAxes() {
+  if (!data.axes) return;
+  pen.fillStyle = theme().ink;
+  pen.font = "12px system-ui, sans-serif";
+  pen.textAlign = "center";
+  pen.textBaseline = "top";
+  pen.fillText(data.axes[0], view.width / 2, view.height - 42);
+  pen.save();
+  pen.translate(10, view.height / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText(data.axes[1], 0, 0);
+  pen.restore();
+}
+
+function draw() {
+  pen.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
+  pen.fillStyle = theme().background;
+  pen.fillRect(0, 0, view.width, view.height);
+  drawAxes();
+  const chosen = [...new Set([state.selected, state.hovered])].filter((i) => i !== NONE);
+  const told = state.hovered !== NONE ? state.hovered : state.selected;
+  layPoints();
+  if (told !== NONE) drawNeighbours(told);
+  for (const i of chosen) {
+    drawPoint(i);
+    drawRing(i, i === state.selected ? 2.5 : 1.5);
+  }
+}
+
+let isWaiting = false;
+
+function redraw() {
+  if (isWaiting) return;
+  isWaiting = true;
+  requestAnimationFrame(() => {
+    isWaiting = false;
+    draw();
+  });
+}

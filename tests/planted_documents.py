@@ -1,0 +1,95 @@
+"""Documented models drawn from a known world: centres for datasets, a manner for every author, heads with labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from query.documented import Documents
+from query.head_evidence import Head
+
+CLASSIFIER = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class World:
+    """How models come about. ``novel``: share of sweeps on a dataset nobody else uses; ``named``: of heads with names."""
+
+    centres: np.ndarray
+    noise: float = 1.0
+    manner: float = 0.3
+    novel: float = 0.15
+    named: float = 0.4
+    headless: float = 0.1
+    longest_sweep: int = 5
+
+    @classmethod
+    def of(cls, datasets: int = 30, length: int = 24, seed: int = 5, **settings) -> World:
+        return cls(np.random.default_rng(seed).normal(size=(datasets, length)), **settings)
+
+    def draw(self, authors: int, tag: str, seed: int) -> Documents:
+        """Every author tunes one to three sweeps; popular datasets are the first."""
+        rng = np.random.default_rng(seed)
+        popularity = 1 / np.arange(1, len(self.centres) + 1)
+        popularity /= popularity.sum()
+        parts = []
+        for author in range(authors):
+            manner = self.manner * rng.normal(size=self.centres.shape[1])
+            for sweep in range(rng.integers(1, 4)):
+                if rng.random() < self.novel:
+                    dataset, centre, labels = (
+                        f"{tag}{author}/own{sweep}",
+                        rng.normal(size=len(manner)),
+                        rng.integers(2, 7),
+                    )
+                else:
+                    number = rng.choice(len(self.centres), p=popularity)
+                    dataset, centre, labels = f"d{number}", self.centres[number], number % 5 + 2
+                for member in range(rng.integers(1, self.longest_sweep + 1)):
+                    vector = centre + manner + self.noise * rng.normal(size=len(manner))
+                    parts.append(
+                        (
+                            vector,
+                            f"{tag}{author}/m{sweep}-{member}",
+                            f"{tag}{author}",
+                            dataset,
+                            self.head(dataset, labels, rng),
+                        )
+                    )
+        vectors, models, names, datasets, heads = zip(*parts, strict=True)
+        return documents(vectors, names, datasets, heads, models)
+
+    def head(self, dataset: str, labels: int, rng: np.random.Generator) -> Head:
+        if rng.random() < self.headless:
+            return Head()
+        names = frozenset(f"{dataset}-{number}" for number in range(labels))
+        return Head(CLASSIFIER, int(labels), names if rng.random() < self.named else None)
+
+
+def documents(vectors, authors, datasets, heads=None, models=None) -> Documents:
+    """Columns as a test writes them: one name for a set, no heads, any vectors."""
+    vectors = np.asarray(vectors, dtype=np.float64)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    count = len(authors)
+    return Documents(
+        vectors=(vectors / np.where(norms > 0, norms, 1)).astype(np.float32),
+        models=list(models or [f"{author}/m{number}" for number, author in enumerate(authors)]),
+        authors=list(authors),
+        datasets=[frozenset({names}) if isinstance(names, str) else frozenset(names) for names in datasets],
+        heads=list(heads or [Head()] * count),
+    )
+
+
+def joined(first: Documents, second: Documents) -> Documents:
+    return Documents(
+        vectors=np.concatenate([first.vectors, second.vectors]),
+        models=first.models + second.models,
+        authors=first.authors + second.authors,
+        datasets=first.datasets + second.datasets,
+        heads=first.heads + second.heads,
+    )
+
+
+def undocumented(one: Documents) -> Documents:
+    return replace(one, datasets=[frozenset()] * len(one.models))

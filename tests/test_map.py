@@ -1,0 +1,385 @@
+"""Maps of planted atlases: who is on them, what colours them, the pictures, and the command."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from query import Atlas
+from query.coloring import LEGEND, grouped, scaled
+from query.figures import THEMES, draw, label
+from query.map import checked_map_file, model_map
+from tests.planted_atlas import BASE, Planted, plant_atlas
+
+RNG = np.random.default_rng(0)
+CENTRES = RNG.normal(size=(3, 32))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def near(group, scale=0.4):
+    return CENTRES[group] + scale * RNG.normal(size=32)
+
+
+def time(day):
+    return datetime.datetime(2024, 1, day)
+
+
+MODELS = [
+    Planted("ann/one", near(0), ("glue", "glue/mrpc"), downloads=5, licence="mit", created=time(1), languages=("en",)),
+    Planted(
+        "ann/two", near(0), ("glue/mrpc",), downloads=50_000, licence="mit", created=time(3), languages=("en", "fr")
+    ),
+    Planted("bob/three", near(0), ("glue/mrpc", "imdb"), downloads=0, gated="auto", relation="adapter", label_count=2),
+    Planted("bob/four", near(1), ("imdb",), downloads=120, licence="apache-2.0", partly_frozen=True),
+    Planted("bob/five", near(1), ("imdb",), downloads=None, created=time(9)),
+    Planted("cyd/six", near(1), (), downloads=7, licence="mit"),
+    Planted("cyd/seven", near(2), ("squad",), downloads=3, relation="adapter"),
+    Planted("dan/eight", near(2), ("imdb",), downloads=1),
+    Planted("dan/copy", np.zeros(32), ("squad",)),
+    Planted("dan/stranger", RNG.normal(size=32), ("squad",), unrelated=True),
+    Planted("eve/one-again", CENTRES[0], ("snli",), duplicate_of=1),
+]
+KEPT = [model.model for model in MODELS[:8]]
+DRAWN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return plant_atlas(tmp_path_factory.mktemp("map") / "atlas", MODELS)
+
+
+@pytest.fixture(scope="module")
+def atlas(folder):
+    with Atlas(folder) as opened:
+        yield opened
+
+
+def pca(atlas, **options):
+    return model_map(atlas, BASE, **({"method": "pca"} | options))
+
+
+def groups_of(drawn):
+    return {group.group: group.models for group in drawn.coloring.groups}
+
+
+def test_who_is_on_the_map(atlas):
+    drawn = pca(atlas)
+    assert [point.model for point in drawn.points] == KEPT
+    facts = drawn.to_dict()
+    assert facts["models"] == 8
+    assert facts["left_out"] == {"copies": 1, "unrelated": 1, "duplicates": 1}
+    assert facts["base"] == BASE
+    assert (facts["method"], facts["color"], facts["seed"]) == ("pca", "dataset", 0)
+    assert facts["explained_variance"] == list(drawn.explained_variance)
+    assert "Adapters (2)" in facts["notes"][0]
+    json.dumps(facts)
+    assert drawn.points[0].datasets == ("glue", "glue/mrpc", "snli")  # those of its duplicate too
+
+
+def test_groups_are_those_counted_by_hand(atlas):
+    drawn = pca(atlas)
+    # The parent glue is not counted beside its subtask; of several the one that most models name: imdb (4) before
+    # glue/mrpc (3) before snli and squad (1).
+    assert groups_of(drawn) == {"imdb": 4, "glue/mrpc": 2, "squad": 1}
+    assert [point.group for point in drawn.points] == [
+        "glue/mrpc", "glue/mrpc", "imdb", "imdb", "imdb", None, "squad", "imdb",
+    ]  # fmt: skip
+    assert drawn.to_dict()["unknown"] == 1
+    assert groups_of(pca(atlas, color="author")) == {"bob": 3, "ann": 2, "cyd": 2, "dan": 1}
+    assert groups_of(pca(atlas, color="relation")) == {"finetune": 6, "adapter": 2}
+    licences = pca(atlas, color="licence")
+    assert groups_of(licences) == {"mit": 3, "apache-2.0": 1}
+    assert licences.coloring.codes.count(-1) == 4
+    assert groups_of(pca(atlas, color="is_partly_frozen")) == {"no": 7, "yes": 1}
+    assert groups_of(pca(atlas, color="languages")) == {"en": 1, "en, fr": 1}
+
+
+def test_numbers_are_on_a_scale(atlas):
+    drawn = pca(atlas, color="downloads")
+    assert drawn.to_dict()["scale"] == {"low": 1.0, "high": 50_000.0, "kind": "log"}
+    assert [point.value for point in drawn.points] == [5, 50_000, 0, 120, None, 7, 3, 1]
+    assert drawn.to_dict()["unknown"] == 1
+    created = pca(atlas, color="created")
+    assert created.coloring.kind == "time"
+    assert created.coloring.high - created.coloring.low == 8 * 86_400
+    assert pca(atlas, color="label_count").coloring.kind == "linear"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "low", "high"),
+    [
+        ([1, 2, 50], "linear", 1, 50),
+        ([0, 1, 100], "log", 1, 100),
+        ([-1, 1, 1e6], "linear", -1, 1e6),
+        ([0.001, 0.5], "log", 0.001, 0.5),
+        ([0, 0], "linear", 0, 0),
+        ([None, math.nan, math.inf, 3], "linear", 3, 3),
+        ([None], "linear", 0, 0),
+    ],
+)
+def test_the_scale_suits_the_numbers(values, kind, low, high):
+    scale = scaled("x", values)
+    assert (scale.kind, scale.low, scale.high) == (kind, low, high)
+    assert all(value is None or math.isfinite(value) for value in scale.values)
+
+
+def test_an_unknown_column_names_those_there_are(atlas):
+    with pytest.raises(AtlasError, match=r"'flavour'.*dataset, author, cluster.*downloads.*licence"):
+        pca(atlas, color="flavour")
+    with pytest.raises(AtlasError, match="weight_files"):  # a list of structs is nothing to colour by
+        pca(atlas, color="weight_files")
+    with pytest.raises(AtlasError):
+        pca(atlas, color='downloads" FROM models; --')
+
+
+def test_clusters_are_those_of_the_clustering(atlas):
+    from query.cluster import clusters
+    from query.population import read_population
+
+    drawn = pca(atlas, color="cluster")
+    labels = clusters(read_population(atlas, BASE), seed=0).labels
+    for point in drawn.points:
+        number = labels[point.model_id]
+        assert point.group == (None if number == -1 else f"cluster {number}")
+    assert drawn.coloring.none == "in no cluster"
+
+
+def test_neighbours_are_the_nearest_on_the_map(atlas):
+    drawn = pca(atlas)
+    vectors = np.array([model.vector for model in MODELS[:8]])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    for row, found in enumerate(drawn.neighbours):
+        cosines = vectors @ vectors[row]
+        expected = sorted((other for other in range(8) if other != row), key=lambda other: -cosines[other])
+        assert [place for place, _ in found] == expected
+        assert [cosine for _, cosine in found] == pytest.approx(cosines[expected], abs=1e-5)
+
+
+def test_no_more_neighbours_than_a_page_can_show(tmp_path):
+    with Atlas(plant_atlas(tmp_path / "atlas", [Planted(f"a/{n}", near(n % 2)) for n in range(12)])) as many:
+        assert {len(found) for found in pca(many).neighbours} == {8}
+
+
+def test_rows_of_the_data_frame(atlas):
+    frame = pca(atlas, color="downloads").to_df()
+    assert list(frame.columns[:4]) == ["model_id", "model", "author", "relation"]
+    assert {"datasets", "x", "y", "group", "value", "downloads"} <= set(frame.columns)
+    assert list(frame.model) == KEPT
+    assert frame.x.std() > frame.y.std()
+
+
+# ---- the legend ----
+
+
+def test_the_rest_shares_a_grey():
+    names = [f"d{number}" for number in range(LEGEND + 3) for _ in range(30 - number)]
+    groups = grouped("dataset", [*names, None, None])
+    assert [group.group for group in groups.shown] == [f"d{number}" for number in range(LEGEND)]
+    assert [group.models for group in groups.rest] == [30 - LEGEND, 29 - LEGEND, 28 - LEGEND]
+    assert groups.codes.count(-1) == 2
+    assert groups.of(len(names)) is None
+
+
+def texts_of(figure):
+    """Everything a figure says."""
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_the_picture_says_what_it_shows(atlas):
+    said = "\n".join(texts_of(pca(atlas).figure()))
+    for words in (
+        f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 unrelated, 1 duplicates, 1 copies", "imdb (4)",
+        "glue/mrpc (2)", "no dataset named (1)", "adapter (2)", "principal component 1 (", " % of the variance",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
+    from matplotlib.collections import PathCollection
+    from matplotlib.colors import to_hex
+    from matplotlib.markers import MarkerStyle
+
+    drawn = pca(atlas)
+    theme = THEMES["light"]
+    shapes = {"o": "finetune", "^": "adapter"}
+    sizes = {
+        shape: len(MarkerStyle(shape).get_path().transformed(MarkerStyle(shape).get_transform())) for shape in shapes
+    }
+    assert len(set(sizes.values())) == 2
+    found = {}
+    for marks in drawn.figure().findobj(PathCollection):
+        (path,) = marks.get_paths()
+        relation = next(shapes[shape] for shape, size in sizes.items() if size == len(path))
+        colours = marks.get_facecolors()
+        for row, place in enumerate(marks.get_offsets()):
+            found[tuple(np.round(place, 6))] = (relation, to_hex(colours[row % len(colours)]).upper())
+    ranks = {"imdb": 0, "glue/mrpc": 1, "squad": 2}
+    for point in drawn.points:
+        colour = theme.unknown if point.group is None else theme.palette[ranks[point.group]]
+        assert found.pop((round(point.x, 6), round(point.y, 6))) == (point.relation, colour)
+    assert not found
+
+
+# Machado, Oliveira & Fernandes (2009), severity 1: what protanopes, deuteranopes and tritanopes see, in linear RGB.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def lab_of(colour, vision):
+    """CIELAB (D65) of a hex colour as a kind of vision sees it."""
+    stored = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(stored <= 0.04045, stored / 12.92, ((stored + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(vision) @ linear, 0, 1)
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+    xyz = np.array(to_xyz) @ seen / [0.95047, 1, 1.08883]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_are_told_apart_by_everyone(theme, vision):
+    colours = {colour: lab_of(colour, VISION[vision]) for colour in (*theme.palette, theme.rest, theme.background)}
+    for first, second in itertools.combinations(colours, 2):
+        assert np.linalg.norm(colours[first] - colours[second]) > 19, (first, second)
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_a_scale_rises_evenly_in_lightness(theme):
+    lightness = [lab_of(colour, VISION["normal"])[0] for colour in theme.scale]
+    assert min(np.diff(lightness)) > 5
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("suffix", DRAWN)
+@pytest.mark.parametrize("color", ["dataset", "downloads"])
+def test_the_same_map_gives_the_same_file(atlas, tmp_path, suffix, color):
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}"
+    pca(atlas, color=color).write(first)
+    pca(atlas, color=color).write(second)
+    assert first.read_bytes().startswith(DRAWN[suffix])
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_an_svg_with_many_points_holds_a_picture_of_them(atlas, monkeypatch):
+    from query import map_picture
+
+    assert b"<image" not in draw(pca(atlas).figure(), ".svg")
+    monkeypatch.setattr(map_picture, "_RASTERISED", 8)
+    assert b"<image" in draw(pca(atlas).figure(), ".svg")
+
+
+@pytest.mark.parametrize("name", ["map.gif", "map", "map.html.zip"])
+def test_another_suffix_is_refused_before_any_work(name):
+    with pytest.raises(AtlasError, match=r"\.png, \.svg, \.pdf, \.html"):
+        checked_map_file(name)
+    with pytest.raises(AtlasError, match="folder"):
+        checked_map_file("/nowhere/map.png")
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "$\\frac{1}{0}$", "a$b", "\u202egnp.exe",
+    "line\nbreak", "\x1b[31mred", "long" * 100, "日本語", "%s {} {{data}}", "\u2028", "<!--", "&amp;", "'\"", "\\", "_", "",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    models = [
+        Planted(f"{text}/{number}", near(number % 3), (text,) if text else (), author=text, licence=text)
+        for number, text in enumerate(HOSTILE)
+    ]
+    with Atlas(plant_atlas(tmp_path_factory.mktemp("hostile") / "atlas", models)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("color", ["dataset", "author", "model"])
+def test_hostile_names_in_a_picture_are_text(hostile, color):
+    drawn = pca(hostile, color=color)
+    for suffix in (".png", ".pdf"):
+        draw(drawn.figure(), suffix)
+    said = ElementTree.fromstring(draw(drawn.figure(), ".svg"))
+    assert {element.tag.removeprefix(SVG) for element in said.iter()} <= {
+        "svg", "metadata", "RDF", "Work", "type", "format", "creator", "Agent", "title", "date", "defs", "style", "g",
+        "path", "use", "text", "clipPath", "rect", "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}RDF",
+        *(element.tag for element in said.iter() if "purl.org" in element.tag or "creativecommons" in element.tag),
+    }  # fmt: skip
+    written = "".join(said.itertext())
+    assert "\u202e" not in written
+    assert "\x1b" not in written
+    if color == "model":
+        assert "$\\frac{1}{0}$/2 (1)" in written
+
+
+def test_a_name_is_shown_whole_or_cut_in_the_middle():
+    assert label("glue/mrpc") == "glue/mrpc"
+    assert label("$x$") == r"\$x\$"
+    cut = label("a" * 50 + "b" * 50, 21)
+    assert len(cut) == 21
+    assert re.fullmatch("a+…b+", cut)
+
+
+# ---- small atlases, and the command ----
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_small_atlases(tmp_path, count):
+    with Atlas(plant_atlas(tmp_path / "atlas", [Planted(f"a/{n}", near(n % 3)) for n in range(count)])) as small:
+        assert pca(small).notes == ()
+        for color in ("dataset", "downloads", "created"):
+            drawn = model_map(small, color=color)
+            facts = drawn.to_dict()
+            assert (facts["models"], facts["method"]) == (count, "pca")
+            assert "places are those of a PCA" in facts["notes"][0]
+            draw(drawn.figure(), ".svg")
+            drawn.html()
+
+
+def test_an_atlas_of_copies_has_no_map(tmp_path):
+    with (
+        Atlas(plant_atlas(tmp_path / "atlas", [Planted("a/b", np.zeros(32))])) as empty,
+        pytest.raises(AtlasError, match=r"no model of org/base to place \(copies 1, unrelated 0\)"),
+    ):
+        model_map(empty)
+
+
+def query(folder, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "query", *words, "--atlas", str(folder)], capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+
+
+def test_the_command(folder, tmp_path):
+    ran = query(folder, "map", "--method", "tsne", "--color", "licence", "--out", str(tmp_path / "m.svg"), "--theme",
+                "dark", "--json")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    facts = json.loads(ran.stdout)
+    assert facts["file"] == str(tmp_path / "m.svg")
+    assert facts["groups"] == [{"group": "mit", "models": 3}, {"group": "apache-2.0", "models": 1}]
+    assert THEMES["dark"].background.lower() in (tmp_path / "m.svg").read_text().lower()
+    ran = query(folder, "map", "--color", "flavour", "--out", str(tmp_path / "n.png"))
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert "flavour" in ran.stderr
+    assert not (tmp_path / "n.png").exists()
+    ran = query(folder, "map", "--out", "n.bmp")
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
