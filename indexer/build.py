@@ -221,7 +221,7 @@ class Build:
         self.report.discovered = len(chosen)
         again = sum(one.lacks_spectra and one.unit is not None for one in planned)
         if again:
-            self.watcher.say(f"records without spectra, read again: {again}")
+            self.watcher.say(f"records without spectra, to be read again: {again}")
         return planned
 
     def _count_settled(self, one: Planned) -> None:
