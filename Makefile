@@ -1,4 +1,5 @@
-# make demo: from nothing to an atlas. make test: the tests. Each makes its environment on first use.
+# make demo: from nothing to an atlas. make test: the tests. make reproduce: the study of four bases, about 25 minutes.
+# Each makes its environment on first use.
 # In an active virtual environment (or with PYTHON=…) that one is used instead of .venv.
 
 ifdef VIRTUAL_ENV
@@ -10,15 +11,18 @@ PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
-.PHONY: demo test slow check bench clean
+.PHONY: demo reproduce test slow check bench clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m scripts.demo
 
+reproduce: $(INSTALLED)
+	$(PYTHON) -m scripts.reproduce
+
 test: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 
 slow: $(INSTALLED)
 	$(PYTHON) -m pytest -m "slow or not slow"

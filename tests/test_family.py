@@ -30,9 +30,10 @@ from safetensors.torch import load_file
 from indexer.errors import AtlasError
 from scripts import family as package
 from scripts.family import make_family, store, tasks, text
-from scripts.family.finetune import FORMATS
+from scripts.family.finetune import FORMATS, freeze
 from scripts.family.oddities import MAKERS, MARKER
-from scripts.family.plan import FOLDER, SIZES, DataSet, Run, load_plan, read_entry
+from scripts.family.plan import FOLDER, SIZES, DataSet, Run, fingerprint, load_plan, read_entry
+from scripts.family.pretrain import new_configuration
 
 ROOT = Path(__file__).parents[1]
 BASE = "atlas-demo/tiny-roberta"
@@ -140,6 +141,48 @@ def test_a_mistake_in_the_plan_is_named():
         load_plan("huge")
     with pytest.raises(ValueError, match="no architecture 'mamba'"):
         load_plan("mini", "mamba")
+
+
+def test_an_architecture_may_decide_what_becomes_of_a_task():
+    """T5's own network for token classification is its encoder alone; adapters on it are indexed all the same."""
+    ours, theirs = ({run.model.replace(name, "NAME"): run for run in load_plan("full", name).runs} for name in ("roberta", "t5"))
+    words = {model for model, run in ours.items() if run.dataset == "code/python-words" and not run.adapter}
+    assert len(words) == 5
+    for model, run in theirs.items():
+        if model in words:
+            assert (run.expected.outcome, run.expected.reason) == ("skipped", "layer_mismatch")
+            assert run.expected.found_by == ours[model].expected.found_by
+        else:
+            assert run.expected == ours[model].expected
+
+
+def test_another_architecture_or_size_does_not_change_the_fingerprint():
+    data = tomllib.loads((FOLDER / "plan.toml").read_text())
+    before = fingerprint("full", "roberta", data)
+    for table, key, name in (("architectures", "t5", "steps"), ("sizes", "mini", "files")):
+        data[table][key][name] = 99
+        assert fingerprint("full", "roberta", data) == before
+    data["architectures"]["roberta"]["layers"] = ["elsewhere"]
+    assert fingerprint("full", "roberta", data) != before
+    assert fingerprint("small", "roberta", data) != fingerprint("full", "roberta", data)
+
+
+@pytest.mark.parametrize(("architecture", "stacks"), [("roberta", 1), ("bert", 1), ("gpt2", 1), ("t5", 2)])
+def test_the_lowest_layers_of_every_stack_can_be_frozen(architecture, stacks):
+    from transformers import AutoModelForSequenceClassification
+
+    network = load_plan("full", architecture).architecture
+    assert len(network.layers) == stacks
+    model = AutoModelForSequenceClassification.from_config(new_configuration(network, 4096))
+    freeze(model, network, 2)
+    learns = defaultdict(set)
+    for name, parameter in model.base_model.named_parameters():
+        found = re.search(r"(^|\.)(encoder|decoder|h)\.(?:layer\.|block\.)?(\d+)\.", name)
+        learns[(found[2], int(found[3])) if found else "embeddings"].add(parameter.requires_grad)
+    of_layers = {key: value for key, value in learns.items() if key != "embeddings"}
+    assert len(of_layers) == 4 * stacks
+    assert all(value == {layer >= 2} for (_, layer), value in of_layers.items())
+    assert all(not p.requires_grad for name, p in model.base_model.named_parameters() if "embed" in name or "wte" in name)
 
 
 def test_the_plan_is_plain_toml_and_every_dataset_in_it_is_used():

@@ -99,12 +99,11 @@ def load_start(plan: Plan, run: Run, task: str, labels: list[str], start: Path) 
 
 
 def freeze(model: PreTrainedModel, architecture: Architecture, lowest: int) -> None:
-    """Keep the embeddings and the ``lowest`` layers as they are; 0 keeps nothing."""
+    """Keep the embeddings and the ``lowest`` layers of every stack as they are; 0 keeps nothing."""
     if not lowest:
         return
-    kept = tuple(f"{architecture.layers}.{number}." for number in range(lowest))
     for name, parameter in model.base_model.named_parameters():
-        if name.startswith(kept) or not name.startswith(f"{architecture.layers}."):
+        if architecture.is_in_layers(name, lowest) or not architecture.is_in_layers(name):
             parameter.requires_grad = False
 
 
@@ -128,8 +127,8 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter, task: str, plan: Plan)
 
 
 def patterns(values: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """PEFT's regular expressions for module names, with ``{layers}`` and families filled in."""
-    names = {"layers": architecture.layers, **architecture.modules}
+    """PEFT's regular expressions for module names, with ``{layers}`` (of the first stack) and families filled in."""
+    names = {"layers": architecture.layers[0], **architecture.modules}
     return {key.format(**names): value for key, value in values.items()}
 
 

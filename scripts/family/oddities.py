@@ -143,8 +143,8 @@ def empty(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 def is_block_matrix(plan: Plan, name: str) -> bool:
     """Whether a tensor is a matrix of one of the stacked layers."""
-    _, _, rest = name.partition(f"{plan.architecture.layers}.")
-    return bool(rest) and name.endswith(".weight") and "norm" not in name.lower() and "ln_" not in name
+    is_norm = "norm" in name.lower() or "ln_" in name
+    return plan.architecture.is_in_layers(name) and name.endswith(".weight") and not is_norm
 
 
 def copy_configuration(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import platform
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,19 +29,9 @@ class Size:
     pretraining_steps: int
     steps: float  # share of a run's steps
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """A kind of network: its configuration and the names by which its parts are reached."""
-
-    model_type: str
-    objective: str  # a key of pretrain.OBJECTIVES
-    language_task: str  # the Hub's task name for its language model
-    language_head: str  # module that turns hidden states into scores over the vocabulary
-    layers: str  # path of the list of layers inside the parameter names
-    modules: Mapping[str, str]  # family -> module name, as PEFT's target_modules wants it
-    config: Mapping[str, Any]
-    fan_in_fan_out: bool = False  # whether weights are stored (in, out)
+    def scaled(self, share: float) -> Size:
+        """The same with a share of the steps."""
+        return replace(self, pretraining_steps=round(share * self.pretraining_steps), steps=share * self.steps)
 
 
 @dataclass(frozen=True)
@@ -97,6 +87,27 @@ class Expected:
     flag: str | None = None  # copy | duplicate | unrelated
     why: str = ""
     found_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of network: its configuration and the names by which its parts are reached."""
+
+    model_type: str
+    objective: str  # a key of pretrain.OBJECTIVES
+    language_task: str  # the Hub's task name for its language model
+    language_head: str  # module that turns hidden states into scores over the vocabulary
+    layers: tuple[str, ...]  # of each stack, the path of its list of layers inside the parameter names
+    modules: Mapping[str, str]  # family -> module name, as PEFT's target_modules wants it
+    config: Mapping[str, Any]
+    fan_in_fan_out: bool = False  # whether weights are stored (in, out)
+    steps: float = 1.0  # share of all steps: a network that costs more learns from fewer
+    expected: Mapping[str, Expected] = field(default_factory=dict)  # of full models for a task, where not indexed
+
+    def is_in_layers(self, name: str, lowest: int | None = None) -> bool:
+        """Whether a parameter belongs to a layer of a stack; to one of its ``lowest``, where that is given."""
+        ends = [""] if lowest is None else [f"{number}." for number in range(lowest)]
+        return any(f".{path}.{end}" in f".{name}" for path in self.layers for end in ends)
 
 
 @dataclass(frozen=True)
@@ -204,32 +215,45 @@ def load_plan(size: str, architecture: str = "roberta") -> Plan:
     if architecture not in data["architectures"]:
         raise ValueError(f"no architecture {architecture!r}; there are {', '.join(data['architectures'])}")
     wanted = SIZES[: SIZES.index(size) + 1]
-    runs = tuple(run for run in (read_run(row) for row in data["runs"]) if run.size in wanted)
+    network = read_architecture(data["architectures"][architecture])
+    settings = read_entry(Size, data["sizes"][size]).scaled(network.steps)
+    datasets = {row["name"]: read_entry(DataSet, row) for row in data["datasets"]}
+    read = (read_run(row, network, datasets) for row in data["runs"])
+    runs = tuple(run for run in read if run.size in wanted)
     used = {run.dataset for run in runs}
-    datasets = {row["name"]: read_entry(DataSet, row) for row in data["datasets"] if row["name"] in used}
     return Plan(
         size=size,
         architecture_name=architecture,
-        settings=read_entry(Size, data["sizes"][size]),
-        architecture=read_entry(Architecture, data["architectures"][architecture]),
+        settings=settings,
+        architecture=network,
         text=read_entry(TextSettings, data["text"]),
         pretraining=read_entry(Pretraining, data["pretraining"]),
         base=data["base"],
         old_id=data["old_id"],
-        datasets=datasets,
+        datasets={name: dataset for name, dataset in datasets.items() if name in used},
         authors={name: read_entry(Author, row) for name, row in data["authors"].items()},
         runs=runs,
         oddities=tuple(oddity for oddity in (read_oddity(row) for row in data["oddities"]) if oddity.size in wanted),
-        fingerprint=fingerprint(size, architecture),
+        fingerprint=fingerprint(size, architecture, data),
     )
 
 
-def read_run(row: dict[str, Any]) -> Run:
-    """One row of ``runs``; what is expected of it stands in the same row."""
+def read_architecture(row: dict[str, Any]) -> Architecture:
+    """One table of ``architectures``."""
+    expected = {task: read_entry(Expected, told) for task, told in row.get("expected", {}).items()}
+    return read_entry(Architecture, row | {"expected": expected})
+
+
+def read_run(row: dict[str, Any], architecture: Architecture, datasets: Mapping[str, DataSet]) -> Run:
+    """One row of ``runs``; what is expected of it stands in the same row, unless the architecture decides it."""
     row, expected = split_expected(row)
     if "adapter" in row:
         row["adapter"] = read_entry(Adapter, row["adapter"])
-    return read_entry(Run, row | {"expected": expected})
+    run = read_entry(Run, row | {"expected": expected})
+    decided = architecture.expected.get(run.task or datasets[run.dataset].task)
+    if run.adapter or decided is None:
+        return run
+    return replace(run, expected=replace(decided, found_by=expected.found_by))
 
 
 def read_oddity(row: dict[str, Any]) -> Oddity:
@@ -253,12 +277,16 @@ def read_entry(kind: type[Entry], row: Mapping[str, Any]) -> Entry:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
 
 
-def fingerprint(size: str, architecture: str) -> str:
-    """Changes with what this package and the plan say, comments apart, and with the versions it depends on."""
+def fingerprint(size: str, architecture: str, data: Mapping[str, Any]) -> str:
+    """Changes with what this package and the plan say, comments apart, and with the versions it depends on.
+
+    Of the plan's sizes and architectures only the one that is asked for counts.
+    """
     digest = hashlib.sha256(f"{size} {architecture} {platform.python_version()}".encode())
     for path in sorted(FOLDER.glob("*.py")):
         digest.update(ast.dump(ast.parse(path.read_bytes())).encode())
-    digest.update(json.dumps(tomllib.loads((FOLDER / "plan.toml").read_text(encoding="utf-8"))).encode())
+    chosen = {"sizes": data["sizes"][size], "architectures": data["architectures"][architecture]}
+    digest.update(json.dumps({**data, **chosen}).encode())
     versions = {package: version_of(package) for package in PACKAGES_THAT_DECIDE}
     digest.update(json.dumps(versions, sort_keys=True).encode())
     return digest.hexdigest()

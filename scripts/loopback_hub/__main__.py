@@ -1,4 +1,4 @@
-"""``python -m scripts.loopback_hub ROOT``: serve a repository store until Ctrl-C."""
+"""``python -m scripts.loopback_hub ROOT…``: serve repository stores as one Hub until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.loopback_hub", description="A Hugging Face Hub on loopback."
     )
-    parser.add_argument("root", type=Path, help="the folder of repositories: <root>/<owner>/<name>/…")
+    parser.add_argument(
+        "roots", type=Path, nargs="+", metavar="root", help="a folder of repositories: <root>/<owner>/<name>/…"
+    )
     parser.add_argument("--port", type=_port, default=0, help="the Hub's port (default: any free one)")
     parser.add_argument("--cdn-port", type=_port, default=0, help="the CDN's port (default: any free one)")
     parser.add_argument("--bandwidth", type=_rate, help="bytes per second of the CDN, as 20M (default: no limit)")
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         hub = LoopbackHub(
-            options.root,
+            *options.roots,
             page_size=options.page_size,
             bandwidth=options.bandwidth,
             port=options.port,

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from urllib.parse import unquote
 
 from scripts.loopback_hub.answers import Answer, Request, error, redirect, repository_not_found
-from scripts.loopback_hub.store import Repository, Store
+from scripts.loopback_hub.joined import JoinedStore
+from scripts.loopback_hub.store import Repository
 
 
 class Access:
@@ -15,7 +16,7 @@ class Access:
     A token that is not among them is an account like any other that has been granted nothing.
     """
 
-    def __init__(self, store: Store, tokens: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, store: JoinedStore, tokens: Mapping[str, Collection[str]]) -> None:
         self._store = store
         self._tokens = tokens
 

@@ -21,7 +21,8 @@ from scripts.loopback_hub.answers import (
     repository_not_found,
     revision_not_found,
 )
-from scripts.loopback_hub.store import MAIN, Repository, Revision, Store
+from scripts.loopback_hub.joined import JoinedStore
+from scripts.loopback_hub.store import MAIN, Repository, Revision
 
 _VERBS = "revision|tree|refs|paths-info|discussions|commits"
 _MODEL = re.compile(
@@ -50,7 +51,7 @@ _SORT_SPELLINGS = {
 class Api:
     """Answers for ``/api``. Page sizes in rows; ``endpoint`` is what links begin with."""
 
-    store: Store
+    store: JoinedStore
     access: Access
     endpoint: str
     page_size: int

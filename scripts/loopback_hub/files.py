@@ -26,7 +26,8 @@ from scripts.loopback_hub.answers import (
 )
 from scripts.loopback_hub.api import split_revision
 from scripts.loopback_hub.faults import Effects
-from scripts.loopback_hub.store import Repository, Revision, Store, StoredFile
+from scripts.loopback_hub.joined import JoinedStore
+from scripts.loopback_hub.store import Repository, Revision, StoredFile
 
 _RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)", re.DOTALL)
 _SIGNED = re.compile(r"/repos/(?P<id>[^/]+/[^/]+)/(?P<sha256>[0-9a-f]{64})/(?P<file>.+)", re.DOTALL)
@@ -36,7 +37,7 @@ _SIGNED = re.compile(r"/repos/(?P<id>[^/]+/[^/]+)/(?P<sha256>[0-9a-f]{64})/(?P<f
 class Files:
     """Answers with files. ``url_lifetime``: seconds for which a signed URL opens."""
 
-    store: Store
+    store: JoinedStore
     access: Access
     cdn_endpoint: str
     url_lifetime: float

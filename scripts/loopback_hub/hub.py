@@ -12,28 +12,27 @@ from scripts.loopback_hub.answers import Answer, Request, text_answer
 from scripts.loopback_hub.api import Api
 from scripts.loopback_hub.faults import Faults
 from scripts.loopback_hub.files import Files
+from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.ledger import Ledger, RequestRecord
 from scripts.loopback_hub.limits import Quota, RateLimits, Throttle
 from scripts.loopback_hub.server import Desk, Server
-from scripts.loopback_hub.store import Store
 
 
 class LoopbackHub:
-    """A Hub on 127.0.0.1 that serves the repository store at ``root``; see ``store.py`` for its form.
+    """A Hub on 127.0.0.1 that serves the repository stores at ``roots`` as one; see ``store.py`` for their form.
 
     ``page_size``, ``tree_page_size``: rows a page at most. ``bandwidth``: bytes per second of the CDN, shared
     by its connections. ``latency``: seconds before every answer. ``quotas``: enforced limits, see
     ``RateLimits``. ``tokens``: which gated and private repositories a token opens. ``url_lifetime``: seconds
     until a signed URL answers 403. Ports are chosen by the system unless given.
 
-    Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError where ``root`` is no
-    folder, OSError where a port is taken.
+    Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError where a root is no folder
+    or an id stands in two of them, OSError where a port is taken.
     """
 
     def __init__(
         self,
-        root: Path | str,
-        *,
+        *roots: Path | str,
         page_size: int = 100,
         tree_page_size: int = 1000,
         bandwidth: float | None = None,
@@ -47,7 +46,7 @@ class LoopbackHub:
         self.faults = Faults()
         self.limits = RateLimits(quotas)
         self.latency = latency
-        self.store = Store(Path(root))
+        self.store = JoinedStore([Path(root) for root in roots])
         self._ledger = Ledger()
         self._stopping = threading.Event()
         self._throttle = Throttle(bandwidth, self._stopping)

@@ -94,6 +94,12 @@ class Repository:
         return self.settings.get(key, default)
 
     @property
+    def old_ids(self) -> list[str]:
+        """Ids that it once had."""
+        listed = self.get("old_ids")
+        return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+    @property
     def described(self) -> dict[str, dict[str, Any]]:
         """What the settings say of every revision but ``main``, by name."""
         revisions = self.get("revisions") or {}
@@ -149,8 +155,7 @@ class Store:
     def renamed(self, old_id: str) -> Repository | None:
         """The repository that once had this id."""
         for repository in self.repositories():
-            old_ids = repository.get("old_ids")
-            if isinstance(old_ids, list) and old_id in old_ids:
+            if old_id in repository.old_ids:
                 return repository
         return None
 

@@ -1,0 +1,92 @@
+"""Runs the project's own commands as processes and shows them as a terminal would."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+MODULES = {"index": "indexer", "query": "query"}
+
+
+class CommandFailed(Exception):
+    """A command ended with another exit code than 0; ``said`` is the last line it wrote to stderr, where known."""
+
+    def __init__(self, command: str, code: int, said: str = "") -> None:
+        super().__init__(f"{command!r} ended with exit code {code}" + (f": {said}" if said else ""))
+        self.said = said
+
+
+class Terminal:
+    """Runs commands in ``folder``, with ``environment`` laid over this process's own."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"PYTHONPATH": str(PROJECT)} | environment
+        self.environment.pop("VECTORS_ATLAS", None)
+
+    @classmethod
+    def of_hub(cls, folder: Path, endpoint: str) -> Terminal:
+        """One whose commands talk to the Hub at ``endpoint`` and keep its caches below ``folder``."""
+        caches = str(folder / "huggingface")
+        return cls(folder, HF_ENDPOINT=endpoint, HF_HOME=caches, HF_HUB_DISABLE_TELEMETRY="1")
+
+    def __call__(self, command: str, *, show: bool = True) -> str:
+        """Run ``command`` and return what it printed.
+
+        Args:
+            command: as typed, beginning with ``index`` or ``query``.
+            show: print the command and what it printed.
+
+        Raises:
+            CommandFailed: it ended with another exit code than 0.
+        """
+        if show:
+            print(f"\n$ {command}", flush=True)
+        process = self._start(command)
+        printed, _ = _to_its_end(process)
+        if show:
+            print(printed, end="", flush=True)
+        if process.returncode:
+            raise CommandFailed(command, process.returncode)
+        return printed
+
+    def ask(self, command: str) -> Any:
+        """Run ``command``, whose JSON is returned parsed; shown is the command and, when it ends, its stderr.
+
+        Raises:
+            CommandFailed: it ended with another exit code than 0; the error holds its last line.
+        """
+        print(f"\n$ {command}", flush=True)
+        process = self._start(command, stderr=subprocess.PIPE)
+        printed, said = _to_its_end(process)
+        print(said, end="", file=sys.stderr, flush=True)
+        if process.returncode:
+            raise CommandFailed(command, process.returncode, said.strip().rpartition("\n")[2])
+        return json.loads(printed)
+
+    def _start(self, command: str, stderr: int | None = None) -> subprocess.Popen[str]:
+        program, *rest = shlex.split(command)
+        return subprocess.Popen(
+            [sys.executable, "-m", MODULES[program], *rest],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+
+def _to_its_end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process prints and says; one that hears Ctrl-C is given the time to keep what it has done."""
+    try:
+        printed, said = process.communicate()
+    except KeyboardInterrupt:
+        process.communicate()
+        raise
+    return printed, said or ""

@@ -1,0 +1,120 @@
+"""Reads a report as a stranger would: by html.parser, which knows nothing of how the page was made."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+VOID = {"meta", "img", "source"}
+
+
+@dataclass
+class Table:
+    caption: str = ""
+    head: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    section: str = ""
+    scopes: list[str] = field(default_factory=list)  # of its th
+
+    def column(self, title: str) -> list[str]:
+        return [row[self.head.index(title)] for row in self.rows]
+
+    def by_first(self) -> dict[str, dict[str, str]]:
+        return {row[0]: dict(zip(self.head, row, strict=True)) for row in self.rows}
+
+
+class Page(HTMLParser):
+    """Everything on the page; raises AssertionError where elements are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.tables: list[Table] = []
+        self.headings: list[tuple[str, str]] = []
+        self.paragraphs: list[tuple[str, str, str]] = []  # section, class, text
+        self.key_numbers: dict[str, str] = {}  # meaning -> value
+        self.codes: list[str] = []
+        self.text = ""
+        self.section = ""
+        self._open: list[str] = []
+        self._buffers: dict[str, str] = {}
+        self._meaning = ""
+        self._class = ""
+        self.feed(html)
+        self.close()
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag, attributes):
+        found = {name: value or "" for name, value in attributes}
+        assert len(found) == len(attributes), f"an attribute twice in {tag}: {attributes}"
+        self.elements.append((tag, found))
+        if tag in VOID:
+            return
+        self._open.append(tag)
+        self._buffers[tag] = ""
+        if tag == "section":
+            self.section = found.get("aria-labelledby", "")
+        if tag == "p":
+            self._class = found.get("class", "")
+        if tag == "table":
+            self.tables.append(Table(section=self.section))
+        if tag == "tr":
+            self._row: list[str] = []
+        if tag == "th":
+            self.tables[-1].scopes.append(found.get("scope", ""))
+
+    def handle_endtag(self, tag):
+        assert tag not in VOID
+        assert self._open[-1:] == [tag], f"</{tag}> inside {self._open}"
+        self._open.pop()
+        text = self._buffers[tag]
+        if tag == "caption":
+            self.tables[-1].caption = text
+        elif tag in ("th", "td"):
+            self._row.append(text)
+        elif tag == "tr":
+            if "thead" in self._open:
+                self.tables[-1].head = self._row
+            else:
+                self.tables[-1].rows.append(self._row)
+        elif tag in ("h1", "h2", "h3"):
+            self.headings.append((tag, text))
+        elif tag == "p":
+            self.paragraphs.append((self.section, self._class, text))
+        elif tag == "dt":
+            self._meaning = text
+        elif tag == "dd" and self.section == "key-numbers":
+            self.key_numbers[self._meaning] = text
+        elif tag == "code":
+            self.codes.append(text)
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.text += data
+        for tag in set(self._open):
+            self._buffers[tag] += data
+
+    def table(self, caption: str) -> Table:
+        """The one table whose caption begins so."""
+        (found,) = [table for table in self.tables if table.caption.startswith(caption)]
+        return found
+
+    def said(self, section: str) -> str:
+        return "\n".join(text for where, _, text in self.paragraphs if where == section)
+
+    def missing(self, section: str) -> list[str]:
+        return [text for where, kind, text in self.paragraphs if (where, kind) == (section, "missing")]
+
+    def attributes(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def pictures(self) -> list[tuple[str, bytes]]:
+        """Kind and content of everything that is drawn, in either theme."""
+        addresses = [one["src"] for one in self.attributes("img")] + [
+            one["srcset"] for one in self.attributes("source")
+        ]
+        found = [re.fullmatch(r"data:(image/[a-z+]+);base64,([A-Za-z0-9+/=]+)", address) for address in addresses]
+        assert all(found), "a picture that is not in the page itself"
+        return [(one[1], base64.b64decode(one[2])) for one in found if one]
