@@ -29,7 +29,7 @@ def _write_datasets(source: Source, writer: Writer, indexed: int) -> None:
     rows = source.rows(
         "SELECT counts.*, most FROM dataset_counts AS counts JOIN ("
         "  SELECT base, dataset, max(models) AS most FROM ("
-        "    SELECT base, dataset, author, count(*) AS models FROM fine_tunes "
+        "    SELECT base, dataset, author, count(DISTINCT model_id) AS models FROM fine_tunes "
         "    JOIN model_datasets USING (model_id) WHERE status = 'indexed' AND dataset IS NOT NULL GROUP BY ALL"
         "  ) GROUP BY ALL) USING (base, dataset) WHERE base = ? ORDER BY models DESC, dataset"
     )
