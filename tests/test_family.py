@@ -145,7 +145,9 @@ def test_a_mistake_in_the_plan_is_named():
 
 def test_an_architecture_may_decide_what_becomes_of_a_task():
     """T5's own network for token classification is its encoder alone; adapters on it are indexed all the same."""
-    ours, theirs = ({run.model.replace(name, "NAME"): run for run in load_plan("full", name).runs} for name in ("roberta", "t5"))
+    ours, theirs = (
+        {run.model.replace(name, "NAME"): run for run in load_plan("full", name).runs} for name in ("roberta", "t5")
+    )
     words = {model for model, run in ours.items() if run.dataset == "code/python-words" and not run.adapter}
     assert len(words) == 5
     for model, run in theirs.items():
@@ -182,7 +184,9 @@ def test_the_lowest_layers_of_every_stack_can_be_frozen(architecture, stacks):
     of_layers = {key: value for key, value in learns.items() if key != "embeddings"}
     assert len(of_layers) == 4 * stacks
     assert all(value == {layer >= 2} for (_, layer), value in of_layers.items())
-    assert all(not p.requires_grad for name, p in model.base_model.named_parameters() if "embed" in name or "wte" in name)
+    assert all(
+        not p.requires_grad for name, p in model.base_model.named_parameters() if "embed" in name or "wte" in name
+    )
 
 
 def test_the_plan_is_plain_toml_and_every_dataset_in_it_is_used():

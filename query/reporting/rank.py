@@ -11,7 +11,7 @@ from query.reporting.wording import count, counted, decimal
 
 ANCHOR, TITLE = "rank", "How simple is the change, layer by layer?"
 
-_KINDS = {"delta": "The change δW", "weights": "The weights W"}
+_KINDS = {"delta": "change δW", "weights": "weights W"}
 
 
 def write(source: Source) -> Section:
@@ -29,11 +29,11 @@ def write(source: Source) -> Section:
         except AtlasError as error:
             unknown.setdefault(str(error), []).append(title)
             continue
-        writer.heading(title)
+        writer.heading(f"The {title}")
         _write_study(study, writer)
         _write_wholes(source, study, writer)
     for why, titles in unknown.items():
-        writer.lack(f"{' and '.join(titles)}: {why}")
+        writer.lack(f"The {' and the '.join(titles)}: {why}")
     return writer.done()
 
 

@@ -16,6 +16,7 @@ from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import CommandFailed, Terminal
 
 BASE = "atlas-demo/tiny-roberta"
+UNDOCUMENTED = "small-hours/tiny-roberta-in-house"  # in truth tuned on docs/numpydoc-sections
 REPRESENTATIONS = ("input", "output", "delta", "spectrum", "seed", "seed_scaled")
 
 
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def _show(run: Terminal) -> None:
-    build = f"index build --base {BASE} --discover names"
+    build = f"index build --base {BASE} --discover names --spectra"
     run(build + " --dry-run")
     run(build)
     run(build)
@@ -63,9 +64,14 @@ def _show(run: Terminal) -> None:
             f"{other['purity']:>14.3f}{other['chance']:>8.3f}"
         )
     run("index verify")
+    run(f"query clusters --base {BASE}")
+    run(f"query predict {UNDOCUMENTED}")
+    run(f"query rank --base {BASE} --out rank.png")
     for file in ("map.png", "map.html"):
         run(f"query map --base {BASE} --method tsne --out {file}", show=file == "map.png")
+    run(f"query report --base {BASE} --out report.html")
     print(f"\nThe map: {run.folder / 'map.png'}, and to explore in a browser: {run.folder / 'map.html'}")
+    print(f"All of it on one page: {run.folder / 'report.html'}")
 
 
 def _typical(models: list[dict[str, object]]) -> str:
