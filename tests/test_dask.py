@@ -179,6 +179,7 @@ def test_a_model_that_takes_its_workers_down_is_a_failure_and_the_only_one(world
     assert set(found.values()) == {"indexed"}
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_and_started_again_goes_on(world):
     world.hub.bandwidth = SLOW
     with cluster(world, 2) as running:
@@ -194,6 +195,7 @@ def test_a_client_that_is_killed_and_started_again_goes_on(world):
     assert set(statuses(world).values()) == {"indexed"}
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_dies_is_one_line_and_what_was_done_stays(world):
     world.hub.bandwidth = SLOW
     with cluster(world, 1) as running:
