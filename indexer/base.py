@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from indexer.architecture import load_architecture
 from indexer.atlas import AtlasFolder
-from indexer.byterange import LocalFile
 from indexer.errors import AtlasError, Skipped
+from indexer.formats.safetensors_index import SafetensorsIndex, read_index
+from indexer.formats.stored_tensor import DTYPE_NAMES
 from indexer.layout import Layout
-from indexer.safetensors_index import SafetensorsIndex, read_index
-from indexer.stored_tensor import DTYPE_NAMES
+from indexer.network.byterange import LocalFile
 from indexer.svd import spectrum
 from indexer.weights import Checkpoint
 from indexer.words import DeltaKey

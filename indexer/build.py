@@ -13,21 +13,21 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, size_of_base, store_base, stored_bases
+from indexer.crawling.listing import ListedModel, Listing, select
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.executor import default_workers, executor_for
 from indexer.hub import BaseFacts
 from indexer.identity import SPECTRA_FORM, Spec, canonical_json
-from indexer.listing import ListedModel, Listing, select
 from indexer.plan import Planned, existing_record, plan
 from indexer.publish import Publication, Thresholds, publish
+from indexer.publishing.rows import Entry
 from indexer.records import RecordStore
-from indexer.resources import Resources, share_out
-from indexer.rows import Entry
+from indexer.running.resources import Resources, share_out
+from indexer.running.worker import Place, Result
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
 from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import ModelRef
-from indexer.worker import Place, Result
 
 # Results are published as they come, so that an interrupted build is useful.
 PUBLISH_EVERY_SECONDS = 600.0

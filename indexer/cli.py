@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options
 from indexer.errors import AtlasError
-from indexer.terminal import AtlasGroup, atlas_option, emit, output_options
 
 if TYPE_CHECKING:
     from indexer.build import BuildOptions, BuildReport
@@ -82,8 +82,8 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
-    from indexer.buildview import BuildView
     from indexer.commands import build_bases
+    from indexer.console.buildview import BuildView
 
     with BuildView() as view:
         reports = build_bases(atlas, bases, _options(chosen), dry_run, view)
@@ -103,7 +103,7 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.buildview import BuildView
+    from indexer.console.buildview import BuildView
     from indexer.shards import Shard, work_shard
 
     try:
@@ -125,7 +125,7 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str) -> None:
     """Publish what `index work` has done; asks nobody and reads no checkpoint."""
     from indexer.build import BuildOptions
-    from indexer.buildview import BuildView
+    from indexer.console.buildview import BuildView
     from indexer.shards import publish_records
     from indexer.words import RELATIONS
 
@@ -153,8 +153,8 @@ def _tell(reports: list[BuildReport], output: str, what_next: str) -> None:
 @output_options
 def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
     """Add one model: a Hub id, owner/name@revision, or a local checkpoint folder."""
-    from indexer.buildview import BuildView
     from indexer.commands import add_model
+    from indexer.console.buildview import BuildView
 
     with BuildView() as view:
         report = add_model(atlas, model, base, _options(chosen), view)
@@ -245,7 +245,7 @@ def _options(chosen: dict[str, Any]) -> BuildOptions:
 
 
 def _size(option: str, text: str | None) -> int | None:
-    from indexer.resources import parse_size
+    from indexer.running.resources import parse_size
 
     try:
         return parse_size(text) if text is not None else None

@@ -11,14 +11,14 @@ from huggingface_hub import constants
 from indexer.atlas import AtlasFolder
 from indexer.base import stored_bases
 from indexer.build import Build, BuildOptions, BuildReport, Watcher, estimate
-from indexer.claims import untyped_relation
-from indexer.crawl import crawl
+from indexer.crawling.claims import untyped_relation
+from indexer.crawling.crawl import crawl
+from indexer.crawling.listing import Listing
+from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import BaseFacts, model_row, resolve_base
-from indexer.listing import Listing
 from indexer.local import local_row
-from indexer.questions import CrawlRequest
-from indexer.session import install_session
+from indexer.network.session import install_session
 from indexer.single import unreadable
 from indexer.words import ModelRef
 

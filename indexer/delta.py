@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from indexer.adapter import LoraModule, lora_paths, read_lora, whole_weights
+from indexer.adapters.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.architecture import load_architecture
 from indexer.base import BaseMatrices
 from indexer.errors import Skipped

@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from typing import Protocol
 
 from indexer.errors import Failed
+from indexer.running.worker import Place, Result, abandoned, work
 from indexer.unit import Unit
-from indexer.worker import Place, Result, abandoned, work
 
 # A unit that takes the process down twice is at fault itself.
 DEATHS_ALLOWED = 2
@@ -98,7 +98,7 @@ class ProcessExecutor:
 def executor_for(workers: int, units: int, scheduler: str | None = None) -> Executor:
     """This process for few units (a new process costs seconds to start), a pool for many; a cluster if one is named."""
     if scheduler is not None:
-        from indexer.dask_executor import DaskExecutor
+        from indexer.running.dask_executor import DaskExecutor
 
         return DaskExecutor(scheduler)
     if workers <= 1 or units < 2 * workers:

@@ -16,11 +16,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from indexer.claims import filenames_in
+from indexer.crawling.claims import filenames_in
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.hub_api import GarbledError, ask, parse_json
-from indexer.hub_get import fetch_small
-from indexer.session import as_model_error, as_user_error
+from indexer.network.hub_api import GarbledError, ask, parse_json
+from indexer.network.hub_get import fetch_small
+from indexer.network.session import as_model_error, as_user_error
 from indexer.untrusted import printable
 from indexer.words import is_hub_id
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import OLDEST_READABLE, SCHEMA_VERSION, AtlasFolder, check_schema
 from indexer.base import BaseMatrices, stored_bases
+from indexer.crawling.listing import Listing
 from indexer.errors import AtlasError
 from indexer.identity import SPECTRA_FORM, Identity
-from indexer.listing import Listing
 from indexer.plan import commit_of
 from indexer.publish import Publication, publish
+from indexer.publishing.rows import Entry
 from indexer.records import Outcome, RecordStore
 from indexer.representation import representation_named
-from indexer.rows import Entry
 from indexer.vectors import VectorFile, check_file, read_vectors
 
 if TYPE_CHECKING:

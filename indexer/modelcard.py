@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from indexer.datasets import MAX_NAME, CanonicalDataset, canonical_datasets, is_known, is_placeholder
+from indexer.cards.datasets import MAX_NAME, CanonicalDataset, canonical_datasets, is_known, is_placeholder
+from indexer.cards.evaluations import Evaluation, read_evaluations
+from indexer.cards.head import HeadFacts, head_facts
+from indexer.cards.readme import card_facts, trainer_sentence
 from indexer.errors import Failed
-from indexer.evaluations import Evaluation, read_evaluations
-from indexer.head import HeadFacts, head_facts
-from indexer.readme import card_facts, trainer_sentence
 from indexer.untrusted import Reader, hub_address, printable
 from indexer.words import RELATIONS, author_of, is_hub_id
 

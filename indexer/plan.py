@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from indexer.claims import listed_filenames
+from indexer.crawling.claims import listed_filenames
+from indexer.crawling.listing import ListedModel
 from indexer.identity import SPECTRA_FORM, Identity
-from indexer.listing import ListedModel
+from indexer.publishing.rows import Entry
 from indexer.records import Outcome, RecordStore
-from indexer.rows import Entry
 from indexer.unit import Unit
 from indexer.words import ModelRef
 

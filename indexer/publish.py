@@ -19,12 +19,12 @@ import numpy as np
 from indexer import __version__
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices
-from indexer.duplicates import CANDIDATE_COSINE, Upload, find_duplicates
-from indexer.neighbours import nearest
+from indexer.publishing.duplicates import CANDIDATE_COSINE, Upload, find_duplicates
+from indexer.publishing.neighbours import nearest
+from indexer.publishing.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
+from indexer.publishing.sibling import private_copy
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, Representation, representation_named
-from indexer.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
-from indexer.sibling import private_copy
 from indexer.vectors import FACTORY, VectorFile, Vectors, normalised, read_vectors, write_vectors
 
 if TYPE_CHECKING:

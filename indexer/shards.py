@@ -16,10 +16,10 @@ from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, stored_bases
 from indexer.build import Build, BuildOptions, BuildReport, Watcher
 from indexer.commands import check_device, find_base, update_listing
+from indexer.crawling.listing import Listing
 from indexer.errors import AtlasError
 from indexer.hub import BaseFacts
-from indexer.listing import Listing
-from indexer.session import install_session
+from indexer.network.session import install_session
 
 
 @dataclass(frozen=True)

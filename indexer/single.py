@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from indexer.base import BaseMatrices
-from indexer.claims import listed_filenames, untyped_relation
+from indexer.crawling.claims import listed_filenames, untyped_relation
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import conversion_revision, model_row
 from indexer.identity import Spec
 from indexer.local import facts_of, local_row
+from indexer.network.session import as_model_error, install_session
 from indexer.plan import commit_of
 from indexer.record import Record
-from indexer.session import as_model_error, install_session
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit, vectorise
 from indexer.words import ModelRef

@@ -2,7 +2,7 @@
 
 Only the indexes of the files are read on opening; ``Checkpoint.stream`` then fetches what is asked for, by as
 few requests as make sense, and holds one tensor at a time. Which file wins is told in
-``indexer.checkpoint_files``.
+``indexer.formats.checkpoint_files``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from huggingface_hub import is_offline_mode
 
-from indexer.ahead import read_ahead
-from indexer.byterange import ByteSource
-from indexer.checkpoint_config import read_adapter_config, read_config, refuse_quantised_tensors
-from indexer.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.hub_get import Patience
-from indexer.remote_file import RemoteFile
+from indexer.formats.checkpoint_config import read_adapter_config, read_config, refuse_quantised_tensors
+from indexer.formats.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
+from indexer.formats.safetensors_index import read_index
+from indexer.formats.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable, shown
+from indexer.formats.torch_index import read_torch_index
+from indexer.network.byterange import ByteSource
+from indexer.network.hub_get import Patience
+from indexer.network.remote_file import RemoteFile
 from indexer.repository import Repository, open_repository, open_revision, read_json_object
-from indexer.safetensors_index import read_index
-from indexer.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable, shown
-from indexer.torch_index import read_torch_index
+from indexer.running.ahead import read_ahead
 from indexer.words import ModelRef
 
 __all__ = ["Checkpoint", "FileFacts", "TensorInfo", "open_checkpoint", "plan_runs"]

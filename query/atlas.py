@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from indexer.single import PublishedBase
     from indexer.vectors import VectorFile, Vectors
-    from query.calibration import Evaluation
     from query.cluster import Clusters
     from query.map import ModelMap
     from query.predict import Prediction
+    from query.prediction.calibration import Evaluation
     from query.purity import PurityResult
     from query.rank import RankStudy
     from query.report import Report
@@ -140,8 +140,8 @@ class Atlas:
         return predict(self, str(model), **options)
 
     def evaluate_prediction(self, base: str | None = None, **options: Any) -> Evaluation:
-        """How often ``predict`` is right on this atlas; see :func:`query.calibration.evaluate`."""
-        from query.calibration import evaluate
+        """How often ``predict`` is right on this atlas; see :func:`query.prediction.calibration.evaluate`."""
+        from query.prediction.calibration import evaluate
 
         return evaluate(self, base, **options)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
-from indexer.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from query.opening import base_option, opened_atlas
 from query.studies import STUDIES
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.console.speech import say
 from indexer.errors import AtlasError
-from indexer.speech import say
-from query.agreement import FEW_WAYS, Agreement, compared, compared_across, silhouette_of
-from query.agreement_silhouette import Floats
-from query.cluster_cloud import against_clouds
-from query.cluster_members import Cluster, Member, described, numbered
-from query.cluster_methods import OUTLIER, by_best_centres, by_centres, by_density, coordinates, default_size
-from query.nearest import Integers
+from query.clustering.agreement import FEW_WAYS, Agreement, compared, compared_across, silhouette_of
+from query.clustering.cloud import against_clouds
+from query.clustering.members import Cluster, Member, described, numbered
+from query.clustering.methods import OUTLIER, by_best_centres, by_centres, by_density, coordinates, default_size
+from query.clustering.silhouette import Floats
 from query.population import LeftOut, Population, distinct
+from query.trials.nearest import Integers
 
 if TYPE_CHECKING:
     import pandas

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.console.speech import clean
 from indexer.errors import AtlasError
-from indexer.speech import clean
 from query.extras import require
 
 if TYPE_CHECKING:

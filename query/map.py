@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from query.coloring import Coloring, Groups, coloring, grouped
 from query.figures import FORMATS, checked_output, draw, write_output
+from query.mapping.coloring import Coloring, Groups, coloring, grouped
+from query.mapping.projection import METHODS, Projection, project
 from query.population import LeftOut, Population, distinct, read_population
-from query.projection import METHODS, Projection, project
 
 if TYPE_CHECKING:
     import pandas
@@ -130,13 +130,13 @@ class ModelMap:
 
     def figure(self, theme: str = "light") -> Figure:
         """The map as a picture fit for print; ``theme`` is light or dark."""
-        from query.map_picture import map_figure
+        from query.mapping.picture import map_figure
 
         return map_figure(self, theme)
 
     def html(self) -> str:
         """The map as a page to explore: one file that needs nothing else."""
-        from query.map_page import map_page
+        from query.mapping.page import map_page
 
         return map_page(self)
 
@@ -166,9 +166,9 @@ def model_map(
 ) -> ModelMap:
     """Place the distinct fine-tunes of ``base`` in the plane, and say what colours them.
 
-    ``method``: umap, tsne or pca (see :func:`query.projection.project`). ``color``: dataset, author, cluster or a
-    column of the view ``models`` (see :func:`query.coloring.coloring`). Raises AtlasError where there is no model to
-    place, an unknown method or column, or a representation that is not published.
+    ``method``: umap, tsne or pca (see :func:`query.mapping.projection.project`). ``color``: dataset, author, cluster
+    or a column of the view ``models`` (see :func:`query.mapping.coloring.coloring`). Raises AtlasError where there is
+    no model to place, an unknown method or column, or a representation that is not published.
     """
     population = distinct(read_population(atlas, base, representation))
     if not len(population.ids):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.terminal import say
+from indexer.console.terminal import say
 
 if TYPE_CHECKING:
     from query.atlas import Atlas

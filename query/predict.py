@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from query.answers import NONE_OF_THESE
-from query.documented import Documents, read_documents
-from query.evidence import Evidence, Reals, Witnesses
-from query.learning import TOO_FEW, Learnt, learn, lessons
-from query.subject import Repeat, Subject, read_subject
-from query.voices import Voices, own_datasets, voices_of
+from query.prediction.answers import NONE_OF_THESE
+from query.prediction.documented import Documents, read_documents
+from query.prediction.evidence import Evidence, Reals, Witnesses
+from query.prediction.learning import TOO_FEW, Learnt, learn, lessons
+from query.prediction.subject import Repeat, Subject, read_subject
+from query.prediction.voices import Voices, own_datasets, voices_of
 
 if TYPE_CHECKING:
     import pandas

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from query.nearest import Integers, codes_of, leave_out, neighbour_order
 from query.population import Population, representatives
-from query.trial import DatasetPurity, Floats, Trial
+from query.trials.nearest import Integers, codes_of, leave_out, neighbour_order
+from query.trials.trial import DatasetPurity, Floats, Trial
 
 _TIE = 1e-12  # two means that differ by less are the same sum in another order
 

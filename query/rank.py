@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from query.fits import Fit, best_fit, fit_forms
 from query.population import LeftOut
-from query.rank_models import Candidate, checked_relations, countable_models, one_model, require_ranks, told
-from query.rank_values import Ranks, read_ranks
+from query.ranking.fits import Fit, best_fit, fit_forms
+from query.ranking.models import Candidate, checked_relations, countable_models, one_model, require_ranks, told
+from query.ranking.values import Ranks, read_ranks
 
 if TYPE_CHECKING:
     import pandas
@@ -46,7 +46,7 @@ class FamilyRanks:
 
     @property
     def fit(self) -> Fit | None:
-        """The form that fits best, see :func:`query.fits.best_fit`."""
+        """The form that fits best, see :func:`query.ranking.fits.best_fit`."""
         return best_fit(self.fits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class RankStudy:
 
     def figure(self, theme: str = "light") -> Figure:
         """A panel for each stack: a line by family with its spread, and the best fit dashed."""
-        from query.rank_picture import rank_figure
+        from query.ranking.picture import rank_figure
 
         return rank_figure(self, theme)
 

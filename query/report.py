@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.speech import say
+from indexer.console.speech import say
 from query.reporting import (
     claims,
     clusters,

@@ -5,7 +5,7 @@ Three walls, each enough for most of what a statement could try:
 1. DuckDB's parser must find one SELECT (or WITH, FROM, VALUES, TABLE, DESCRIBE, SHOW, SUMMARIZE, EXPLAIN) in
    which nothing writes and nothing asks about this machine. This is for clear messages; it is no lock.
 2. The connection is read-only, without file systems, extensions or changeable settings (``connect_locked``).
-3. The process (``sqlprocess.py``, run as a script) opens the database and then gives up, by system limits that can
+3. The process (``sandbox/process.py``, run as a script) opens the database and then gives up, by system limits that can
    never be raised again, opening any file or socket, writing any file, more memory, and life beyond its time. DuckDB
    cannot promise the last two: ``len(range(100000000))``, ``levenshtein`` of long strings and ``sleep_ms`` hear
    neither an interrupt nor ``max_execution_time``, and ``repeat('x', 1000000000)`` takes twice its memory limit.
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError
-from query.locked import MEMORY, connect_locked
+from query.sandbox.locked import MEMORY, connect_locked
 
 __all__ = ["SqlResult", "check_condition", "connect_locked", "run_sql"]
 
-PROCESS = Path(__file__).resolve().with_name("sqlprocess.py")
+PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 CONDITION_SECONDS = 20.0
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 

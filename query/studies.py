@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from indexer.terminal import atlas_option, emit, output_options, say
+from indexer.console.terminal import atlas_option, emit, output_options, say
 from query.opening import base_option, opened_atlas
 
 representation_option = click.option("--representation", default="input", show_default=True, help="Which vectors.")
@@ -32,7 +32,7 @@ def clusters(base: str | None, atlas: str, output: str, **options: Any) -> None:
     with opened_atlas(atlas) as opened:
         found = opened.clusters(base, **options)
         if output == "table":
-            from query.cluster_sheet import sheet
+            from query.clustering.sheet import sheet
 
             emit(sheet(found), output)
         else:
@@ -91,7 +91,7 @@ def rank(base: str | None, atlas: str, output: str, out: str | None, theme: str,
         if output == "csv":
             emit(study.to_rows(), output)
         else:
-            from query.rank_sheet import sheet
+            from query.ranking.sheet import sheet
 
             told = sheet(study) if output == "table" else study.to_dict()
             emit(told | ({"file": str(file)} if file else {}), output)

@@ -13,10 +13,10 @@ from typing import Any
 
 from huggingface_hub import constants
 
-from indexer.crawl import crawl
-from indexer.listing import Listing
-from indexer.questions import CrawlRequest
-from indexer.session import Manners, install_session
+from indexer.crawling.crawl import crawl
+from indexer.crawling.listing import Listing
+from indexer.crawling.questions import CrawlRequest
+from indexer.network.session import Manners, install_session
 from scripts.loopback_hub import LoopbackHub
 
 BASE = "FacebookAI/roberta-base"

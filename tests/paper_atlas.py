@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
-from indexer.neighbours import nearest
+from indexer.publishing.neighbours import nearest
 from indexer.vectors import Vectors, write_vectors
 
 BASE = "org/paper-base"

@@ -27,9 +27,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from indexer.adapter import LoraModule, read_lora, whole_weights
+from indexer.adapters.adapter import LoraModule, read_lora, whole_weights
+from indexer.adapters.name_pattern import NamePatterns
 from indexer.errors import Skipped
-from indexer.name_pattern import NamePatterns
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
 from scripts.loopback_hub import LoopbackHub
@@ -521,7 +521,7 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
 
 
 def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    import indexer.name_pattern as room
+    import indexer.adapters.name_pattern as room
 
     monkeypatch.setattr(room, "_SECONDS", 0.2)
     started = time.monotonic()

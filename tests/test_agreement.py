@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from query import agreement_silhouette
-from query.agreement import compared, compared_across, p_value, silhouette_of
-from query.agreement_silhouette import shuffled_silhouettes, silhouettes
-from query.nearest import codes_of
-from query.sweeps import Sweeps
+from query.clustering import silhouette
+from query.clustering.agreement import compared, compared_across, p_value, silhouette_of
+from query.clustering.silhouette import shuffled_silhouettes, silhouettes
+from query.trials.nearest import codes_of
+from query.trials.sweeps import Sweeps
 
 
 def rng(seed=0):
@@ -310,7 +310,7 @@ def test_silhouettes_are_those_of_scikit_learn_whatever_the_block(monkeypatch):
     points, groups = unit(rng().normal(size=(150, 12))), codes_of(rng(1).integers(0, 9, size=150).tolist())
     expected = metrics.silhouette_samples(points, groups, metric="cosine")
     assert silhouettes(points, groups) == pytest.approx(expected, abs=1e-9)
-    monkeypatch.setattr(agreement_silhouette, "_BLOCK", 70)
+    monkeypatch.setattr(silhouette, "_BLOCK", 70)
     assert silhouettes(points, groups) == pytest.approx(expected, abs=1e-9)
 
 
@@ -331,11 +331,11 @@ def test_shuffled_silhouettes_are_those_of_all_permutations():
 
 def test_many_models_are_judged_by_a_sample_against_all(monkeypatch):
     points, groups = unit(rng(5).normal(size=(60, 3))), codes_of(rng(6).integers(0, 3, size=60).tolist())
-    monkeypatch.setattr(agreement_silhouette, "_WORK", 60 * 9)
+    monkeypatch.setattr(silhouette, "_WORK", 60 * 9)
     values = list(shuffled_silhouettes(points, groups, 200, rng(7)))
     scored = np.sort(rng(7).permutation(60)[:9])
     assert values[0] == pytest.approx(np.mean(np.array(loop_silhouettes(points, groups))[scored]))
-    monkeypatch.setattr(agreement_silhouette, "_WORK", 10**9)
+    monkeypatch.setattr(silhouette, "_WORK", 10**9)
     everyone = list(shuffled_silhouettes(points, groups, 200, rng(7)))
     assert np.mean(values[1:]) == pytest.approx(np.mean(everyone[1:]), abs=0.05)
 

@@ -132,7 +132,7 @@ def test_every_representation_can_be_published_and_asked(atlas):
 CRASH = """
 import os, sys
 import indexer.publish as publish
-import indexer.sibling as sibling
+import indexer.publishing.sibling as sibling
 from indexer.atlas import AtlasFolder
 from indexer.maintenance import represent
 point = sys.argv[2]

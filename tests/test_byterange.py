@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from indexer.byterange import LocalFile
 from indexer.errors import Failed, Skipped
-from indexer.hub_get import Patience, fetch_small, is_own
-from indexer.remote_file import RemoteFile
-from indexer.session import Manners, install_session
+from indexer.network.byterange import LocalFile
+from indexer.network.hub_get import Patience, fetch_small, is_own
+from indexer.network.remote_file import RemoteFile
+from indexer.network.session import Manners, install_session
 from scripts.loopback_hub import LoopbackHub
 
 CONTENT = random.Random(7).randbytes(3_000_000)

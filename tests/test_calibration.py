@@ -15,16 +15,16 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from indexer.errors import AtlasError
-from query import learning
-from query.answers import EVIDENCE, NONE_OF_THESE, none_share, uncalibrated
-from query.calibration import evaluate_documents
-from query.evidence import Witnesses
-from query.head_evidence import Head
-from query.learning import Learnt, learn, lessons
-from query.out_of_author import deal, try_all
 from query.predict import predict_subject
-from query.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
-from query.subject import Subject
+from query.prediction import learning
+from query.prediction.answers import EVIDENCE, NONE_OF_THESE, none_share, uncalibrated
+from query.prediction.calibration import evaluate_documents
+from query.prediction.evidence import Witnesses
+from query.prediction.head_evidence import Head
+from query.prediction.learning import Learnt, learn, lessons
+from query.prediction.out_of_author import deal, try_all
+from query.prediction.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
+from query.prediction.subject import Subject
 from tests.planted_documents import CLASSIFIER, World, documents, joined, undocumented
 
 WORLDS = {

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import AtlasError
-from query import cluster_methods
 from query.cluster import clusters
-from query.cluster_cloud import _clouds, against_clouds
-from query.cluster_members import numbered
-from query.cluster_methods import by_best_centres, by_centres, by_density, coordinates, default_size, tried_counts
-from query.cluster_sheet import sheet
+from query.clustering import methods
+from query.clustering.cloud import _clouds, against_clouds
+from query.clustering.members import numbered
+from query.clustering.methods import by_best_centres, by_centres, by_density, coordinates, default_size, tried_counts
+from query.clustering.sheet import sheet
 from query.population import Population
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
@@ -304,7 +304,7 @@ def test_clouds_are_not_drawn_where_they_would_take_minutes(monkeypatch):
     points = np.eye(6)
     labels = np.array([0, 0, 0, 1, 1, 1])
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is not None
-    monkeypatch.setattr("query.cluster_cloud.MOST_MODELS", 5)
+    monkeypatch.setattr("query.clustering.cloud.MOST_MODELS", 5)
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is None
 
 
@@ -425,11 +425,11 @@ def test_min_size_is_kept():
 
 def test_many_models_start_k_means_fewer_times(monkeypatch):
     started = []
-    settled = cluster_methods._settled
-    monkeypatch.setattr(cluster_methods, "_settled", lambda *given: started.append(1) or settled(*given))
+    settled = methods._settled
+    monkeypatch.setattr(methods, "_settled", lambda *given: started.append(1) or settled(*given))
     points = coordinates(planted([6, 5])[0].astype(np.float32))
     by_centres(points, 2, 0)
-    monkeypatch.setattr(cluster_methods, "_MANY", 10)
+    monkeypatch.setattr(methods, "_MANY", 10)
     by_centres(points, 2, 0)
     assert len(started) == 10 + 3
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.claims import Claim, relation_to, tagged_bases
-from indexer.crawl import crawl
+from indexer.crawling.claims import Claim, relation_to, tagged_bases
+from indexer.crawling.crawl import crawl
+from indexer.crawling.judge import DEEPEST, Judge, is_too_deep
+from indexer.crawling.questions import BadRow, ClaimedRow, CrawlRequest, Progress, Question
+from indexer.crawling.untagged import is_named_after, path_verdict
 from indexer.errors import AtlasError
-from indexer.judge import DEEPEST, Judge, is_too_deep
-from indexer.questions import BadRow, ClaimedRow, CrawlRequest, Progress, Question
-from indexer.untagged import is_named_after, path_verdict
 from tests.hub_ground import (
     BASE,
     SHORT,
@@ -544,7 +544,7 @@ def test_cursors_without_end_and_without_news(monkeypatch):
 
 
 def test_rows_without_end(monkeypatch):
-    monkeypatch.setattr("indexer.crawl.MOST_ROWS", 20)
+    monkeypatch.setattr("indexer.crawling.crawl.MOST_ROWS", 20)
     answers = [
         http([{"id": f"a/b{number}", "tags": tags(BASE)}], Link=f'</api/models?cursor={number}>; rel="next"')
         for number in range(100)
@@ -553,7 +553,7 @@ def test_rows_without_end(monkeypatch):
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="more than 20 rows"):
             list(crawl(ONE))
-    monkeypatch.setattr("indexer.crawl.MOST_PAGES", 5)
+    monkeypatch.setattr("indexer.crawling.crawl.MOST_PAGES", 5)
     with RawServer(*answers) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="more than 5 pages"):

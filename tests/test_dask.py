@@ -153,7 +153,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing(world):
 
 HUNGRY = """
 import time
-import indexer.worker
+import indexer.running.worker
 from indexer.unit import vectorise
 
 def hungry(unit, *others, **more):
@@ -164,7 +164,7 @@ def hungry(unit, *others, **more):
             time.sleep(0.05)
     return vectorise(unit, *others, **more)
 
-indexer.worker.vectorise = hungry
+indexer.running.worker.vectorise = hungry
 """
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import indexer.datasets
-from indexer.datasets import (
+import indexer.cards.datasets
+from indexer.cards.datasets import (
     AliasTable,
     CanonicalDataset,
     alias_table,
@@ -23,7 +23,7 @@ from indexer.datasets import (
 )
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-TABLE = Path(indexer.datasets.__file__).with_name("dataset_aliases.toml")
+TABLE = Path(indexer.cards.datasets.__file__).with_name("dataset_aliases.toml")
 
 
 def name(raw, config=None):

@@ -10,7 +10,7 @@ from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
-from indexer.hub_api import ask, parse_json, with_parameter
+from indexer.network.hub_api import ask, parse_json, with_parameter
 from tests.hub_ground import (
     BASE,
     SHORT,
@@ -225,7 +225,7 @@ def test_a_refusal_is_not_garbled_json(hub):
 
 
 def test_json_that_stays_garbled(monkeypatch):
-    monkeypatch.setattr("indexer.hub_api._WAITS_FOR_JSON", (0.01, 0.01))
+    monkeypatch.setattr("indexer.network.hub_api._WAITS_FOR_JSON", (0.01, 0.01))
     with RawServer(http(b"<html>")) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(Failed, match="not JSON") as caught:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.claims import Claim
+from indexer.crawling.claims import Claim
+from indexer.crawling.listing import ListedModel, Listing, select
+from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError
-from indexer.listing import ListedModel, Listing, select
-from indexer.questions import CrawlRequest
 from tests.hub_ground import BASE, SHORT, add_base, add_repo, asked, served, tags, update_listing
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -245,7 +245,7 @@ def test_a_failing_page_erases_nothing(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=3) as hub:
         update_listing(Listing(path), ONE)
         for fault in ({"status": 500}, {"malformed_json": True}, {"status": 401}, {"no_answer": True}):
-            monkeypatch.setattr("indexer.hub_api._WAITS_FOR_JSON", (0.01,))
+            monkeypatch.setattr("indexer.network.hub_api._WAITS_FOR_JSON", (0.01,))
             struck = hub.faults.add("/api/models", since=2, **fault)
             with pytest.raises(AtlasError):
                 update_listing(Listing(path), ONE)
@@ -399,8 +399,8 @@ def test_descendants_are_followed_after_an_interruption(store, monkeypatch, path
 CRAWLER = """
 import sys
 from pathlib import Path
-from indexer.listing import Listing
-from indexer.questions import CrawlRequest
+from indexer.crawling.listing import Listing
+from indexer.crawling.questions import CrawlRequest
 from tests.hub_ground import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
 """
@@ -526,7 +526,7 @@ def test_a_file_of_something_else(path):
 
 
 def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
-    monkeypatch.setattr("indexer.listing.SUPERSEDED_LINES", 20)
+    monkeypatch.setattr("indexer.crawling.listing.SUPERSEDED_LINES", 20)
     many(store, 5)
     add_repo(store, "me/roberta-base-x", {"config.json": {"_name_or_path": "x/y"}})
     request = CrawlRequest(IDS, discover="names")

@@ -16,9 +16,9 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.coloring import LEGEND, grouped, scaled
 from query.figures import THEMES, draw, label
 from query.map import checked_map_file, model_map
+from query.mapping.coloring import LEGEND, grouped, scaled
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
 RNG = np.random.default_rng(0)
@@ -280,10 +280,10 @@ def test_the_same_map_gives_the_same_file(atlas, tmp_path, suffix, color):
 
 
 def test_an_svg_with_many_points_holds_a_picture_of_them(atlas, monkeypatch):
-    from query import map_picture
+    from query.mapping import picture
 
     assert b"<image" not in draw(pca(atlas).figure(), ".svg")
-    monkeypatch.setattr(map_picture, "_RASTERISED", 8)
+    monkeypatch.setattr(picture, "_RASTERISED", 8)
     assert b"<image" in draw(pca(atlas).figure(), ".svg")
 
 

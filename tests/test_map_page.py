@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-from query.coloring import grouped, scaled
 from query.figures import THEMES
 from query.map import MapPoint, ModelMap
-from query.map_page import SCRIPTS, page_data
+from query.mapping.coloring import grouped, scaled
+from query.mapping.page import SCRIPTS, page_data
 from query.population import LeftOut
 from tests.browser import KEYS, Browser, missing_browser
 
@@ -74,7 +74,7 @@ def test_strings_are_only_ever_set_as_text():
     from importlib.resources import files
 
     for name in SCRIPTS:
-        script = (files("query") / "pages" / name).read_text()
+        script = (files("query.mapping") / "pages" / name).read_text()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|setTimeout\(['\"]", script
         )

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from indexer.duplicates import Upload, find_duplicates, same_deltas
-from indexer.neighbours import nearest
+from indexer.publishing.duplicates import Upload, find_duplicates, same_deltas
+from indexer.publishing.neighbours import nearest
 from indexer.vectors import Vectors, normalised, open_index, read_vectors, search, write_vectors
 from tests.test_record import make_record
 

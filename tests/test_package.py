@@ -34,7 +34,7 @@ def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "indexer/schema.sql" in names
-    assert "indexer/dataset_aliases.toml" in names
+    assert "indexer/cards/dataset_aliases.toml" in names
     for path in (ROOT / "indexer" / "architectures").glob("*.toml"):
         assert f"indexer/architectures/{path.name}" in names
     for path in (ROOT / "query" / "pages").iterdir():
@@ -45,7 +45,7 @@ def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
         [
             sys.executable, "-c",
             "from indexer.atlas import schema_sql; from indexer.architecture import known_model_types\n"
-            "from indexer.datasets import canonical_dataset; import indexer\n"
+            "from indexer.cards.datasets import canonical_dataset; import indexer\n"
             "print(indexer.__file__, len(schema_sql()) > 1000, len(known_model_types()) > 100, "
             "canonical_dataset('nyu-mll/glue').name)",
         ],

@@ -12,13 +12,13 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.answers import NONE_OF_THESE
-from query.evidence import COMMON_SHARE, Witnesses
-from query.head_evidence import SMOOTHING, Head, head_of
-from query.learning import learn
 from query.predict import predict_subject
-from query.subject import Repeat, Subject
-from query.voices import own_datasets, voices_of
+from query.prediction.answers import NONE_OF_THESE
+from query.prediction.evidence import COMMON_SHARE, Witnesses
+from query.prediction.head_evidence import SMOOTHING, Head, head_of
+from query.prediction.learning import learn
+from query.prediction.subject import Repeat, Subject
+from query.prediction.voices import own_datasets, voices_of
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.planted_documents import CLASSIFIER, World, documents

@@ -192,12 +192,12 @@ def test_large_kinds_with_several_labels():
 
 def test_blocks_do_not_show(monkeypatch):
     """Blocks of three rows give what one block gives."""
-    import query.nearest
+    import query.trials.nearest
 
     rng = np.random.default_rng(5)
     m = Models(rng.standard_normal((41, 6)), rng.choice(list("abc"), 41).tolist())
     whole = purity(m, draws=5)
-    monkeypatch.setattr(query.nearest, "_BLOCK", 3 * 41)
+    monkeypatch.setattr(query.trials.nearest, "_BLOCK", 3 * 41)
     assert purity(m, draws=5) == whole
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indexer import resources
 from indexer.errors import AtlasError
-from indexer.resources import AHEAD_BYTES, PROCESS_BYTES, available_memory, parse_size, share_out
+from indexer.running import resources
+from indexer.running.resources import AHEAD_BYTES, PROCESS_BYTES, available_memory, parse_size, share_out
 
 MB = 10**6
 ROBERTA = (340 * MB, 9_437_184)  # block matrices, the largest as float32

@@ -12,9 +12,9 @@ from huggingface_hub import HfApi, constants, get_session, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from indexer.errors import AtlasError, Failed, Skipped
-from indexer.hub_api import ask
-from indexer.pace import Pace, quota_in, told_to_wait
-from indexer.session import Manners, as_model_error, as_user_error, install_session
+from indexer.network.hub_api import ask
+from indexer.network.pace import Pace, quota_in, told_to_wait
+from indexer.network.session import Manners, as_model_error, as_user_error, install_session
 from tests.hub_ground import QUICK, RawServer, add_repo, asked, http, served, use_endpoint
 
 

@@ -15,15 +15,15 @@ from safetensors.numpy import load, save
 
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, store_base
+from indexer.crawling.listing import ListedModel
 from indexer.delta import LoraDelta, dense_deltas, layout_against
 from indexer.errors import Failed, Skipped
 from indexer.identity import SPECTRA_FORM, Spec
-from indexer.listing import ListedModel
 from indexer.maintenance import rebuild, status
 from indexer.plan import Planned, plan
+from indexer.publishing.rows import delta_rows, record_row, whole_rows
 from indexer.record import Record, _checksum, read_record, write_record
 from indexer.records import RecordStore
-from indexer.rows import delta_rows, record_row, whole_rows
 from indexer.spectra import Spectra
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit, vectorise

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query import sql, sqlprocess
+from query import sql
+from query.sandbox import process
 from query.sql import check_condition, connect_locked, run_sql
 
 SECRET = "the secret of another file"
@@ -216,8 +217,8 @@ def test_the_first_wall_refuses_what_is_no_select_of_the_atlas(folder, database)
         for statement in [*ATTACKS, *ONLY_REFUSED]:
             text = filled(statement, folder)
             try:
-                sqlprocess._checked(connection, {"statement": text})
-            except sqlprocess._Refused as refused:
+                process._checked(connection, {"statement": text})
+            except process._Refused as refused:
                 answers.append(refused.answer["error"])
             except duckdb.Error:
                 pass
@@ -246,10 +247,10 @@ def test_the_third_wall_is_the_system_itself(folder, database):
     """In a process with all its SQL unlocked, the limits alone keep files and sockets away."""
     code = f"""
         import socket, duckdb
-        from query import sqlprocess
+        from query.sandbox import process
         connection = duckdb.connect({str(database)!r}, read_only=True)
         connection.execute("SET temp_directory = ''; SET threads = 1")
-        sqlprocess._give_up_powers(30)
+        process._give_up_powers(30)
         attempts = [
             lambda: open({str(folder / "secret.csv")!r}),
             lambda: open({str(folder / "new.txt")!r}, "w"),
@@ -275,8 +276,8 @@ def test_the_third_wall_is_the_system_itself(folder, database):
 def test_limits_cannot_be_raised_again():
     code = """
         import resource
-        from query import sqlprocess
-        sqlprocess._give_up_powers(30)
+        from query.sandbox import process
+        process._give_up_powers(30)
         for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
             print(resource.getrlimit(limit)[0] == resource.getrlimit(limit)[1] != resource.RLIM_INFINITY)
     """
@@ -296,9 +297,9 @@ def test_nothing_of_this_machine_can_be_read(folder, database):
         for (name,) in views + functions:
             for statement in (f"SELECT * FROM {name}", f"SELECT {name}"):
                 try:
-                    checked = sqlprocess._checked(connection, {"statement": statement})
+                    checked = process._checked(connection, {"statement": statement})
                     rows = connection.execute(checked).fetchall()
-                except (duckdb.Error, sqlprocess._Refused, RuntimeError):
+                except (duckdb.Error, process._Refused, RuntimeError):
                     continue
                 ran += 1
                 assert str(folder.parent) not in repr(rows), name
@@ -571,8 +572,8 @@ def test_a_condition_finds_ids(database, where, count):
 def test_what_is_no_condition_is_refused(folder, database, where):
     """Here, in this process: the same two steps that the other one takes."""
     before = state(folder)
-    with connect_locked(database) as connection, pytest.raises((sqlprocess._Refused, duckdb.Error)):
-        sqlprocess._rows(connection, sqlprocess._checked(connection, {"condition": where, "view": "models"}), None, None)
+    with connect_locked(database) as connection, pytest.raises((process._Refused, duckdb.Error)):
+        process._rows(connection, process._checked(connection, {"condition": where, "view": "models"}), None, None)
     assert state(folder) == before
 
 

@@ -31,9 +31,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer import terminal
+from indexer.console import terminal
+from indexer.console.terminal import (
+    AtlasGroup,
+    Progress,
+    as_plain,
+    atlas_option,
+    clean,
+    emit,
+    explain,
+    output_options,
+    say,
+)
 from indexer.errors import AtlasError, Failed, Skipped
-from indexer.terminal import AtlasGroup, Progress, as_plain, atlas_option, clean, emit, explain, output_options, say
 
 ESCAPE = "\x1b"
 HOSTILE = [
@@ -334,7 +344,7 @@ def at_terminal(code, columns=80, environment=None, stderr_too=True):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "TERM")}
     process = subprocess.Popen(
-        [sys.executable, "-c", "from indexer.terminal import *\n" + textwrap.dedent(code)],
+        [sys.executable, "-c", "from indexer.console.terminal import *\n" + textwrap.dedent(code)],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs if stderr_too else subprocess.PIPE,
@@ -409,7 +419,7 @@ def test_piped_tables_are_whole(capsys):
 def run(code, environment=None, **options):
     """A process with pipes."""
     return subprocess.run(
-        [sys.executable, "-c", "from indexer.terminal import *\nimport click\n" + textwrap.dedent(code)],
+        [sys.executable, "-c", "from indexer.console.terminal import *\nimport click\n" + textwrap.dedent(code)],
         capture_output=True,
         text=options.pop("text", True),
         env=os.environ | (environment or {}),
@@ -612,7 +622,7 @@ main(sys.argv[1:], prog_name="tool")
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory):
     path = tmp_path_factory.mktemp("tool") / "tool.py"
-    path.write_text("from indexer.terminal import *\nimport click\n" + GROUP)
+    path.write_text("from indexer.console.terminal import *\nimport click\n" + GROUP)
     return f"{sys.executable} {path}"
 
 

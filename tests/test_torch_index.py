@@ -22,12 +22,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.byterange import LocalFile
 from indexer.errors import Skipped
-from indexer.pickled import PickledName
-from indexer.state_pickle import read_pickle
-from indexer.stored_tensor import Buffers, TensorIndex
-from indexer.torch_index import read_torch_index
+from indexer.formats.pickled import PickledName
+from indexer.formats.state_pickle import read_pickle
+from indexer.formats.stored_tensor import Buffers, TensorIndex
+from indexer.formats.torch_index import read_torch_index
+from indexer.network.byterange import LocalFile
 
 FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 
@@ -314,8 +314,8 @@ def test_small_pickles_do_not_make_large_things(tmp_path: Path) -> None:
         )
     script = """
 import resource, sys
-from indexer.byterange import LocalFile
-from indexer.torch_index import read_torch_index
+from indexer.network.byterange import LocalFile
+from indexer.formats.torch_index import read_torch_index
 from indexer.errors import Skipped
 idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from indexer.byterange import LocalFile
-from indexer.checkpoint_files import choose
 from indexer.errors import Failed, Skipped
-from indexer.hub_get import Patience
-from indexer.safetensors_index import read_index
-from indexer.session import Manners, install_session
+from indexer.formats.checkpoint_files import choose
+from indexer.formats.safetensors_index import read_index
+from indexer.network.byterange import LocalFile
+from indexer.network.hub_get import Patience
+from indexer.network.session import Manners, install_session
 from indexer.weights import GAP_SHARE, open_checkpoint, plan_runs
 from indexer.words import ModelRef
 from scripts.loopback_hub import LoopbackHub

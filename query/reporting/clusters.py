@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from indexer.errors import AtlasError
-from query.agreement import Agreement
 from query.cluster import Clusters
-from query.cluster_members import Cluster
+from query.clustering.agreement import Agreement
+from query.clustering.members import Cluster
 from query.reporting.markup import Column, Html, Part, element, joined, model, told
 from query.reporting.section import Section, Source, Writer
 from query.reporting.wording import count, counted, decimal, percent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
-from query.coloring import Groups
-from query.projection import METHODS
+from query.mapping.coloring import Groups
+from query.mapping.projection import METHODS
 from query.reporting.markup import Part, code, joined, told
 from query.reporting.pictures import add_picture
 from query.reporting.section import Section, Source, Writer

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from indexer.speech import clean
+from indexer.console.speech import clean
 from indexer.words import is_hub_id
 
 NOTHING = "–"  # in a cell without a value

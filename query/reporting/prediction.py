@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from indexer.console.speech import Progress
 from indexer.errors import AtlasError
-from indexer.speech import Progress
-from query.answers import NONE_OF_THESE
-from query.calibration import Evaluation
 from query.predict import Prediction
+from query.prediction.answers import NONE_OF_THESE
+from query.prediction.calibration import Evaluation
 from query.reporting.markup import Column, Html, Part, code, element, model, told
 from query.reporting.pictures import add_picture
 from query.reporting.section import Section, Source, Writer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from indexer.console.speech import say
 from indexer.errors import AtlasError
-from indexer.speech import say
 from query.purity import PurityResult, Score
 from query.reporting.markup import Column, Part, code, told
 from query.reporting.pictures import add_picture

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from indexer.atlas import STORAGE_VERSION, AtlasFolder, schema_sql
-from indexer.neighbours import nearest
+from indexer.publishing.neighbours import nearest
 from indexer.vectors import Vectors, open_index, search, write_vectors
 from indexer.words import FAMILIES, DeltaKey
 from scripts.bench.measure import Table, Timing, interleaved, say

@@ -24,12 +24,12 @@ from huggingface_hub import HfApi
 from indexer.delta import layout_against
 from indexer.executor import ProcessExecutor
 from indexer.record import Spec
-from indexer.resources import Resources
+from indexer.running.resources import Resources
+from indexer.running.worker import Place
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
-from indexer.worker import Place
 from scripts.bench.checkpoints import Checkpoints, roberta_base
 from scripts.bench.measure import NotMeasuredError, Table, Timing, interleaved, say
 from scripts.loopback_hub import LoopbackHub

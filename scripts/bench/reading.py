@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from indexer.base import BaseMatrices
 from indexer.identity import Spec
-from indexer.session import install_session
+from indexer.network.session import install_session
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit, vectorise
 from indexer.words import ModelRef

@@ -1,0 +1,148 @@
+"""``model-index``: the results that a model card states, and the datasets they were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from indexer.cards.datasets import CanonicalDataset, alias_table, canonical_datasets, is_placeholder
+from indexer.untrusted import Reader
+
+MAX_ENTRIES = 20
+MAX_RESULTS = 1_000
+MAX_METRICS = 100
+MAX_EVALUATIONS = 2_000
+
+Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, and what it means
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One metric on one dataset, as the card states it; ``verified`` where the Hub measured it itself."""
+
+    task: str | None
+    dataset: str | None
+    dataset_raw: str | None
+    config: str | None
+    split: str | None
+    metric: str | None
+    value: float | None
+    verified: bool
+
+
+def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[Evaluation, ...], tuple[Evaluated, ...]]:
+    """The evaluations in a card's ``model-index``, and the datasets that speak of the model's training.
+
+    A Trainer writes its own validation results here, so a dataset in model-index is a claim on what the
+    model was tuned on, but for the results of benchmarks that are run on finished models (``[evaluations]``
+    in the alias table: MTEB, leaderboards).
+    """
+    evaluations: list[Evaluation] = []
+    datasets: dict[Evaluated, None] = {}
+    for result in _results(index, reader):
+        dataset = _first_object(result.get("dataset"))
+        config = _config_of(dataset, reader)
+        evaluated = _dataset_of(dataset, config, reader)
+        if evaluated and not _is_benchmark(result, dataset, evaluated[0]):
+            datasets[evaluated] = None
+        if len(evaluations) >= MAX_EVALUATIONS:
+            reader.note("model-index", f"cut to {MAX_EVALUATIONS} evaluations")
+            break
+        evaluations.extend(_evaluations_of(result, dataset, config, evaluated, reader))
+    return tuple(dict.fromkeys(evaluations[:MAX_EVALUATIONS])), tuple(datasets)
+
+
+def _results(index: Any, reader: Reader) -> Iterator[Mapping[str, Any]]:
+    for entry in reader.items(index, "model-index", MAX_ENTRIES):
+        results = reader.mapping(entry, "model-index").get("results")
+        for result in reader.items(results, "model-index", MAX_RESULTS):
+            yield reader.mapping(result, "model-index")
+
+
+def _first_object(value: Any) -> Mapping[str, Any]:
+    """A dataset is written as an object, now and then as a list of one, or as its bare name."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, str):
+        return {"type": value}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _config_of(dataset: Mapping[str, Any], reader: Reader) -> str | None:
+    for key in ("config", "args"):
+        value = dataset.get(key)
+        if isinstance(value, Mapping):
+            value = next((value[name] for name in ("config", "name", "task") if name in value), None)
+        if isinstance(value, str) and value.strip():
+            return reader.text(value, "model-index")
+    return None
+
+
+def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) -> Evaluated | None:
+    """``type`` is the Hub id and ``name`` the pretty name; either may hold a task or "None" instead.
+
+    The name is asked where the type names no dataset, and for the task where the type names a collection
+    ({"type": "glue", "name": "GLUE MRPC"}).
+    """
+    written = [reader.text(dataset.get(key), "model-index") for key in ("type", "name")]
+    read = [
+        (raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)
+    ]
+    named = [(raw, found) for raw, found in read if found]
+    if not named:
+        return read[-1] if read else None
+    raw, found = named[0]
+    if len(named) == 2 and len(found) == 1 and not found[0].subtask:
+        narrower = [other for other in named[1][1] if other.parent == found[0].name]
+        return raw, tuple(narrower) or found
+    return raw, found
+
+
+def _is_benchmark(result: Mapping[str, Any], dataset: Mapping[str, Any], raw: str) -> bool:
+    marks = alias_table().evaluations
+    name, source = dataset.get("name"), _first_object(result.get("source"))
+    told = " ".join(
+        str(source[key])[:200] for key in ("name", "url") if isinstance(source.get(key), str)
+    ).lower()
+    return (
+        raw.partition("/")[0].lower() in marks["owners"]
+        or (isinstance(name, str) and name.startswith(marks["names"]))
+        or any(mark in told for mark in marks["sources"])
+    )
+
+
+def _evaluations_of(
+    result: Mapping[str, Any],
+    dataset: Mapping[str, Any],
+    config: str | None,
+    evaluated: Evaluated | None,
+    reader: Reader,
+) -> Iterator[Evaluation]:
+    task = _type_or_name(_first_object(result.get("task")), reader)
+    split = reader.text(dataset.get("split"), "model-index")
+    raw, found = evaluated or (None, ())
+    # "metric" is the older spelling.
+    metrics = result["metrics"] if result.get("metrics") is not None else result.get("metric")
+    for metric in reader.items(metrics, "model-index", MAX_METRICS):
+        if not isinstance(metric, Mapping):
+            reader.note("model-index", "a metric is not an object")
+            continue
+        yield Evaluation(
+            task=task,
+            dataset=found[0].name if found else None,
+            dataset_raw=raw,
+            config=config,
+            split=split,
+            metric=_type_or_name(metric, reader),
+            value=reader.number(metric.get("value")),
+            verified=metric.get("verified") is True or result.get("verified") is True,
+        )
+
+
+def _type_or_name(item: Mapping[str, Any], reader: Reader) -> str | None:
+    for key in ("type", "name"):
+        text = reader.text(item.get(key), "model-index")
+        if text:
+            return text
+    return None

@@ -1,0 +1,140 @@
+"""What a README.md says of a model: its YAML front matter, and the sentence the Trainer writes."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from indexer.cards.datasets import is_placeholder
+from indexer.untrusted import hub_address, tidy
+from indexer.words import is_hub_id
+
+MAX_FRONT_MATTER = 2**20  # characters; tables of benchmark results make honest ones long
+MAX_EVENTS = 200_000
+MAX_DEPTH = 40
+MAX_README = 2**20
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FENCE = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
+
+_SENTENCE = re.compile(r"\bfine-?tuned (?:version of|from)\s{1,5}", re.IGNORECASE)
+_LINK = re.compile(r"\[([^\[\]\n]{0,200})\]\(([^()\s]{0,300})\)")
+_ON = re.compile(r"\s{1,5}on\s{1,5}(?:the\s|an?\s)?", re.IGNORECASE)
+_DATASET_WORD = re.compile(r"\bdataset(s?)\b", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?:]\s|\n\s*\n")
+_AND_THE = re.compile(r"\s*(?:,|\band\b)\s*(?:and\s+)?(?:the\s+)?", re.IGNORECASE)
+
+
+def card_facts(readme_text: str, oddities: list[str] | None = None) -> dict[str, Any]:
+    """The front matter of a README as plain JSON values; {} where there is none.
+
+    {} also where it cannot be read (too long, aliases, too deep, not YAML, not an object): why is then
+    appended to ``oddities``. The result can stand as a row's ``cardData``.
+    """
+    notes = oddities if oddities is not None else []
+    text = readme_text[: MAX_FRONT_MATTER + 10].lstrip("\ufeff \t\r\n")
+    if not text.startswith("---"):
+        return {}
+    fences = _FENCE.finditer(text)
+    first, last = next(fences, None), next(fences, None)
+    if first is None or first.start() != 0:
+        return {}
+    if last is None:
+        notes.append("README.md: the front matter does not end")
+        return {}
+    try:
+        loaded = _plain(_load_yaml(text[first.end() : last.start()]))
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _RefusedError) else type(error).__name__
+        notes.append(f"README.md: the front matter cannot be read ({reason})")
+        return {}
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        notes.append("README.md: the front matter is not an object")
+        return {}
+    return loaded
+
+
+def trainer_sentence(readme_text: str) -> tuple[str, str | None] | None:
+    """(base, dataset) from "fine-tuned version of [BASE](…) on the DATASET dataset."; None without one.
+
+    The base is a Hub id. The dataset is as written, "None" and "unknown" included; several are joined by
+    ", ". It is None where the sentence names none. Time is linear in the text: a bounded window is looked at
+    behind each occurrence of the opening words.
+    """
+    text = readme_text[:MAX_README]
+    for opening in _SENTENCE.finditer(text):
+        window = text[opening.end() : opening.end() + 1_500]
+        link = _LINK.match(window)
+        base = _linked_base(link[1], link[2]) if link else None
+        if link and base:
+            return base, _dataset_after(window[link.end() :])
+    return None
+
+
+def _linked_base(text: str, address: str) -> str | None:
+    name = hub_address(address, "models") or text.strip().strip("`")
+    return name if is_hub_id(name) and not is_placeholder(name) else None
+
+
+def _dataset_after(rest: str) -> str | None:
+    """The DATASET of " on the DATASET dataset…"; None where no such words follow."""
+    on = _ON.match(rest)
+    if not on:
+        return None
+    rest = rest[on.end() :]
+    link = _LINK.match(rest)
+    linked = hub_address(link[2], "datasets") if link else None
+    rest = _LINK.sub(_linked_dataset, rest)
+    end = _SENTENCE_END.search(rest)
+    word = _DATASET_WORD.search(rest, 0, end.start() if end else len(rest))
+    if not word:
+        return linked
+    subject = tidy(rest[: word.start()], 300)
+    if word[1]:
+        subject = ", ".join(part for part in _AND_THE.split(subject) if part)
+    return subject or None
+
+
+def _linked_dataset(link: re.Match[str]) -> str:
+    return hub_address(link[2], "datasets") or link[1]
+
+
+class _RefusedError(ValueError):
+    """Front matter that is valid YAML and still not read."""
+
+
+def _load_yaml(text: str) -> Any:
+    """``yaml.safe_load``, after a look at the events.
+
+    No aliases (a few lines of them unfold to gigabytes), no depth that a recursive parser would trip over.
+    """
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
+        if isinstance(event, yaml.AliasEvent):
+            raise _RefusedError("it uses aliases")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH or number > MAX_EVENTS:
+            raise _RefusedError("it is too deep or too long")
+    return yaml.load(text, Loader=_LOADER)
+
+
+def _plain(value: Any) -> Any:
+    """YAML's value with nothing in it that JSON lacks: dates as text, keys as text, no bytes, no sets."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set):
+        return [_plain(item) for item in sorted(value, key=str)]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return value if isinstance(value, str | bool | int | float) else None

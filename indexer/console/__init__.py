@@ -1,0 +1,1 @@
+"""How both commands speak to a person or a program: options, results, remarks, progress."""

@@ -1,0 +1,56 @@
+"""How a build shows itself to a person: a bar of models on stderr, and a line for what they should know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indexer.build import BuildReport, Watcher
+from indexer.console.terminal import Progress, say, say_more
+from indexer.plan import Planned
+from indexer.running.worker import Result
+
+
+class BuildView(Watcher):
+    """A watcher for the command line."""
+
+    def __init__(self) -> None:
+        self._models: Progress | None = None
+        self._pages: Progress | None = None
+
+    def __enter__(self) -> BuildView:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        for progress in (self._models, self._pages):
+            if progress is not None:
+                progress.close()
+
+    def started(self, base: str, units: int, planned: Sequence[Planned]) -> None:
+        """Work on ``units`` models begins."""
+        self._finish_pages()
+        if units:
+            self._models = Progress(units, f"reading fine-tunes of {base}")
+
+    def finished(self, result: Result, report: BuildReport) -> None:
+        """One model is done."""
+        if result.error is not None:
+            say_more(f"{result.unit.model.id}: {result.error.reason}: {result.error.detail}")
+        if self._models is not None:
+            skipped = f"{report.skipped} skipped, {report.failed} failed"
+            self._models.update(1, f"{skipped}, {report.bytes_read / 1e6:,.1f} MB")
+
+    def say(self, sentence: str) -> None:
+        """A line for people."""
+        self._finish_pages()
+        say(sentence)
+
+    def say_progress(self, sentence: str) -> None:
+        """A page of the listing has come."""
+        if self._pages is None:
+            self._pages = Progress(None, "pages of the listing")
+        self._pages.update(1, sentence)
+
+    def _finish_pages(self) -> None:
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None

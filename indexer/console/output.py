@@ -1,0 +1,250 @@
+"""What is printed on stdout: an object or many, as table, JSON, JSON lines or CSV.
+
+A table is cut to a terminal's width and never when it is piped; a CSV cannot carry a formula.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+import io
+import json
+import math
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from indexer.console.speech import clean, is_coloured, say
+
+NARROWEST_TEXT = 12  # columns of a terminal below which a text column says nothing
+
+
+def emit(result: Any, output: str, *, columns: Sequence[str] | None = None) -> None:
+    """Print an object (a mapping, a dataclass) or many as table, json, jsonl or csv.
+
+    An iterator is printed as it goes where the format is jsonl. ``columns`` names them for a table and a CSV
+    even where there is no row.
+    """
+    is_one = isinstance(result, Mapping) or dataclasses.is_dataclass(result)
+    rows = (as_plain(row) for row in ([result] if is_one else result))
+    count = 0
+    if output == "jsonl":
+        for count, row in enumerate(rows, 1):  # noqa: B007 - the last one counts
+            _write(_json(row) + "\n")
+    else:
+        plain = list(rows)
+        count = len(plain)
+        if output == "json":
+            _write(_json(plain[0] if is_one else plain, indent=2) + "\n")
+        elif output == "csv":
+            _write(_csv(plain, columns))
+        elif is_one:
+            _sheet(plain[0])
+        elif plain:
+            _table(plain, columns)
+    if not count:
+        say("no rows")
+
+
+def as_plain(value: Any) -> Any:
+    """JSON's own types: dataclasses and numpy unpacked, times ISO, sets sorted, NaN and infinities null."""
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, int):
+        return int(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((as_plain(item) for item in value), key=lambda item: (type(item).__name__, str(item)))
+    if isinstance(value, list | tuple | Iterator):
+        return [as_plain(item) for item in value]
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m"):  # numpy's times, to the nanosecond
+        if getattr(value, "shape", ()):
+            return [as_plain(item) for item in value]
+        return None if str(value) == "NaT" else str(value)
+    if hasattr(value, "tolist"):
+        return as_plain(value.tolist())
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat() if value == value else None  # pandas' NaT is a date that is not itself
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if hasattr(value, "as_integer_ratio"):  # a Decimal
+        return as_plain(float(value)) if value != value or value % 1 else int(value)
+    return str(value)
+
+
+def _json(plain: Any, indent: int | None = None) -> str:
+    # ASCII: whatever hides in a string is spelt out.
+    return json.dumps(plain, ensure_ascii=True, indent=indent, allow_nan=False)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:  # raised before anything is written
+        encoding = sys.stdout.encoding
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+# A spreadsheet runs what begins like this (the wide forms in some locales).
+_FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
+    """RFC 4180: a header, commas, CRLF."""
+    rows = [_flat(row) for row in rows]
+    names = _names(rows, columns)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\r\n")
+    if names:
+        writer.writerow([_csv_text(name) for name in names])
+    for row in rows:
+        writer.writerow([_csv_cell(row.get(name)) for name in names])
+    return table.getvalue()
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Objects in objects as ``outer.inner``."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return flat
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        if any(isinstance(item, dict | list) for item in value):
+            return _json(value)
+        # Some spreadsheets take the semicolon for the border of a cell: each item must be harmless alone.
+        return ";".join(str(_csv_cell(item)) for item in value)
+    return _csv_text(value) if isinstance(value, str) else value
+
+
+def _csv_text(text: str) -> str:
+    if sys.stdout.isatty():
+        text = clean(text)
+    text = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return "'" + text if _FORMULA.match(text) else text
+
+
+def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> list[str]:
+    return list(dict.fromkeys([*(columns or ()), *(name for row in rows for name in row)]))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """A line for each row; on a terminal too narrow for that, a line for each value."""
+    names = _names(rows, columns)
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+    heads = [clean(name) for name in names]
+    widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
+    fitted = _fitted(widths, is_numeric)
+    if fitted is None:
+        for row in cells:
+            _write("\n".join(f"{name}: {cell}" for name, cell in zip(heads, row, strict=True) if cell) + "\n\n")
+        return
+    for line in (heads, *cells):
+        shown = "  ".join(map(_padded, line, fitted, is_numeric)).rstrip()
+        _write((click.style(shown, bold=True) if line is heads and is_coloured(sys.stdout) else shown) + "\n")
+
+
+def _sheet(row: Mapping[str, Any], title: str = "") -> None:
+    """One object: a line for each value, then the objects and the tables in it, each under its name."""
+    nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
+    values = {clean(name): _cell(value) for name, value in row.items() if name not in nested}
+    width = max(map(_width, values), default=0)
+    for name, text in values.items():
+        _write(f"{_padded(name, width, False)}  {text}".rstrip() + "\n")
+    for name, value in nested.items():
+        heading = f"{title} {clean(name)}".strip()
+        _write(f"\n{click.style(heading, bold=True) if is_coloured(sys.stdout) else heading}\n")
+        if isinstance(value, dict):
+            _sheet(value, heading)
+        else:
+            _table(value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        size = abs(value)
+        if size >= 1e15 or 0 < size < 0.001:
+            return f"{value:.2g}"
+        return f"{value:.{4 if size < 10 else 2 if size < 100 else 1}f}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{clean(name)} {_cell(item)}" for name, item in value.items())
+    moment = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+    if moment:
+        return moment[1] if moment[2] == "00:00" else f"{moment[1]} {moment[2]}"
+    return clean(str(value))
+
+
+def _fitted(widths: Sequence[int], is_numeric: Sequence[bool]) -> Sequence[int] | None:
+    """Widths that fit the terminal, text cut and numbers whole; None where that would leave too little text.
+
+    Piped output is never cut.
+    """
+    if not sys.stdout.isatty():
+        return widths
+    room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
+    for most in range(max(widths), NARROWEST_TEXT - 1, -1):
+        fitted = [width if number else min(width, most) for width, number in zip(widths, is_numeric, strict=True)]
+        if sum(fitted) <= room:
+            return fitted
+    return None if sum(widths) > room else widths
+
+
+def _width(text: str) -> int:
+    """Columns that ``text`` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0
+        if unicodedata.category(character) in ("Mn", "Me")
+        else 2
+        if unicodedata.east_asian_width(character) in "WF"
+        else 1
+        for character in text
+    )
+
+
+def _padded(text: str, width: int, to_the_right: bool) -> str:
+    """``text``, which is clean, in exactly ``width`` columns."""
+    if _width(text) > width:
+        while text and _width(text) > width - 1:
+            text = text[:-1]
+        text += "…"
+    blanks = " " * (width - _width(text))
+    return blanks + text if to_the_right else text + blanks

@@ -1,0 +1,1 @@
+"""What the Hub lists for a base: questions, answers judged row by row, and the listing kept on disk."""

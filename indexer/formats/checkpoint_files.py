@@ -1,0 +1,165 @@
+"""Which files of a repository hold the weights.
+
+The first row that fits wins; ``root`` is the repository, or the subfolder that was asked for.
+
+| row | files | for |
+|---|---|---|
+| 1 | adapter_model.safetensors | relation adapter |
+| 2 | adapter_model.bin | relation adapter |
+| 3 | model.safetensors | a full model |
+| 4 | the shards of model.safetensors.index.json | a full model |
+| 5 | a safetensors conversion of row 6 or 7, where the caller knows of one | a full model |
+| 6 | pytorch_model.bin | a full model |
+| 7 | the shards of pytorch_model.bin.index.json | a full model |
+| 8 | the only other *.safetensors; model.<variant>.safetensors only failing that | a full model |
+| 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | what there is |
+| 10 | rows 1 to 9 in ``0_Transformer/`` (sentence-transformers) | |
+| 11 | rows 1 to 9 in the ``checkpoint-N/`` with the highest N that has weights | |
+| 12 | rows 1 to 9 in the only other subfolder that has weights | |
+
+``consolidated*.safetensors`` repeats the weights under other names and is never taken, nor are the states of
+optimizers, schedulers and random generators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from indexer.errors import Skipped
+from indexer.formats.stored_tensor import shown
+
+Kind = Literal["full", "adapter"]
+
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_FULL = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_CONVERTED = _FULL[:2]
+_VARIANT = re.compile(r"model\.[\w\-]+\.safetensors", re.ASCII)
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
+_PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
+_MOST_FOLDERS = 1000
+
+# What else weights come as, told to the user when nothing can be read.
+_OTHER_FORMATS = (
+    (re.compile(r"\.gguf$|(^|/)ggml[\w.\-]*\.bin$"), "GGUF"),
+    (re.compile(r"\.onnx(_data)?$"), "ONNX"),
+    (re.compile(r"\.msgpack$"), "flax"),
+    (re.compile(r"\.h5$|\.keras$|\.ckpt\.index$|(^|/)saved_model\.pb$"), "TensorFlow"),
+    (re.compile(r"\.tflite$"), "TensorFlow Lite"),
+    (re.compile(r"\.mlmodel$|\.mlpackage/"), "Core ML"),
+    (re.compile(r"(^|/)openvino_model[\w.\-]*\.(xml|bin)$"), "OpenVINO"),
+    (re.compile(r"\.ot$"), "rust-bert"),
+    (re.compile(r"(^|/)consolidated[\w.\-]*\.(safetensors|pth)$"), "consolidated weights"),
+    (re.compile(r"\.(pt|pth|ckpt)$"), "PyTorch files with names of their own"),
+    (re.compile(r"\.(pkl|pickle|joblib)$"), "pickles"),
+)
+_NOT_WEIGHTS = re.compile(r"(^|/)(optimizer|scheduler|training_args|rng_state|random_states|scaler)[\w.\-]*$")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The winner: ``folder`` is "" or ends in "/"; ``name`` is a weight file in it or an index of shards."""
+
+    kind: Kind
+    folder: str
+    name: str
+
+    @property
+    def is_index(self) -> bool:
+        """Whether ``name`` lists shards."""
+        return self.name.endswith(".index.json")
+
+    @property
+    def is_pickle(self) -> bool:
+        """Whether a safetensors conversion would be the better thing to read."""
+        return self.kind == "full" and ".bin" in self.name
+
+
+def choose(filenames: Collection[str], relation: str) -> Choice:
+    """The files that win for ``relation``.
+
+    Raises Skipped: ``unreadable_format`` naming the formats that are there, or ``no_weights``.
+    """
+    by_folder = _by_folder(filenames)
+    for folder in _folders_to_try(by_folder):
+        if found := _choose_in(folder, by_folder[folder], relation):
+            return found
+    holding = [folder for folder in by_folder if _choose_in(folder, by_folder[folder], relation)]
+    if len(holding) == 1:
+        return _choose_in(holding[0], by_folder[holding[0]], relation)  # type: ignore[return-value]
+    if holding:
+        names = ", ".join(shown(folder) for folder in sorted(holding)[:5])
+        raise Skipped("no_weights", f"there are weights in several subfolders ({names}), and none in the root")
+    raise _nothing(filenames)
+
+
+def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
+    """What wins at a revision that should hold a safetensors conversion; None if it holds none."""
+    for name in _CONVERTED:
+        if folder + name in filenames:
+            return Choice("full", folder, name)
+    return None
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a file name that came from a stranger is just that: no path, no way out of its folder."""
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
+
+
+def _by_folder(filenames: Iterable[str]) -> dict[str, set[str]]:
+    """Plain file names of the root ("") and of its subfolders ("name/")."""
+    found: dict[str, set[str]] = {"": set()}
+    for path in filenames:
+        folder, slash, name = path.rpartition("/")
+        if is_plain_name(name) and (not slash or is_plain_name(folder)) and len(found) <= _MOST_FOLDERS:
+            found.setdefault(folder + slash, set()).add(name)
+    return found
+
+
+def _folders_to_try(by_folder: Collection[str]) -> list[str]:
+    numbered = [(int(match[1]), folder) for folder in by_folder if (match := _CHECKPOINT.fullmatch(folder[:-1]))]
+    preferred = ["", "0_Transformer/", *(folder for _, folder in sorted(numbered, reverse=True))]
+    return [folder for folder in preferred if folder in by_folder]
+
+
+def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | None:
+    adapter = next((Choice("adapter", folder, name) for name in _ADAPTERS if name in names), None)
+    full = next((Choice("full", folder, name) for name in _FULL if name in names), None)
+    full = full or _only_other(folder, names)
+    return (adapter or full) if relation == "adapter" else (full or adapter)
+
+
+def _only_other(folder: str, names: Collection[str]) -> Choice | None:
+    others = [
+        name
+        for name in sorted(names)
+        if name.endswith(".safetensors")
+        and name not in _ADAPTERS
+        and not name.startswith("consolidated")
+        and not _SHARD.fullmatch(name)
+        and not _NOT_WEIGHTS.search(name)
+    ]
+    whole = [name for name in others if not _VARIANT.fullmatch(name)]
+    candidates = whole or others
+    return Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
+
+
+def _nothing(filenames: Collection[str]) -> Skipped:
+    names = [name for name in filenames if not _NOT_WEIGHTS.search(name)]
+    if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
+        return Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
+    formats = [said for pattern, said in _OTHER_FORMATS if any(pattern.search(name) for name in names)]
+    if formats:
+        return Skipped("unreadable_format", f"the weights are there only as {', '.join(formats)}")
+    safetensors = [name for name in names if name.endswith(".safetensors")]
+    if len(safetensors) > 1:
+        return Skipped("no_weights", f"{len(safetensors)} safetensors files, and none has the name of a model's")
+    return Skipped("no_weights", "none of its files holds weights")

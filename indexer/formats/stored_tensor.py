@@ -1,0 +1,163 @@
+"""What every file form shares: dtypes, what is known of a tensor before it is read, and how it is read."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from indexer.errors import Skipped
+from indexer.network.byterange import Run
+
+# safetensors' names for dtypes, as torch calls them.
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+# A delta can be taken of these; anything else is stored some other way (quantised, packed) or is no weight.
+READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as its file describes it. ``nbytes`` is what it takes once read.
+
+    ``dtype_name`` is the file's own word; where torch has no such dtype ``dtype`` is uint8, which is refused
+    like every dtype outside READABLE when the tensor is asked for.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    dtype_name: str
+
+
+class StoredTensor(Protocol):
+    """A tensor and the bytes [start, stop) of its file that have to be passed over to get it."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """What is known of it before it is read."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The first byte to read."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """Behind the last byte to read."""
+        ...
+
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
+        """Read it from ``run``, which stands at ``start``; nothing else writes to its memory while it lives.
+
+        Raises Skipped("corrupt_file") where the bytes are not what the file's index promised.
+        """
+        ...
+
+
+class TensorIndex(Protocol):
+    """What a weight file holds, known without reading the weights."""
+
+    @property
+    def format(self) -> str:
+        """The name of the file form."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors by name, in the file's own order."""
+        ...
+
+    def locate(self, name: str) -> StoredTensor:
+        """Where ``name`` lies. Raises KeyError, or Skipped where the file cannot hold what it claims."""
+        ...
+
+
+def check_readable(info: TensorInfo) -> None:
+    """Raise Skipped("unreadable_dtype") unless a delta can be taken of the tensor's dtype."""
+    if info.dtype not in READABLE:
+        names = ", ".join(DTYPE_NAMES[dtype] for dtype in READABLE)
+        raise Skipped(
+            "unreadable_dtype",
+            f"the tensor {shown(info.name)} is stored as {shown(info.dtype_name)}, not as one of {names}",
+        )
+
+
+class Buffers:
+    """Memory for tensors that come one after another; it is used again once its last tensor is gone.
+
+    Fresh memory costs as much as reading into it does, and in the heap, among the chunks of a body, it leaves
+    gaps that add up. A tensor that is kept keeps its memory for itself.
+    """
+
+    _SMALL = 1 << 20
+
+    def __init__(self, held: int = 2) -> None:
+        """``held``: how many pieces of memory are kept to be used again."""
+        self._most = held
+        self._held: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
+
+    def load_flat(self, run: Run, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """The next ``nbytes`` of ``run`` as a one-dimensional tensor."""
+        if nbytes < self._SMALL:
+            small = torch.empty(nbytes, dtype=torch.uint8)
+            if nbytes:
+                run.read_into(small.numpy().data)
+            return small.view(dtype)
+        view = self._view(nbytes)
+        run.read_into(view)
+        return torch.frombuffer(view, dtype=dtype)
+
+    def _view(self, nbytes: int) -> memoryview:
+        """A view that the tensor will hold on to: when it dies, the memory behind it is free."""
+        free = [memory for memory, user in self._held if user() is None]
+        fitting = [memory for memory in free if len(memory) >= nbytes]
+        self._held = [(memory, user) for memory, user in self._held if user() is not None]
+        memory = min(fitting, key=len, default=None) or mmap.mmap(-1, nbytes, flags=_PRIVATE)
+        view = memoryview(memory)[:nbytes]
+        if len(self._held) < self._most:
+            self._held.append((memory, weakref.ref(view)))
+        return view
+
+
+def is_count(value: object) -> bool:
+    """Whether ``value`` is an int (no bool) that can be a size or an offset in a file."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """The number of elements of a shape, without overflow."""
+    return math.prod(shape)
+
+
+def shown(text: object, limit: int = 120) -> str:
+    """A name that came with the file, fit for a message: quoted, control characters escaped, not too long."""
+    name = str(text)
+    return repr(name) if len(name) <= limit else repr(name[:limit] + "…")

@@ -1,0 +1,1 @@
+"""Requests to the Hub: manners, pace, errors in our words, and bytes of files by range."""

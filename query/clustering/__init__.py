@@ -1,0 +1,1 @@
+"""Parts of `query clusters`: methods, members, agreement with labels, and how they are shown."""

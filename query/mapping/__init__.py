@@ -1,0 +1,1 @@
+"""Parts of `query map`: projection, colours, the picture and the page."""

@@ -1,0 +1,1 @@
+"""Parts of `query predict`: votes, evidence of the head, calibration and its judgement."""

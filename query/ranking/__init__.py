@@ -1,0 +1,1 @@
+"""Parts of `query rank`: values, fits, which models count, and how they are shown."""

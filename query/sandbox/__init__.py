@@ -1,0 +1,1 @@
+"""Where strangers' SQL runs: a locked connection in a process without powers."""

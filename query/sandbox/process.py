@@ -1,0 +1,269 @@
+"""The process that runs one stranger's SELECT, and has given up every power but reading the atlas by then.
+
+Run as a script by :mod:`query.sql`, which tells why. The request comes as JSON on stdin, the answer goes as JSON
+to stdout: columns and rows, or an error with a hint, or ``late``, or ``large``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from query.sandbox.locked import THREADS, connect_locked
+
+if TYPE_CHECKING:
+    import duckdb
+
+MOST_ADDRESS_SPACE = 3 << 30  # DuckDB's limit, as much again while rows are handed over, and what it maps at rest
+MOST_STATEMENT = 1_000_000  # characters
+MOST_RESULT = 64_000_000  # bytes of JSON
+
+# Statements in the shape of a SELECT can hold others in a WITH.
+_READING_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+# These tell of the machine (paths, settings, secrets, logs), build statements out of text, or only waste time.
+_OUTSIDE = re.compile(
+    r"duckdb_(databases|settings|secrets|extensions|logs\w*|log_contexts|external_\w+|temporary_files)|pg_settings"
+    r"|\w*database_list|current_setting|which_secret|getenv|\w*external_resource\w*|write_log|truncate_duckdb_logs"
+    r"|query|query_table|json_execute_serialized_sql|sleep_ms|pg_sleep"
+)
+_EXPLAIN = re.compile(r"\s*EXPLAIN(\s+ANALYZE)?(\s*\([^()]*\))?\s+", re.IGNORECASE)
+_NO_SELECT = "Only one SELECT (or WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, EXPLAIN) runs here"
+
+
+class _Refused(Exception):
+    def __init__(self, error: str, hint: str = "") -> None:
+        super().__init__(error)
+        self.answer = {"error": error, "hint": hint}
+
+
+def _serve() -> None:
+    """Answer one request: JSON on stdin, JSON on stdout."""
+    request = json.load(sys.stdin)
+    try:
+        text = _answer(request)
+    except _Refused as refused:
+        text = json.dumps(refused.answer)
+    except (MemoryError, RecursionError):
+        text = json.dumps({"large": True})
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    os._exit(0)  # nothing to tidy up: nothing was written
+
+
+def _answer(request: dict[str, Any]) -> str:
+    import duckdb
+
+    _stand_in_for_pytz()
+    seconds = request["seconds"]
+    try:
+        connection = connect_locked(Path(request["database"]), milliseconds=math.ceil(seconds * 1000))
+    except duckdb.Error as error:
+        raise _unopened(error, request["database"]) from error
+    _give_up_powers(seconds)
+    try:
+        statement = _checked(connection, request)
+        return _rows(connection, statement, request["parameters"], request["limit"])
+    except duckdb.OutOfMemoryException as error:
+        raise MemoryError from error
+    except duckdb.InterruptException:
+        return json.dumps({"late": True})
+    except (duckdb.Error, RuntimeError, ValueError) as error:
+        raise _wrong(error, lines_before=int("condition" in request)) from error
+
+
+def _give_up_powers(seconds: float) -> None:
+    """From here on: no file or socket is opened, nothing written, memory bounded, and a death at the time limit.
+
+    The alarm's death needs no co-operation of whatever is running.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows: there the parent's clock remains
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds + 0.5)
+    processor_seconds = math.ceil(seconds * THREADS) + 5
+    for limit, most in (
+        (resource.RLIMIT_AS, MOST_ADDRESS_SPACE),
+        (resource.RLIMIT_CPU, processor_seconds),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
+
+
+def _stand_in_for_pytz() -> None:
+    """Let times with a zone be fetched: duckdb asks pytz for the zone, which is always UTC here."""
+    import datetime
+    import types
+
+    class Utc(datetime.tzinfo):
+        def utcoffset(self, _: datetime.datetime | None) -> datetime.timedelta:
+            return datetime.timedelta(0)
+
+        dst = utcoffset
+
+        def tzname(self, _: datetime.datetime | None) -> str:
+            return "UTC"
+
+        def localize(self, moment: datetime.datetime) -> datetime.datetime:
+            return moment.replace(tzinfo=self)
+
+    module = types.ModuleType("pytz")
+    module.__dict__["timezone"] = lambda _: Utc()
+    sys.modules["pytz"] = module
+
+
+def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> str:
+    """The statement to run. Raises _Refused for anything but one SELECT that stays inside the atlas."""
+    condition = request.get("condition")
+    if condition is None:
+        statement: str = request["statement"]
+    else:
+        statement = f"SELECT model_id FROM {_quoted(request['view'])} WHERE (\n{condition}\n) ORDER BY model_id"
+    if len(statement) > MOST_STATEMENT:
+        raise _Refused(f"The statement is longer than {MOST_STATEMENT:,} characters.", "Shorten it.")
+    if condition is not None:
+        # What fits into brackets of both kinds closes neither: it is one expression (or a list, which is no
+        # condition, as DuckDB will say). Anything else is a syntax error in one of them.
+        connection.extract_statements(f"SELECT [\n{condition}\n]")
+    kinds = [_kind(one) for one in connection.extract_statements(statement)]
+    if len(kinds) != 1:
+        many = f"{len(kinds)} statements were given" if kinds else "No statement was given"
+        raise _Refused(f"{many}: one SELECT is asked for.", "Give them one at a time." if kinds else "")
+    if kinds[0] not in ("SELECT", "EXPLAIN"):
+        raise _Refused(f"{_NO_SELECT}, not {kinds[0]}.", "The atlas can only be read.")
+    explained = _EXPLAIN.sub("", statement, count=1) if kinds[0] == "EXPLAIN" else statement
+    _refuse_what_reaches_out(_tree(connection, explained))
+    return statement
+
+
+def _kind(statement: duckdb.Statement) -> str:
+    try:
+        name = str(statement.type.name)
+    except ValueError:  # the client has no name for everything its parser knows
+        return "this"
+    return "PIVOT" if name == "MULTI" else name.replace("_", " ")
+
+
+def _tree(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
+    found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [statement]).fetchone()
+    tree = str(found[0]) if found else ""
+    if not tree.startswith('{"error":false'):
+        raise _Refused(f"{_NO_SELECT}.", "The atlas can only be read.")
+    return tree
+
+
+def _refuse_what_reaches_out(tree: str) -> None:
+    """Look at the names in a parsed statement; inside its literals quotes are escaped, so none can be forged."""
+    nodes = set(re.findall(r'"type":"([A-Z_]+_NODE)"', tree)) - _READING_NODES
+    if nodes:
+        raise _Refused(f"{_NO_SELECT}: a {sorted(nodes)[0].removesuffix('_NODE')} is hidden in it.", "")
+    for name in re.findall(r'"(?:function_name|table_name)":"((?:[^"\\]|\\.)*)"', tree):
+        if _OUTSIDE.fullmatch(name.lower()):
+            raise _Refused(f"{name} is not available here: a statement sees the atlas and nothing else.", "")
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any, limit: int | None) -> str:
+    """The answer, as JSON; rows are fetched as they are needed, so a limit also bounds the work."""
+    cursor = connection.execute(statement, parameters) if parameters else connection.execute(statement)
+    columns = [column[0] for column in cursor.description or ()]
+    rows: list[str] = []
+    size = 0
+    while limit is None or len(rows) <= limit:
+        batch = cursor.fetchmany(100 if limit is None else min(100, limit + 1 - len(rows)))
+        if not batch:
+            break
+        rows += (json.dumps([_plain(value) for value in row], allow_nan=False) for row in batch)
+        size += sum(map(len, rows[-len(batch) :]))
+        if size > MOST_RESULT:
+            raise _Refused(f"The result is larger than {MOST_RESULT // 10**6} MB.", "Choose fewer columns or rows.")
+    truncated = limit is not None and len(rows) > limit
+    kept = ",".join(rows[:limit] if truncated else rows)
+    return f'{{"columns": {json.dumps(columns)}, "rows": [{kept}], "truncated": {json.dumps(truncated)}}}'
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types."""
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() < 10_000 else hex(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "as_tuple"):  # a Decimal
+        return _plain(int(value) if value == value.to_integral_value() else float(value))
+    return str(value)
+
+
+def _unopened(error: Exception, path: str) -> _Refused:
+    text = str(error)
+    if "lock" in text.lower():
+        process = re.search(r"PID (\d+)", text)
+        holder = f" (process {process[1]})" if process else ""
+        return _Refused(f"{path} is open for writing in another program{holder}.", "Close it there and try again.")
+    if not Path(path).exists():
+        return _Refused(f"There is no database at {path}.", "Check --atlas, or make one: index build")
+    return _Refused(f"{path} cannot be read: {text.splitlines()[0]}.", "Make it again: index rebuild")
+
+
+def _wrong(error: Exception, lines_before: int) -> _Refused:
+    """DuckDB's message on one line: what is wrong, what it suggests, and where."""
+    message, _, place = str(error).partition("\n\nLINE ")
+    kind, colon, rest = message.partition(" Error: ")
+    sentence = " ".join((rest if colon else message).split()).rstrip(".")
+    if lines_before and sentence == 'syntax error at or near "]"':  # our own bracket
+        return _Refused("the condition ends too early.", "Look for a missing bracket or value.")
+    if "disabled by configuration" in sentence or "disabled through configuration" in sentence:
+        return _Refused("Files, networks and extensions are out of reach here.", "Only the atlas can be read.")
+    hint = (
+        'Tables: query sql "SHOW TABLES"; columns: query sql "DESCRIBE models".'
+        if kind in ("Catalog", "Binder")
+        else ""
+    )
+    return _Refused(
+        f"{sentence}{_marked(place, lines_before)}{'' if sentence.endswith(('!', '?')) and not place else '.'}", hint
+    )
+
+
+def _marked(place: str, lines_before: int) -> str:
+    """DuckDB's two lines "1: SELECT * FORM models" and "     ^^^^", as " (line 1: SELECT * >>FORM<< models)"."""
+    lines = place.splitlines()
+    if len(lines) < 2 or "^" not in lines[1]:
+        return ""
+    number, _, text = lines[0].partition(": ")
+    line = int(number) - lines_before
+    if line < 1:
+        return ""
+    wanted = lines[1].index("^") - len("LINE ") - len(number) - 2
+    width, start = 0, 0
+    while start < len(text) and width < wanted:  # the mark counts columns of a terminal
+        width += 2 if unicodedata.east_asian_width(text[start]) in "WF" else 1
+        start += 1
+    stop = start + max(1, lines[1].count("^"))
+    before = ("…" if start > 30 else "") + text[max(0, start - 30) : start]
+    after = text[stop : stop + 30] + ("…" if len(text) > stop + 30 else "")
+    return f" (line {line}: {before}>>{text[start:stop]}<<{after})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+if __name__ == "__main__":
+    _serve()
