@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, size_of_base, store_base, stored_bases
 from indexer.crawling.listing import ListedModel, Listing, select
 from indexer.errors import AtlasError, Failed, ModelError
-from indexer.executor import default_workers, executor_for
+from indexer.executor import executor_for
 from indexer.hub import BaseFacts
 from indexer.identity import SPECTRA_FORM, Spec, canonical_json
 from indexer.plan import Planned, existing_record, plan
-from indexer.publish import Publication, Thresholds, publish
+from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
 from indexer.records import RecordStore
+from indexer.running.report import BuildOptions, BuildReport, Watcher
 from indexer.running.resources import Resources, share_out
 from indexer.running.worker import Place, Result
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
+from indexer.versions import library_versions
 from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import ModelRef
 
@@ -35,84 +35,6 @@ PUBLISH_EVERY_SECONDS = 600.0
 # Past this share of failures (skips do not count) the fault is not the models'.
 STOP_AFTER_TRIES = 20
 STOP_ABOVE_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """What a build is asked to do; see `index build --help`."""
-
-    limit: int | None = None
-    sort: str = "downloads"
-    rank: int = 8
-    relations: tuple[str, ...] = ("finetune", "adapter")
-    discover: str = "tags"
-    descendants: bool = False
-    since: datetime | None = None
-    author: str | None = None
-    spectra: bool = False
-    keep_factors: bool = True
-    workers: int = field(default_factory=default_workers)
-    memory: int | None = None
-    bandwidth: float | None = None
-    scheduler: str | None = None
-    device: str = "cpu"
-    retry_failed: bool = False
-    thresholds: Thresholds = field(default_factory=Thresholds)
-
-
-@dataclass
-class BuildReport:
-    """Counts of one run: discovered = indexed + unchanged + skipped + failed.
-
-    ``stopped`` says why it did not run to its end, ``problem`` what was wrong with the last model that came to
-    nothing, ``dry_run`` what would have been read.
-    """
-
-    base: str
-    base_commit: str
-    atlas: str
-    discovered: int = 0
-    indexed: int = 0
-    unchanged: int = 0
-    skipped: int = 0
-    failed: int = 0
-    bytes_read: int = 0
-    bytes_total: int = 0
-    seconds: float = 0.0
-    stopped: str | None = None
-    problem: str | None = None
-    dry_run: dict[str, int] | None = None
-
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        row = asdict(self)
-        del row["problem"]
-        for name in ("stopped", "dry_run"):
-            if row[name] is None:
-                del row[name]
-        order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")
-        return {name: row.pop(name) for name in order} | {"atlas": row.pop("atlas")} | row
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the build ran to its end and something is indexed."""
-        return self.stopped is None and (self.dry_run is not None or self.indexed + self.unchanged > 0)
-
-
-class Watcher:
-    """Told of what happens; the command line shows it, a library user may ignore it."""
-
-    def started(self, base: str, units: int, planned: Sequence[Planned]) -> None:
-        """Work on ``units`` models begins."""
-
-    def finished(self, result: Result, report: BuildReport) -> None:
-        """One model is done."""
-
-    def say(self, sentence: str) -> None:
-        """Something that a person should know."""
-
-    def say_progress(self, sentence: str) -> None:
-        """How far something has come; the next one replaces it."""
 
 
 class Build:
@@ -356,52 +278,3 @@ class Build:
             "thresholds": canonical_json(asdict(self.options.thresholds)),
             "versions": canonical_json(library_versions()),
         }
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of what a record depends on."""
-    names = (
-        "vectors-in-the-wild",
-        "torch",
-        "transformers",
-        "huggingface_hub",
-        "faiss-cpu",
-        "duckdb",
-        "numpy",
-    )
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except Exception:
-            found[name] = "unknown"
-    return found
-
-
-def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> dict[str, int]:
-    """What a build would read: models, and the bytes of block matrices of the full ones among them.
-
-    ``block_bytes`` and ``item_bytes`` are the base's. Rows that name their dtypes (``safetensors.parameters``)
-    are taken at their word, others are assumed to be stored like the base.
-    """
-    units = [one for one in planned if one.unit is not None]
-    full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
-    return {
-        "models": len(units),
-        "adapters": len(units) - len(full),
-        "bytes": sum(
-            block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full
-        ),
-    }
-
-
-def _item_bytes(row: dict[str, Any], otherwise: int) -> int:
-    told = row.get("safetensors")
-    parameters = told.get("parameters") if isinstance(told, dict) else None
-    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    counts = {
-        name: count
-        for name, count in (parameters.items() if isinstance(parameters, dict) else ())
-        if isinstance(count, int) and name in sizes
-    }
-    return sizes[max(counts, key=lambda name: counts[name])] if counts else otherwise

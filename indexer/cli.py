@@ -11,7 +11,7 @@ from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_opti
 from indexer.errors import AtlasError
 
 if TYPE_CHECKING:
-    from indexer.build import BuildOptions, BuildReport
+    from indexer.running.report import BuildOptions, BuildReport
 
 SORTS = ("downloads", "created", "likes")
 
@@ -124,8 +124,8 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 @output_options
 def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str) -> None:
     """Publish what `index work` has done; asks nobody and reads no checkpoint."""
-    from indexer.build import BuildOptions
     from indexer.console.buildview import BuildView
+    from indexer.running.report import BuildOptions
     from indexer.shards import publish_records
     from indexer.words import RELATIONS
 
@@ -219,8 +219,8 @@ def represent(name: str, atlas: str, output: str) -> None:
 
 
 def _options(chosen: dict[str, Any]) -> BuildOptions:
-    from indexer.build import BuildOptions
     from indexer.executor import default_workers
+    from indexer.running.report import BuildOptions
     from indexer.words import RELATIONS
 
     is_dask = chosen.pop("executor", "local") == "dask"

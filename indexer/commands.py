@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.base import stored_bases
-from indexer.build import Build, BuildOptions, BuildReport, Watcher, estimate
+from indexer.build import Build
 from indexer.crawling.claims import untyped_relation
 from indexer.crawling.crawl import crawl
 from indexer.crawling.listing import Listing
@@ -19,6 +19,8 @@ from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import BaseFacts, model_row, resolve_base
 from indexer.local import local_row
 from indexer.network.session import install_session
+from indexer.plan import estimate
+from indexer.running.report import BuildOptions, BuildReport, Watcher
 from indexer.single import unreadable
 from indexer.words import ModelRef
 

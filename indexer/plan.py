@@ -113,3 +113,32 @@ def commit_of(row: dict[str, Any]) -> str | None:
 def _reference(listed: ListedModel) -> ModelRef:
     folder = Path(listed.id)
     return ModelRef(listed.id, folder=folder if folder.is_absolute() else None)
+
+
+def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> dict[str, int]:
+    """What a build would read: models, and the bytes of block matrices of the full ones among them.
+
+    ``block_bytes`` and ``item_bytes`` are the base's. Rows that name their dtypes (``safetensors.parameters``)
+    are taken at their word, others are assumed to be stored like the base.
+    """
+    units = [one for one in planned if one.unit is not None]
+    full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
+    return {
+        "models": len(units),
+        "adapters": len(units) - len(full),
+        "bytes": sum(
+            block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full
+        ),
+    }
+
+
+def _item_bytes(row: dict[str, Any], otherwise: int) -> int:
+    told = row.get("safetensors")
+    parameters = told.get("parameters") if isinstance(told, dict) else None
+    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    counts = {
+        name: count
+        for name, count in (parameters.items() if isinstance(parameters, dict) else ())
+        if isinstance(count, int) and name in sizes
+    }
+    return sizes[max(counts, key=lambda name: counts[name])] if counts else otherwise

@@ -14,12 +14,13 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, stored_bases
-from indexer.build import Build, BuildOptions, BuildReport, Watcher
+from indexer.build import Build
 from indexer.commands import check_device, find_base, update_listing
 from indexer.crawling.listing import Listing
 from indexer.errors import AtlasError
 from indexer.hub import BaseFacts
 from indexer.network.session import install_session
+from indexer.running.report import BuildOptions, BuildReport, Watcher
 
 
 @dataclass(frozen=True)

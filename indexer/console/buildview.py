@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indexer.build import BuildReport, Watcher
 from indexer.console.terminal import Progress, say, say_more
 from indexer.plan import Planned
+from indexer.running.report import BuildReport, Watcher
 from indexer.running.worker import Result
 
 

@@ -1,0 +1,26 @@
+"""Versions of the libraries that a record depends on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what a record depends on."""
+    names = (
+        "vectors-in-the-wild",
+        "torch",
+        "transformers",
+        "huggingface_hub",
+        "faiss-cpu",
+        "duckdb",
+        "numpy",
+    )
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except Exception:
+            found[name] = "unknown"
+    return found
