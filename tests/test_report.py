@@ -170,7 +170,7 @@ def test_every_reason_is_told_in_plain_words_with_an_example(page):
 
 def test_every_reason_of_the_indexer_is_explained():
     """Codes as they stand in its source, whoever adds one."""
-    source = "\n".join(file.read_text() for file in sorted((ROOT / "indexer").glob("*.py")))
+    source = "\n".join(file.read_text() for file in sorted((ROOT / "indexer").rglob("*.py")))
     found = set(re.findall(r'(?:Skipped|Failed)\(\s*"([a-z_]+)"', source))
     found |= set(re.findall(r'(?:Skipped|Failed), "([a-z_]+)"', source))
     found |= set(re.findall(r'_failed\("([a-z_]+)"', source))
