@@ -285,23 +285,79 @@ CREATE TABLE representations (
     length INTEGER NOT NULL,
     vectors INTEGER NOT NULL,
     per_delta BOOLEAN NOT NULL,
-    faiss_file VARCHAR NOT NULL,
-    faiss_sha256 VARCHAR NOT NULL,
-    faiss_bytes BIGINT NOT NULL,
-    factory VARCHAR NOT NULL
+    index_choice VARCHAR NOT NULL,
+    index_memory BIGINT NOT NULL,
+    promised_recall DOUBLE NOT NULL
 );
-COMMENT ON TABLE representations IS 'Published vectors: one FAISS file for each (base, representation).';
+COMMENT ON TABLE representations IS 'Published vectors: one row for each (base, representation); the files stand in segments and compressed_indexes.';
 COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN representations.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum.';
 COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions never meet.';
 COMMENT ON COLUMN representations.rank IS 'Singular triplets that the vectors were made from.';
 COMMENT ON COLUMN representations.length IS 'Length of a vector.';
-COMMENT ON COLUMN representations.vectors IS 'Number of vectors in the file.';
+COMMENT ON COLUMN representations.vectors IS 'Models that have a vector (a zero delta has none).';
 COMMENT ON COLUMN representations.per_delta IS 'Whether a vector is a concatenation of equally long blocks in the order of bases.deltas.';
-COMMENT ON COLUMN representations.faiss_file IS 'Name of the FAISS file beside this database.';
-COMMENT ON COLUMN representations.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
-COMMENT ON COLUMN representations.faiss_bytes IS 'Its size in bytes.';
-COMMENT ON COLUMN representations.factory IS 'FAISS factory string of the index.';
+COMMENT ON COLUMN representations.index_choice IS 'auto, exact, or the FAISS factory string that was asked for (index build --index).';
+COMMENT ON COLUMN representations.index_memory IS 'Bytes that a compressed index may take in a reader''s memory.';
+COMMENT ON COLUMN representations.promised_recall IS 'Below this recall@10 no compressed index is published.';
+
+CREATE TABLE segments (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    segment INTEGER NOT NULL,
+    vectors INTEGER NOT NULL,
+    in_compressed BOOLEAN NOT NULL,
+    faiss_file VARCHAR NOT NULL,
+    faiss_sha256 VARCHAR NOT NULL,
+    faiss_bytes BIGINT NOT NULL
+);
+COMMENT ON TABLE segments IS 'FAISS files of exact vectors, never changed once written; merged into larger ones now and then.';
+COMMENT ON COLUMN segments.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN segments.representation IS 'Name of the representation.';
+COMMENT ON COLUMN segments.segment IS 'Age: the oldest has the smallest number.';
+COMMENT ON COLUMN segments.vectors IS 'Vectors in the file, those that count no more (removed_vectors) included.';
+COMMENT ON COLUMN segments.in_compressed IS 'Whether the compressed index proposes its vectors; where not, it is searched exactly.';
+COMMENT ON COLUMN segments.faiss_file IS 'Name of the FAISS file beside this database.';
+COMMENT ON COLUMN segments.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN segments.faiss_bytes IS 'Its size in bytes.';
+
+CREATE TABLE removed_vectors (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    segment INTEGER NOT NULL,
+    model_id INTEGER NOT NULL
+);
+COMMENT ON TABLE removed_vectors IS 'Vectors of a segment that count no more: withdrawn, or replaced by one in a newer segment.';
+COMMENT ON COLUMN removed_vectors.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN removed_vectors.representation IS 'Name of the representation.';
+COMMENT ON COLUMN removed_vectors.segment IS 'The segment that holds the vector, see segments.';
+COMMENT ON COLUMN removed_vectors.model_id IS 'The model, see fine_tunes.';
+
+CREATE TABLE compressed_indexes (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    factory VARCHAR NOT NULL,
+    parameters VARCHAR NOT NULL,
+    trained_on INTEGER NOT NULL,
+    vectors INTEGER NOT NULL,
+    recall_at_10 DOUBLE NOT NULL,
+    queries INTEGER NOT NULL,
+    faiss_file VARCHAR,
+    faiss_sha256 VARCHAR,
+    faiss_bytes BIGINT
+);
+COMMENT ON TABLE compressed_indexes IS 'Where vectors are many: an index that proposes candidates, which are then compared exactly. Without a file: one that did not keep its promise, and is not used.';
+COMMENT ON COLUMN compressed_indexes.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN compressed_indexes.representation IS 'Name of the representation.';
+COMMENT ON COLUMN compressed_indexes.factory IS 'FAISS factory string of the index.';
+COMMENT ON COLUMN compressed_indexes.parameters IS 'FAISS search parameters, e.g. nprobe=16; empty where the index has none.';
+COMMENT ON COLUMN compressed_indexes.trained_on IS 'Models in the atlas when it was trained.';
+COMMENT ON COLUMN compressed_indexes.vectors IS 'Vectors in it.';
+COMMENT ON COLUMN compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured when this was published.';
+COMMENT ON COLUMN compressed_indexes.queries IS 'Models that the recall was measured with.';
+COMMENT ON COLUMN compressed_indexes.faiss_file IS 'Name of the FAISS file beside this database; null where it was not published.';
+COMMENT ON COLUMN compressed_indexes.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN compressed_indexes.faiss_bytes IS 'Its size in bytes.';
 
 CREATE TABLE neighbours (
     representation VARCHAR NOT NULL,
@@ -316,6 +372,12 @@ COMMENT ON COLUMN neighbours.model_id IS 'The model that is asked about, see fin
 COMMENT ON COLUMN neighbours.rank IS '1 for the nearest.';
 COMMENT ON COLUMN neighbours.neighbour_id IS 'The model that is near, see fine_tunes.';
 COMMENT ON COLUMN neighbours.similarity IS 'Cosine of the two vectors.';
+
+CREATE TABLE compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, difference DOUBLE NOT NULL);
+COMMENT ON TABLE compared_deltas IS 'Pairs of near models whose changes were compared matrix by matrix; duplicate groups are made of the equal ones.';
+COMMENT ON COLUMN compared_deltas.model_id IS 'The model with the smaller id, see fine_tunes.';
+COMMENT ON COLUMN compared_deltas.other_id IS 'The other model.';
+COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas.';
 
 CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
 COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
@@ -384,6 +446,24 @@ COMMENT ON COLUMN models.model_id IS 'Integer id, unique for each (model, base).
 COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or the path of a local folder; the same as model.';
 COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty where it names none.';
 COMMENT ON COLUMN models.license IS 'The same as licence.';
+
+CREATE VIEW indexes AS
+SELECT
+    base, representation, version, rank, representations.vectors, length,
+    coalesce(compressed.factory, 'Flat') AS factory, compressed.parameters, compressed.recall_at_10,
+    coalesce(files.segments, 0) AS segments, coalesce(files.faiss_bytes, 0) + coalesce(compressed.faiss_bytes, 0) AS faiss_bytes,
+    list_concat(coalesce(files.faiss_files, []), CASE WHEN compressed.faiss_file IS NULL THEN [] ELSE [compressed.faiss_file] END)
+        AS faiss_files
+FROM representations
+LEFT JOIN (
+    SELECT base, representation, count(*) AS segments, sum(faiss_bytes)::BIGINT AS faiss_bytes,
+        list(faiss_file ORDER BY segment) AS faiss_files
+    FROM segments GROUP BY base, representation
+) AS files USING (base, representation)
+LEFT JOIN (FROM compressed_indexes WHERE faiss_file IS NOT NULL) AS compressed USING (base, representation);
+COMMENT ON VIEW indexes IS 'How the vectors of each (base, representation) are searched, and the FAISS files that belong to them.';
+COMMENT ON COLUMN indexes.factory IS 'Flat: exactly. Else a FAISS factory string: candidates from that index, compared exactly.';
+COMMENT ON COLUMN indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds; null where search is exact.';
 
 CREATE VIEW dataset_counts AS
 SELECT

@@ -20,10 +20,7 @@ from indexer.errors import AtlasError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 2
-
-# Readers open files from this one on. Schema 1 has no ranks of weights and of fused matrices; all else can be asked.
-OLDEST_READABLE = 1
+SCHEMA_VERSION = 3
 
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"
@@ -124,8 +121,8 @@ def schema_sql() -> str:
     raise AtlasError("schema.sql is missing from this installation.", "Install vectors-in-the-wild again.")
 
 
-def check_schema(connection: duckdb.DuckDBPyConnection, path: Path, oldest: int = SCHEMA_VERSION) -> None:
-    """Raises AtlasError where the file is no atlas, or one of a newer schema or of one before ``oldest``."""
+def check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Raises AtlasError where the file is no atlas, or one of another schema."""
     import duckdb
 
     try:
@@ -133,7 +130,7 @@ def check_schema(connection: duckdb.DuckDBPyConnection, path: Path, oldest: int 
     except duckdb.Error as error:
         raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another --atlas.") from error
     version = row[0] if row else None
-    if not (isinstance(version, int) and oldest <= version <= SCHEMA_VERSION):
+    if version != SCHEMA_VERSION:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         todo = "Upgrade vectors-in-the-wild." if newer else "Run `index rebuild` to bring it up to date."
         raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)

@@ -29,8 +29,10 @@ from indexer.versions import library_versions
 from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import ModelRef
 
-# Results are published as they come, so that an interrupted build is useful.
-PUBLISH_EVERY_SECONDS = 600.0
+# Results are published as they come, so that an interrupted build is useful: not more often than this many seconds,
+# and seldom enough that publishing takes no more than this share of the time.
+PUBLISH_EVERY_SECONDS = 60.0
+PUBLISHING_SHARE = 0.05
 
 # Past this share of failures (skips do not count) the fault is not the models'.
 STOP_AFTER_TRIES = 20
@@ -157,12 +159,13 @@ class Build:
     def run(self, planned: Sequence[Planned], base: BaseMatrices) -> BuildReport:
         """Do what is planned, and publish now and then. Ctrl-C publishes what was done and goes on upwards."""
         settled = {one.entry.listed.id: one.entry for one in planned}
-        published = time.monotonic()
+        waiting = dict(settled)  # what no publish has been told of yet
+        due = time.monotonic() + PUBLISH_EVERY_SECONDS
         try:
-            for _ in self.work(planned, base, settled):
-                if time.monotonic() - published > PUBLISH_EVERY_SECONDS:
-                    self.publish(settled.values(), base, None)
-                    published = time.monotonic()
+            for result in self.work(planned, base, settled):
+                waiting[result.unit.model.id] = settled[result.unit.model.id]
+                if time.monotonic() > due:
+                    due = self._publish_meanwhile(waiting, base)
         except BaseException as stop:
             self.report.stopped = "interrupted"
             self._find_what_was_done(planned, settled)
@@ -173,11 +176,19 @@ class Build:
                     raise
                 raise stop from None  # on a full disk publishing fails as well: what came first is to be told
             raise
-        self.publish(settled.values(), base, "stopped" if self.report.stopped else "finished")
+        self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         lacking = sum(settled[one.entry.listed.id] is one.entry for one in planned if one.lacks_spectra)
         if lacking:
             self.watcher.say(f"records that still have no spectra, left to another `index build --spectra`: {lacking}")
         return self.report
+
+    def _publish_meanwhile(self, waiting: dict[str, Entry], base: BaseMatrices) -> float:
+        """Publish what is waiting; when to do so again."""
+        began = time.monotonic()
+        self.publish(waiting.values(), base, None)
+        waiting.clear()
+        ended = time.monotonic()
+        return ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
 
     def _find_what_was_done(self, planned: Sequence[Planned], settled: dict[str, Entry]) -> None:
         """Records that workers wrote and nobody heard of any more."""
@@ -252,11 +263,13 @@ class Build:
                     aliases=self.facts.aliases,
                     entries=list(entries),
                     rank=self.options.rank,
-                    bad_rows=[row.as_row() for row in self.listing.bad_rows()],
+                    bad_rows=[row.as_row() for row in self.listing.bad_rows()] if outcome else None,
                     build=self._build_row(outcome) if outcome else None,
+                    index=self.options.index,
                     thresholds=self.options.thresholds,
                 )
             ],
+            say=self.watcher.say,
         )
 
     def _build_row(self, outcome: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from indexer.errors import AtlasError
 
 if TYPE_CHECKING:
     from indexer.running.report import BuildOptions, BuildReport
+    from indexer.vectors.choice import IndexChoice
 
 SORTS = ("downloads", "created", "likes")
 
@@ -63,6 +64,13 @@ _resource_options = _together(
     click.option("--bandwidth", metavar="SIZE", help="Most bytes a second for all workers, e.g. 20M."),
 )
 
+_index_options = _together(
+    click.option("--index", metavar="auto|exact|FACTORY",
+                 help="How vectors are searched: auto is exact while that is instant, then what fits."),
+    click.option("--index-memory", metavar="SIZE", help="Most that a compressed index may take, e.g. 1G."),
+    click.option("--recall", type=click.FloatRange(0, 1), help="Least recall@10 of a compressed index, e.g. 0.95."),
+)  # fmt: skip
+
 
 @main.command()
 @click.option(
@@ -71,6 +79,7 @@ _resource_options = _together(
 @_selection_options
 @_record_options
 @_resource_options
+@_index_options
 @click.option("--executor", type=click.Choice(["local", "dask"]), default="local", show_default=True,
               help="Who works: processes of this machine, or a Dask cluster.")  # fmt: skip
 @click.option("--scheduler", metavar="ADDR", help="Where the Dask scheduler listens, e.g. tcp://10.0.0.1:8786.")
@@ -120,9 +129,10 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 @main.command()
 @click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; give it again for more.")
 @click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Rank of the records.")
+@_index_options
 @atlas_option
 @output_options
-def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str) -> None:
+def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done; asks nobody and reads no checkpoint."""
     from indexer.console.buildview import BuildView
     from indexer.running.report import BuildOptions
@@ -130,7 +140,8 @@ def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str) -> None:
     from indexer.words import RELATIONS
 
     with BuildView() as view:
-        reports = publish_records(atlas, bases, BuildOptions(rank=rank, relations=RELATIONS), view)
+        options = BuildOptions(rank=rank, relations=RELATIONS, index=_index(chosen))
+        reports = publish_records(atlas, bases, options, view)
     _tell(reports, output, "Run it again.")
 
 
@@ -183,7 +194,7 @@ def status(atlas: str, output: str) -> None:
 def verify(context: click.Context, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
     from indexer.atlas import AtlasFolder
-    from indexer.maintenance import verify as verify_atlas
+    from indexer.verification import verify as verify_atlas
 
     found = verify_atlas(AtlasFolder(atlas))
     emit({"ok": not found, "disagreements": [one.as_row() for one in found]}, output)
@@ -206,16 +217,22 @@ def rebuild(atlas: str, output: str) -> None:
 
 @main.command()
 @click.argument("name")
+@_index_options
 @atlas_option
 @output_options
-def represent(name: str, atlas: str, output: str) -> None:
-    """Publish another representation (output, delta, seed, seed_scaled, spectrum) from the records."""
+def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
+    """Publish another representation (output, delta, seed, seed_scaled, spectrum) from the records.
+
+    With --index the vectors of all representations are searched that way from now on.
+    """
     from indexer.atlas import AtlasFolder
+    from indexer.console.speech import say
     from indexer.maintenance import represent as represent_atlas
 
+    choice = _index(chosen)
     folder = AtlasFolder(atlas).require()
     with folder.locked(f"index represent {name}"):
-        emit(represent_atlas(folder, name), output)
+        emit(represent_atlas(folder, name, choice, say), output)
 
 
 def _options(chosen: dict[str, Any]) -> BuildOptions:
@@ -240,7 +257,26 @@ def _options(chosen: dict[str, Any]) -> BuildOptions:
         memory=_size("--memory", chosen.pop("memory", None)),
         bandwidth=_size("--bandwidth", chosen.pop("bandwidth", None)),
         keep_factors=not chosen.pop("no_keep_factors"),
+        index=_index(chosen),
         **chosen,
+    )
+
+
+def _index(chosen: dict[str, Any]) -> IndexChoice | None:
+    """The index asked for, None where nothing is said of it; its options are taken out of ``chosen``."""
+    index, memory, recall = (chosen.pop(name, None) for name in ("index", "index_memory", "recall"))
+    if index is None and memory is None and recall is None:
+        return None
+    from indexer.vectors.choice import AUTO, EXACT, IndexChoice
+    from indexer.vectors.factories import UNDERSTOOD, is_understood
+
+    usual = IndexChoice()
+    if index not in (None, AUTO, EXACT) and not is_understood(index):
+        raise click.UsageError(f"--index {index[:60]!r} is not an index that can be built. {UNDERSTOOD}")
+    return IndexChoice(
+        index or usual.index,
+        _size("--index-memory", memory) or usual.memory,
+        usual.promised if recall is None else recall,
     )
 
 

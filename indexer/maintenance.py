@@ -1,4 +1,4 @@
-"""Looking after an atlas: what is there, what disagrees, make it again, publish another representation."""
+"""Looking after an atlas: what is there, make it again, publish another representation."""
 
 from __future__ import annotations
 
@@ -7,33 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.atlas import OLDEST_READABLE, SCHEMA_VERSION, AtlasFolder, check_schema
+from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, stored_bases
 from indexer.crawling.listing import Listing
+from indexer.database import reader, rows_of
 from indexer.errors import AtlasError
 from indexer.identity import SPECTRA_FORM, Identity
 from indexer.plan import commit_of
 from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
 from indexer.records import Outcome, RecordStore
-from indexer.representation import representation_named
-from indexer.vectors import VectorFile, check_file, read_vectors
+from indexer.representation import DEFAULT, representation_named
+from indexer.vectors.choice import IndexChoice
 
 if TYPE_CHECKING:
-    import duckdb
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """Something that is not as the atlas says: ``kind`` groups, ``what`` names it, ``problem`` explains."""
-
-    kind: str
-    what: str
-    problem: str
-
-    def as_row(self) -> dict[str, str]:
-        """The keys of the command's JSON."""
-        return {"kind": self.kind, "what": self.what, "problem": self.problem}
+    pass
 
 
 @dataclass(frozen=True)
@@ -53,9 +41,9 @@ class _Found:
 def status(folder: AtlasFolder) -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, sizes."""
     folder.require()
-    with _reader(folder) as connection:
-        info = _rows(connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
-        bases = _rows(
+    with reader(folder) as connection:
+        info = rows_of(connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
+        bases = rows_of(
             connection,
             'SELECT base, "commit", aliases, '
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base) AS listed, "
@@ -68,13 +56,13 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "AND NOT has_spectra) AS without_spectra "
             "FROM bases b ORDER BY base",
         )
-        published = _rows(
+        published = rows_of(
             connection,
-            "SELECT base, representation, version, rank, vectors, length, factory, faiss_file, faiss_bytes "
-            "FROM representations ORDER BY base, representation",
+            "SELECT base, representation, version, rank, vectors, length, factory, recall_at_10, segments, "
+            "faiss_bytes, faiss_files FROM indexes ORDER BY base, representation",
         )
-        reasons = _rows(connection, "SELECT * FROM failures ORDER BY models DESC, reason")
-        flags = _rows(
+        reasons = rows_of(connection, "SELECT * FROM failures ORDER BY models DESC, reason")
+        flags = rows_of(
             connection,
             "SELECT count(*) FILTER (is_copy) AS copies, count(*) FILTER (duplicate_of IS NOT NULL) AS duplicates, "
             "count(*) FILTER (is_unrelated) AS unrelated, count(*) FILTER (is_partly_frozen) AS partly_frozen "
@@ -97,76 +85,13 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
     }
 
 
-def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
-    """Everything that disagrees: files that are missing or altered, rows without files, files without rows."""
-    folder.require()
-    found: list[Disagreement] = []
-    store = RecordStore(folder)
-    with _reader(folder) as connection:
-        keys = _rows(connection, "SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id")
-        published = _rows(connection, "SELECT * FROM representations ORDER BY base, representation")
-        bases = _rows(connection, 'SELECT base, "commit" FROM bases ORDER BY base')
-        zero = {row["model_id"] for row in _rows(connection, "SELECT model_id FROM records WHERE is_copy")}
-        doubled = _rows(
-            connection,
-            "SELECT model, base FROM fine_tunes GROUP BY model, base HAVING count(*) > 1 ORDER BY ALL",
-        )
-    for row in doubled:
-        found.append(Disagreement("database", row["model"], f"has several rows for {row['base']}"))
-    for row in bases:
-        progress(f"base {row['base']}")
-        found.extend(_check_base(folder, row["base"], row["commit"]))
-    named: set[str] = set()
-    current: set[tuple[str, str]] = set()
-    for row in keys:
-        if row["record_key"] is None:
-            continue
-        progress(f"record of {row['model']}")
-        named.add(row["record_key"])
-        try:
-            record = store.read(row["record_key"])
-            current.add((record.identity.model, record.identity.base))
-            if (record.identity.model, record.identity.base) != (row["model"], row["base"]):
-                found.append(Disagreement("record", row["model"], "its record is that of another model"))
-        except AtlasError as error:
-            found.append(Disagreement("record", row["model"], error.message))
-    for row in published:
-        progress(f"vectors {row['faiss_file']}")
-        expected = {key["model_id"] for key in keys if key["base"] == row["base"] and key["record_key"]} - zero
-        found.extend(_check_vectors(folder, row, expected))
-    for path in sorted(folder.listings.glob("*.jsonl")):
-        try:
-            for problem in Listing(path).problems():
-                found.append(Disagreement("listing", path.name, problem))
-        except AtlasError as error:
-            found.append(Disagreement("listing", path.name, error.message))
-    found.extend(
-        Disagreement("record", digest, "is on disk but not in the database: run `index rebuild`")
-        for digest in _unnamed(store, named, current)
-    )
-    return found
-
-
-def _unnamed(store: RecordStore, named: set[str], current: set[tuple[str, str]]) -> Iterator[str]:
-    """Records that no row names, but for those that a later commit of the same model has replaced."""
-    for digest in store.digests():
-        if digest in named:
-            continue
-        try:
-            identity = store.read(digest).identity
-        except AtlasError:
-            continue
-        if (identity.model, identity.base) not in current:
-            yield digest
-
-
 def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
 
     Damaged records are forgotten, so that the next build reads their models again.
     Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
     """
-    representations = _published_names(folder)
+    representations, choices = _published_before(folder)
     publications = []
     by_base: dict[str, list[_Found]] = {}
     store = RecordStore(folder)
@@ -194,6 +119,7 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
                 entries=_entries(base, listing, found, outcomes.get(base.base, [])),
                 rank=rank,
                 bad_rows=[row.as_row() for row in listing.bad_rows()],
+                index=choices.get(base.base),
             )
         )
     if not publications:
@@ -208,25 +134,35 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
     }
 
 
-def represent(folder: AtlasFolder, name: str) -> dict[str, Any]:
-    """Publish another representation for every base, from the records. The caller holds the writer's lock."""
+def represent(
+    folder: AtlasFolder, name: str, index: IndexChoice | None = None, say: Callable[[str], None] = lambda what: None
+) -> dict[str, Any]:
+    """Publish another representation for every base, from the records; ``index``: another than the base has now.
+
+    The caller holds the writer's lock.
+    """
     chosen = representation_named(name)
     folder.require()
-    with _reader(folder) as connection:
-        current = _rows(
+    with reader(folder) as connection:
+        current = rows_of(
             connection,
             'SELECT base, "commit", rank FROM bases JOIN representations USING (base) '
             "WHERE representation = 'input' ORDER BY base",
         )
     publish(
         folder,
-        [Publication(BaseMatrices(folder.base(row["base"], row["commit"])), (), (), row["rank"]) for row in current],
+        [
+            Publication(BaseMatrices(folder.base(row["base"], row["commit"])), (), (), row["rank"], index=index)
+            for row in current
+        ],
         [name],
+        say=say,
     )
-    with _reader(folder) as connection:
-        rows = _rows(
+    with reader(folder) as connection:
+        rows = rows_of(
             connection,
-            "SELECT base, vectors, length, faiss_file FROM representations WHERE representation = ? ORDER BY base",
+            "SELECT base, vectors, length, factory, recall_at_10, faiss_files FROM indexes "
+            "WHERE representation = ? ORDER BY base",
             (name,),
         )
     return {
@@ -261,62 +197,19 @@ def _newest_bases(folder: AtlasFolder) -> list[BaseMatrices]:
     return [newest[name] for name in sorted(newest)]
 
 
-def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagreement]:
-    path = folder.base(base, commit)
-    if not path.is_file():
-        yield Disagreement("base", base, f"{path.name} is missing: run `index build --base {base}`")
-        return
+def _published_before(folder: AtlasFolder) -> tuple[list[str], dict[str, IndexChoice]]:
+    """Names of the representations that the database has, whatever its schema, and the index chosen for each base."""
     try:
-        BaseMatrices(path).layout  # noqa: B018 - opened for its checks
-    except Exception as error:
-        yield Disagreement("base", base, f"{path.name} cannot be read: {error}")
-
-
-def _check_vectors(folder: AtlasFolder, row: dict[str, Any], expected: set[int]) -> Iterator[Disagreement]:
-    file = VectorFile(row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"])
-    try:
-        check_file(folder.root, file)
-        ids = {int(model_id) for model_id in read_vectors(folder.root, file).ids}
-    except AtlasError as error:
-        yield Disagreement("vectors", file.name, error.message)
-        return
-    missing, extra = sorted(expected - ids), sorted(ids - expected)
-    if missing:
-        yield Disagreement("vectors", file.name, f"lacks {len(missing)} models (first id {missing[0]})")
-    if extra:
-        yield Disagreement("vectors", file.name, f"holds {len(extra)} models the database lacks (first id {extra[0]})")
-
-
-def _published_names(folder: AtlasFolder) -> list[str]:
-    try:
-        with _reader(folder, OLDEST_READABLE) as connection:
-            return [
-                row["representation"]
-                for row in _rows(connection, "SELECT DISTINCT representation FROM representations")
-            ]
+        with reader(folder, any_schema=True) as connection:
+            names = rows_of(connection, "SELECT DISTINCT representation FROM representations ORDER BY ALL")
+            choices = {
+                row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"])
+                for row in rows_of(connection, "FROM representations WHERE representation = ?", (DEFAULT,))
+                if "index_choice" in row
+            }
+            return [row["representation"] for row in names], choices
     except (AtlasError, OSError):
-        return []
-
-
-def _reader(folder: AtlasFolder, oldest: int = SCHEMA_VERSION) -> duckdb.DuckDBPyConnection:
-    import duckdb
-
-    try:
-        connection = duckdb.connect(str(folder.database), read_only=True)
-    except duckdb.Error as error:
-        raise AtlasError(
-            f"{folder.database} cannot be opened: {str(error).splitlines()[0]}", "Run `index rebuild`."
-        ) from error
-    check_schema(connection, folder.database, oldest)
-    return connection
-
-
-def _rows(
-    connection: duckdb.DuckDBPyConnection, statement: str, parameters: tuple[Any, ...] = ()
-) -> list[dict[str, Any]]:
-    cursor = connection.execute(statement, list(parameters))
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return [], {}
 
 
 def _size(paths: Iterator[Path]) -> int:

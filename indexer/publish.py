@@ -8,29 +8,26 @@ holds the state before or after.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from indexer import __version__
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices
-from indexer.publishing.duplicates import CANDIDATE_COSINE, Upload, find_duplicates
-from indexer.publishing.neighbours import nearest
+from indexer.publishing.duplicate_groups import DuplicateGroups
+from indexer.publishing.neighbour_table import NeighbourTable
 from indexer.publishing.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
 from indexer.publishing.sibling import private_copy
+from indexer.publishing.tables import Tables
+from indexer.publishing.vectors import Incoming, PublishedVectors
 from indexer.records import RecordStore
-from indexer.representation import DEFAULT, Representation, representation_named
-from indexer.vectors import FACTORY, VectorFile, Vectors, normalised, read_vectors, write_vectors
+from indexer.representation import DEFAULT, representation_named
+from indexer.vectors.choice import IndexChoice
 
-if TYPE_CHECKING:
-    import duckdb
-
-NEIGHBOURS = 50
+# Rows on their way into the database are held until they are this many.
+ROWS_AT_ONCE = 10_000
+DELTAS_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,18 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Publication:
-    """All there is to say about one base: every entry of its listing, and the build that brought it here."""
+    """What is to be said about one base: entries of its listing, and the build that brought them here.
+
+    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None.
+    """
 
     base: BaseMatrices
     aliases: Sequence[str]
     entries: Sequence[Entry]
     rank: int
-    bad_rows: Sequence[Row] = ()
+    bad_rows: Sequence[Row] | None = None
     build: Row | None = None
+    index: IndexChoice | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
@@ -60,17 +61,20 @@ def publish(
     representations: Sequence[str] = (),
     *,
     afresh: bool = False,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Bring the atlas to the state that ``publications`` describe; other bases stay as they are.
 
     Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from
-    an empty database (ids are kept where the old one can be read). The caller holds the writer's lock.
+    an empty database (ids are kept where the old one can be read). ``say`` is told what a person should know.
+    The caller holds the writer's lock.
     """
     with private_copy(folder, afresh) as sibling:
         connection = sibling.connection
+        tables = Tables(connection)
         connection.execute("BEGIN")
         for publication in publications:
-            _Publisher(folder, connection, publication, sibling.kept_ids).run(representations)
+            _Publisher(folder, tables, publication, sibling.kept_ids, say).run(representations)
         connection.execute(
             "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
             [datetime.now(UTC), __version__],
@@ -85,25 +89,26 @@ class _Publisher:
     def __init__(
         self,
         folder: AtlasFolder,
-        connection: duckdb.DuckDBPyConnection,
+        tables: Tables,
         publication: Publication,
         kept_ids: dict[tuple[str, str], int],
+        say: Callable[[str], None],
     ) -> None:
         self.folder = folder
-        self.connection = connection
+        self.tables = tables
         self.publication = publication
         self.base = publication.base.base
         self.kept_ids = kept_ids
+        self.say = say
         self.store = RecordStore(folder)
-        self.read = lru_cache(maxsize=64)(self.store.read)
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
         before = {
             model: (model_id, fingerprint, record_key)
-            for model, model_id, fingerprint, record_key in self.connection.execute(
+            for model, model_id, fingerprint, record_key in self.tables.rows(
                 "SELECT model, model_id, fingerprint, record_key FROM fine_tunes WHERE base = ?", [self.base]
-            ).fetchall()
+            )
         }
         ids = self._assign_ids({model: row[0] for model, row in before.items()})
         changed = [
@@ -114,12 +119,22 @@ class _Publisher:
         reread = [
             entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key
         ]
+        stale = [ids[entry.listed.id] for entry in reread]
+        duplicates = DuplicateGroups(
+            self.tables, self.store, self.base, self.publication.thresholds.duplicate_within
+        )
+        touched = duplicates.members_with(stale)
         self._listing_tables(changed, ids)
-        fresh = self._record_tables(reread, ids)
+        published = self._wanted(representations)
+        incoming = {vectors: Incoming(self.folder.root, self.base, vectors.representation) for vectors in published}
+        # Where everything is new, one pass over the records is enough.
+        streamed = [arriving for vectors, arriving in incoming.items() if not (vectors.is_new and before)]
+        self._record_tables(reread, ids, streamed)
         self._unrelated()
-        for representation in self._wanted(representations):
-            self._vectors(representation, reread, ids, fresh)
-        self._duplicates()
+        for vectors, arriving in incoming.items():
+            self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
+        if changed:
+            duplicates.renew(touched)
         self._bad_rows()
         if self.publication.build is not None:
             self._build_row(self.publication.build)
@@ -129,7 +144,7 @@ class _Publisher:
         layers: dict[str, int] = {}
         for matrix in base.layout.matrices:
             layers[matrix.key.stack] = max(layers.get(matrix.key.stack, 0), matrix.key.layer + 1)
-        before = self._first("SELECT aliases FROM bases WHERE base = ?", [self.base])
+        before = self.tables.first("SELECT aliases FROM bases WHERE base = ?", [self.base])
         row = {
             "base": self.base,
             "commit": base.commit,
@@ -141,11 +156,11 @@ class _Publisher:
             "block_bytes": base.block_bytes,
             "config": json.dumps(dict(base.config)),
         }
-        self.connection.execute("DELETE FROM bases WHERE base = ?", [self.base])
-        self._insert("bases", [row])
+        self.tables.run("DELETE FROM bases WHERE base = ?", [self.base])
+        self.tables.insert("bases", [row])
 
     def _assign_ids(self, known: dict[str, int]) -> dict[str, int]:
-        (next_id,) = self._first("SELECT next_model_id FROM atlas_info") or (1,)
+        (next_id,) = self.tables.first("SELECT next_model_id FROM atlas_info") or (1,)
         ids = dict(known)
         for entry in self.publication.entries:
             model = entry.listed.id
@@ -154,227 +169,86 @@ class _Publisher:
             kept = self.kept_ids.get((model, self.base))
             ids[model] = next_id if kept is None else kept
             next_id = max(next_id, ids[model] + 1)
-        self.connection.execute("UPDATE atlas_info SET next_model_id = ?", [next_id])
+        self.tables.run("UPDATE atlas_info SET next_model_id = ?", [next_id])
         return ids
 
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
-        rows = [listing_rows(ids[entry.listed.id], entry) for entry in changed]
-        self._delete(
-            ("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[e.listed.id] for e in changed]
+        self.tables.delete(
+            ("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[entry.listed.id] for entry in changed]
         )
-        self._insert("fine_tunes", [row.fine_tune for row in rows])
-        self._insert("tags", [tag for row in rows for tag in row.tags])
-        self._insert("model_datasets", [claim for row in rows for claim in row.datasets])
-        self._insert("evaluations", [result for row in rows for result in row.evaluations])
+        for start in range(0, len(changed), ROWS_AT_ONCE):
+            rows = [listing_rows(ids[entry.listed.id], entry) for entry in changed[start : start + ROWS_AT_ONCE]]
+            self.tables.insert("fine_tunes", [row.fine_tune for row in rows])
+            self.tables.insert("tags", [tag for row in rows for tag in row.tags])
+            self.tables.insert("model_datasets", [claim for row in rows for claim in row.datasets])
+            self.tables.insert("evaluations", [result for row in rows for result in row.evaluations])
 
-    def _record_tables(self, reread: list[Entry], ids: dict[str, int]) -> dict[int, dict[str, Any]]:
+    def _record_tables(self, reread: list[Entry], ids: dict[str, int], arriving: Sequence[Incoming]) -> None:
         """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
-        self._delete(("records", "deltas", "wholes"), [ids[entry.listed.id] for entry in reread])
-        names = self._wanted(())
-        vectors: dict[int, dict[str, Any]] = {}
-        records: list[Row] = []
-        deltas: list[Row] = []
-        wholes: list[Row] = []
+        self.tables.delete(("records", "deltas", "wholes"), [ids[entry.listed.id] for entry in reread])
+        rows: dict[str, list[Row]] = {"records": [], "deltas": [], "wholes": []}
         for entry in reread:
             if not entry.record_key:
                 continue
             model_id = ids[entry.listed.id]
             record = self.store.read(entry.record_key)
-            records.append(record_row(model_id, record, entry.record_key))
-            deltas.extend(delta_rows(model_id, record))
-            wholes.extend(whole_rows(model_id, record))
-            vectors[model_id] = {
-                representation.name: normalised(representation.vector(record)) for representation in names
-            }
-            if len(deltas) > 50_000:
-                self._insert("deltas", deltas)
-                deltas = []
-        self._insert("records", records)
-        self._insert("deltas", deltas)
-        self._insert("wholes", wholes)
-        return vectors
+            rows["records"].append(record_row(model_id, record, entry.record_key))
+            rows["deltas"].extend(delta_rows(model_id, record))
+            rows["wholes"].extend(whole_rows(model_id, record))
+            for incoming in arriving:
+                incoming.add(model_id, incoming.representation.vector(record))
+            if len(rows["deltas"]) > DELTAS_AT_ONCE:
+                self._insert_all(rows)
+        self._insert_all(rows)
 
-    def _wanted(self, added: Sequence[str]) -> list[Representation]:
+    def _insert_all(self, rows: dict[str, list[Row]]) -> None:
+        for table, waiting in rows.items():
+            self.tables.insert(table, waiting)
+            waiting.clear()
+
+    def _wanted(self, added: Sequence[str]) -> list[PublishedVectors]:
         """The default, those published for this base before, and those asked for now."""
-        published = self.connection.execute(
+        published = self.tables.rows(
             "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
-        ).fetchall()
+        )
         names = dict.fromkeys([DEFAULT, *(name for (name,) in published), *added])
-        return [representation_named(name) for name in names]
+        return [
+            PublishedVectors(
+                self.folder.root, self.tables, self.base, representation_named(name), self.publication.rank, self.say
+            )
+            for name in names
+        ]
 
     def _vectors(
-        self,
-        representation: Representation,
-        reread: list[Entry],
-        ids: dict[str, int],
-        fresh: dict[int, dict[str, Any]],
+        self, vectors: PublishedVectors, arriving: Incoming, stale: Sequence[int], is_complete: bool
     ) -> None:
-        """The FAISS file, its row, and the neighbours of one representation."""
-        before = self._published(representation)
-        stale = {ids[entry.listed.id] for entry in reread}
-        kept: dict[int, Any] = {}
-        if before is not None:
-            old = read_vectors(self.folder.root, before)
-            kept = {
-                int(model_id): row
-                for model_id, row in zip(old.ids, old.matrix, strict=True)
-                if int(model_id) not in stale
-            }
-            new = {model_id: vectors.get(representation.name) for model_id, vectors in fresh.items()}
-        else:
-            new = dict(self._all_vectors(representation))
-        if before is not None and not stale:
-            return
-        kept.update({model_id: vector for model_id, vector in new.items() if vector is not None})
-        order = sorted(kept)
-        length = len(next(iter(kept.values()))) if kept else 1
-        vectors = Vectors(
-            np.array(order, dtype=np.int64),
-            np.stack([kept[model_id] for model_id in order]) if order else np.zeros((0, length), np.float32),
-        )
-        file = write_vectors(self.folder.root, self.base, representation.name, vectors)
-        self._representation_row(representation, file)
-        self._neighbours(representation, vectors)
-
-    def _published(self, representation: Representation) -> VectorFile | None:
-        row = self._first(
-            "SELECT faiss_file, faiss_sha256, faiss_bytes, vectors, length, version, rank FROM representations "
-            "WHERE base = ? AND representation = ?",
-            [self.base, representation.name],
-        )
-        if row is None:
-            return None
-        if (row[5], row[6]) != (representation.version, self.publication.rank):
-            # Vectors of another version or rank never meet: all are computed again from the records.
-            return None
-        return VectorFile(*row[:5])
-
-    def _all_vectors(self, representation: Representation) -> Iterator[tuple[int, Any]]:
-        rows = self.connection.execute(
-            "SELECT model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
-            [self.base],
-        ).fetchall()
-        for model_id, record_key in rows:
-            yield model_id, normalised(representation.vector(self.store.read(record_key)))
-
-    def _representation_row(self, representation: Representation, file: VectorFile) -> None:
-        self.connection.execute(
-            "DELETE FROM representations WHERE base = ? AND representation = ?",
-            [self.base, representation.name],
-        )
-        self._insert(
-            "representations",
-            [
-                {
-                    "base": self.base,
-                    "representation": representation.name,
-                    "version": representation.version,
-                    "rank": self.publication.rank,
-                    "length": file.length,
-                    "vectors": file.count,
-                    "per_delta": representation.per_delta,
-                    "faiss_file": file.name,
-                    "faiss_sha256": file.sha256,
-                    "faiss_bytes": file.size,
-                    "factory": FACTORY,
-                }
-            ],
-        )
-
-    def _neighbours(self, representation: Representation, vectors: Vectors) -> None:
-        self.connection.execute(
-            "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
-            "(SELECT model_id FROM fine_tunes WHERE base = ?)",
-            [representation.name, self.base],
-        )
-        rows = nearest(vectors, NEIGHBOURS)
-        columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
-        self._insert_columns(
-            "neighbours",
-            {
-                "representation": [representation.name] * len(rows),
-                "model_id": list(columns[0]),
-                "rank": list(columns[1]),
-                "neighbour_id": list(columns[2]),
-                "similarity": list(columns[3]),
-            },
-        )
+        """The FAISS files, their rows, and the neighbours of one representation."""
+        if not is_complete:
+            for model_id, record_key in self.tables.rows(
+                "SELECT model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
+                [self.base],
+            ):
+                arriving.add(model_id, vectors.representation.vector(self.store.read(record_key)))
+        change = vectors.change(arriving, stale, self.publication.index)
+        if change is not None:
+            table = NeighbourTable(self.tables, self.base, vectors.representation.name)
+            table.change(change.index, change.added, change.removed)
 
     def _unrelated(self) -> None:
-        self.connection.execute(
-            "UPDATE records SET is_unrelated = coalesce(base_cosine < ?, false), verified = base_cosine >= ? "
-            "WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?)",
-            [self.publication.thresholds.unrelated_below] * 2 + [self.base],
+        """Only rows that say something else than before are written."""
+        self.tables.run(
+            "UPDATE records SET is_unrelated = coalesce(base_cosine < $below, false), verified = base_cosine >= $below "
+            "WHERE (is_unrelated IS DISTINCT FROM coalesce(base_cosine < $below, false) "
+            "OR verified IS DISTINCT FROM (base_cosine >= $below)) "
+            "AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = $base)",
+            {"below": self.publication.thresholds.unrelated_below, "base": self.base},
         )
-
-    def _duplicates(self) -> None:
-        uploads = [
-            Upload(model_id, created, tuple(sorted(hashes)) if all(hashes) else (), record_key, norm)
-            for model_id, created, hashes, record_key, norm in self.connection.execute(
-                "SELECT model_id, created, list_transform(weight_files, lambda f: f.sha256), records.record_key, "
-                "delta_norm FROM records JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy "
-                "ORDER BY model_id",
-                [self.base],
-            ).fetchall()
-        ]
-        near = self.connection.execute(
-            "SELECT model_id, neighbour_id FROM neighbours WHERE representation = ? AND similarity >= ? "
-            "AND model_id < neighbour_id AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
-            "ORDER BY ALL",
-            [DEFAULT, CANDIDATE_COSINE, self.base],
-        ).fetchall()
-        groups = find_duplicates(uploads, near, self.read, self.publication.thresholds.duplicate_within)
-        self.connection.execute(
-            "UPDATE records SET duplicate_group = NULL, duplicate_of = NULL "
-            "WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?)",
-            [self.base],
-        )
-        self._update_groups(groups)
-
-    def _update_groups(self, groups: dict[int, int]) -> None:
-        import pyarrow
-
-        if not groups:
-            return
-        columns = {"model_id": list(groups), "first": list(groups.values())}
-        self.connection.register("incoming", pyarrow.table(columns))
-        self.connection.execute(
-            "UPDATE records SET duplicate_group = incoming.first, "
-            "duplicate_of = CASE WHEN incoming.first <> records.model_id THEN incoming.first END "
-            "FROM incoming WHERE records.model_id = incoming.model_id"
-        )
-        self.connection.unregister("incoming")
 
     def _bad_rows(self) -> None:
-        self.connection.execute("DELETE FROM bad_rows WHERE base = ?", [self.base])
-        self._insert("bad_rows", [{"base": self.base, **row} for row in self.publication.bad_rows])
+        if self.publication.bad_rows is not None:
+            self.tables.run("DELETE FROM bad_rows WHERE base = ?", [self.base])
+            self.tables.insert("bad_rows", [{"base": self.base, **row} for row in self.publication.bad_rows])
 
     def _build_row(self, build: Row) -> None:
-        (build_id,) = self._first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
-        self._insert("builds", [{"build_id": build_id, "base": self.base, **build}])
-
-    def _first(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """The first row. All rows are fetched: a result half read blocks the connection."""
-        rows = self.connection.execute(statement, list(parameters)).fetchall()
-        return rows[0] if rows else None
-
-    def _delete(self, tables: Iterable[str], model_ids: list[int]) -> None:
-        if model_ids:
-            for table in tables:
-                self.connection.execute(
-                    f"DELETE FROM {table} WHERE model_id IN (SELECT unnest(?::INTEGER[]))", [model_ids]
-                )
-
-    def _insert(self, table: str, rows: list[Row]) -> None:
-        if rows:
-            self._insert_columns(table, {name: [row[name] for row in rows] for name in rows[0]})
-
-    def _insert_columns(self, table: str, columns: dict[str, list[Any]]) -> None:
-        import pyarrow
-
-        if not next(iter(columns.values())):
-            return
-        incoming = pyarrow.table(columns)
-        self.connection.register("incoming", incoming)
-        self.connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
-        self.connection.unregister("incoming")
+        (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
+        self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **build}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representatio
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
     from indexer.representation import representation_named
     from indexer.single import read_model, unreadable
-    from indexer.vectors import normalised
+    from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
     try:
@@ -64,10 +63,10 @@ def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representatio
             raise atlas.unknown_model(reference.id, f"It could not be read from the Hub: {why}.") from error
         raise unreadable(reference.id, error) from error
     identity = record.identity
-    _, published = atlas.representation(identity.base, representation)
-    if chosen.version != published["version"]:
+    published = atlas.published(identity.base, representation)
+    if chosen.version != published.version:
         raise AtlasError(
-            f"The atlas holds version {published['version']} of {representation!r}, this is {chosen.version}.",
+            f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
             f"Publish it again: index represent {representation}",
         )
     vector = normalised(chosen.vector(record))
@@ -96,21 +95,7 @@ def with_vector(atlas: Atlas, asked: Asked, representation: str) -> Asked:
     if asked.vector is not None:
         return asked
     assert asked.model_id is not None
-    vector = reconstruct(atlas, asked.base, representation, [asked.model_id]).get(asked.model_id)
+    vector = atlas.index(asked.base, representation).rows([asked.model_id]).row(asked.model_id)
     if vector is None:
         raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
     return replace(asked, vector=vector)
-
-
-def reconstruct(
-    atlas: Atlas, base: str, representation: str, model_ids: Sequence[int]
-) -> dict[int, NDArray[np.float32]]:
-    """Vectors of a few models, straight from the index; those without one are left out."""
-    index = atlas.index(base, representation)
-    found = {}
-    for model_id in model_ids:
-        try:
-            found[model_id] = index.reconstruct(int(model_id))
-        except RuntimeError:
-            continue
-    return found

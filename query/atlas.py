@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from indexer.atlas import OLDEST_READABLE, AtlasFolder, check_schema
+from indexer.atlas import AtlasFolder, check_schema
 from indexer.errors import AtlasError
 from indexer.words import ModelRef
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import duckdb
 
     from indexer.single import PublishedBase
-    from indexer.vectors import VectorFile, Vectors
+    from indexer.vectors.published import Published
+    from indexer.vectors.search import VectorIndex
+    from indexer.vectors.segments import Vectors
     from query.cluster import Clusters
     from query.map import ModelMap
     from query.predict import Prediction
@@ -58,7 +60,7 @@ class Atlas:
         self.notes: list[str] = []
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self.connection = self._connect()
-        self._indexes: dict[str, Any] = {}
+        self._indexes: dict[tuple[str, str], VectorIndex] = {}
 
     def __enter__(self) -> Atlas:
         return self
@@ -281,54 +283,40 @@ class Atlas:
             hint or "Check the spelling, or give the path of a checkpoint folder.",
         )
 
-    def representation(self, base: str, name: str) -> tuple[VectorFile, dict[str, Any]]:
-        """The FAISS file of a published representation, and its row.
+    def published(self, base: str, representation: str) -> Published:
+        """What is known of a published representation.
 
         Raises AtlasError naming the published ones where it is not one of them.
         """
-        from indexer.vectors import VectorFile
+        from indexer.vectors.published import read_published
 
-        rows = {
-            row["representation"]: row
-            for row in self.rows(
-                "SELECT * FROM representations WHERE base = ? ORDER BY representation", [base]
-            )
-        }
-        if name not in rows:
-            published = ", ".join(rows) or "none"
+        found = read_published(self.connection, base, representation)
+        if found is None:
+            rows = self.rows("SELECT representation FROM representations WHERE base = ? ORDER BY ALL", [base])
+            published = ", ".join(row["representation"] for row in rows) or "none"
             raise AtlasError(
-                f"The representation {name!r} is not published for {base} (published: {published}).",
-                f"Publish it: index represent {name}",
+                f"The representation {representation!r} is not published for {base} (published: {published}).",
+                f"Publish it: index represent {representation}",
             )
-        row = rows[name]
-        file = VectorFile(
-            row["faiss_file"], row["faiss_sha256"], row["faiss_bytes"], row["vectors"], row["length"]
-        )
-        return file, row
+        return found
 
     def vectors(self, base: str, representation: str = "input") -> Vectors:
         """All unit vectors of a base with their model ids."""
-        from indexer.vectors import read_vectors
+        return self.index(base, representation).vectors()
 
-        file, _ = self._present(base, representation)
-        return read_vectors(self.folder.root, file)
+    def index(self, base: str, representation: str = "input") -> VectorIndex:
+        """The vectors of a base, mapped, kept open, to be searched.
 
-    def index(self, base: str, representation: str = "input") -> Any:
-        """The FAISS index of a base, mapped, kept open."""
-        from indexer.vectors import open_index
-
-        file, _ = self._present(base, representation)
-        if file.name not in self._indexes:
-            self._indexes[file.name] = open_index(self.folder.root, file)
-        return self._indexes[file.name]
-
-    def _present(self, base: str, representation: str) -> tuple[VectorFile, dict[str, Any]]:
-        """The file as published; if it was collected since this atlas was opened, the one published last."""
-        file, row = self.representation(base, representation)
-        if not (self.folder.root / file.name).exists():
-            self.refresh()
-            file, row = self.representation(base, representation)
-        return file, row
+        If their files were collected since this atlas was opened, those published last.
+        """
+        key = (base, representation)
+        if key not in self._indexes:
+            published = self.published(base, representation)
+            if not all((self.folder.root / file.name).exists() for file in published.files):
+                self.refresh()
+                published = self.published(base, representation)
+            self._indexes[key] = published.opened(self.folder.root)
+        return self._indexes[key]
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
@@ -350,7 +338,7 @@ class Atlas:
                 f"{path} is damaged ({str(error).splitlines()[0]}).", "Make it again: index rebuild"
             ) from error
         try:
-            check_schema(connection, path, OLDEST_READABLE)
+            check_schema(connection, path)
         except AtlasError:
             connection.close()
             raise

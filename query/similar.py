@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from query.asked import Asked, asked_model, reconstruct, refuse_copy, with_vector
+from query.asked import Asked, asked_model, refuse_copy, with_vector
 
 if TYPE_CHECKING:
     from query.atlas import Atlas, IndexedModel
@@ -90,11 +90,9 @@ def _similar(
         return _stored_neighbours(atlas, asked, k, representation)
     asked = with_vector(atlas, asked, representation)
     assert asked.vector is not None
-    from indexer.vectors import search
-
     index = atlas.index(asked.base, representation)
     allowed = _allowed(atlas, asked, judged, other_authors)
-    found = search(index, asked.vector, k, allowed)
+    found = index.search(asked.vector, k, allowed)
     return _described(atlas, asked, found, representation, explain)
 
 
@@ -124,7 +122,7 @@ def _allowed(
 
 def _stored_neighbours(atlas: Atlas, asked: Asked, k: int, representation: str) -> list[Neighbour]:
     """Straight from the database: neither FAISS nor the vectors are opened."""
-    atlas.representation(asked.base, representation)
+    atlas.published(asked.base, representation)
     rows = atlas.rows(
         "SELECT rank, model, similarity, author, relation, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
@@ -165,8 +163,7 @@ def _reasons(atlas: Atlas, asked: Asked, ids: list[int], representation: str) ->
     """Split each cosine into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩."""
     from indexer.words import DeltaKey
 
-    _, row = atlas.representation(asked.base, representation)
-    if not row["per_delta"]:
+    if not atlas.published(asked.base, representation).per_delta:
         raise AtlasError(
             f"{representation!r} averages layers, so a similarity cannot be split by layer and family.",
             "Use --representation input.",
@@ -176,7 +173,8 @@ def _reasons(atlas: Atlas, asked: Asked, ids: list[int], representation: str) ->
     assert asked.vector is not None
     mine = asked.vector.reshape(len(keys), -1)
     reasons = {}
-    for model_id, vector in reconstruct(atlas, asked.base, representation, ids).items():
+    near = atlas.index(asked.base, representation).rows(ids)
+    for model_id, vector in zip(near.ids.tolist(), near.matrix, strict=True):
         parts = (mine.astype(np.float64) * vector.reshape(len(keys), -1)).sum(axis=1)
         families: dict[str, float] = {}
         layers: dict[str, float] = {}

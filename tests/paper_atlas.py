@@ -14,11 +14,10 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
-from indexer.publishing.neighbours import nearest
-from indexer.vectors import Vectors, write_vectors
+from indexer.vectors.segments import Vectors
+from tests.planted_vectors import publish_vectors
 
 BASE = "org/paper-base"
 DELTAS = [f"{layer}.{family}" for layer in range(6) for family in ("query", "value")]
@@ -137,17 +136,7 @@ def vectors_of(models: Sequence[Paper], representation: str = "input") -> tuple[
 def _publish(
     connection: duckdb.DuckDBPyConnection, folder: Path, name: str, models: Sequence[Paper], base: str
 ) -> None:
-    vectors = Vectors(*vectors_of(models, name))
-    file = write_vectors(folder, base, name, vectors)
-    _insert(
-        connection, "representations",
-        [[base, name, 1, 8, file.length, file.count, True, file.name, file.sha256, file.size, "IDMap2,Flat"]],
-    )  # fmt: skip
-    columns = zip(*nearest(vectors, 50), strict=True) if len(vectors.ids) > 1 else [[]] * 4
-    table = pyarrow.table(dict(zip(("model_id", "rank", "neighbour_id", "similarity"), columns, strict=True)))
-    connection.register("found", table)
-    connection.execute("INSERT INTO neighbours BY NAME SELECT ? AS representation, * FROM found", [name])
-    connection.unregister("found")
+    publish_vectors(connection, folder, base, name, Vectors(*vectors_of(models, name)))
 
 
 def _build(connection: duckdb.DuckDBPyConnection, number: int, base: str, build: dict[str, Any]) -> None:

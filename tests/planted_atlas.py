@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
-from indexer.vectors import Vectors, write_vectors
+from indexer.vectors.segments import Vectors
+from tests.planted_vectors import publish_vectors
 
 BASE = "org/base"
 
@@ -43,16 +44,12 @@ def plant_atlas(folder: Path, models: list[Planted], base: str = BASE) -> Path:
     norms = np.linalg.norm(raw, axis=1)
     ids = np.flatnonzero(norms) + 1
     unit = (raw[ids - 1] / norms[ids - 1, None]).astype(np.float32)
-    file = write_vectors(folder, base, "input", Vectors(ids.astype(np.int64), unit))
     config = {"storage_compatibility_version": STORAGE_VERSION}
     with duckdb.connect(str(folder / "atlas.duckdb"), config=config) as connection:
         connection.execute(schema_sql())
         connection.execute("INSERT INTO atlas_info VALUES (?, 1, NULL, 'test', ?)", [SCHEMA_VERSION, len(models) + 1])
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [base])
-        connection.execute(
-            "INSERT INTO representations VALUES (?, 'input', 1, 8, ?, ?, true, ?, ?, ?, 'IDMap2,Flat')",
-            [base, file.length, file.count, file.name, file.sha256, file.size],
-        )
+        publish_vectors(connection, folder, base, "input", Vectors(ids.astype(np.int64), unit), neighbours=False)
         first = {model.duplicate_of for model in models}
         for number, model in enumerate(models, 1):
             group = model.duplicate_of or (number if number in first else None)

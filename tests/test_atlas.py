@@ -14,7 +14,8 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.maintenance import rebuild, represent, status, verify
+from indexer.maintenance import rebuild, represent, status
+from indexer.verification import verify
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
@@ -131,18 +132,19 @@ def test_every_representation_can_be_published_and_asked(atlas):
 
 CRASH = """
 import os, sys
-import indexer.publish as publish
+import indexer.publishing.neighbour_table as neighbour_table
 import indexer.publishing.sibling as sibling
+import indexer.publishing.vectors as vectors
 from indexer.atlas import AtlasFolder
 from indexer.maintenance import represent
 point = sys.argv[2]
 def die(*arguments, **options):
     os._exit(9)
 if point == "vectors":
-    real = publish.write_vectors
-    publish.write_vectors = lambda *a, **o: (real(*a, **o), die())
+    real = vectors.write_segment
+    vectors.write_segment = lambda *a, **o: (real(*a, **o), die())
 elif point == "neighbours":
-    publish._Publisher._neighbours = die
+    neighbour_table.NeighbourTable.change = die
 elif point == "commit":
     sibling._put_in_place = die
 elif point == "renamed":

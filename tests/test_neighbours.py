@@ -1,69 +1,83 @@
-"""Neighbours and duplicates against brute force."""
+"""Segments, search and neighbour lists against brute force: made at once, or piece by piece with replacements."""
 
 from __future__ import annotations
 
-import dataclasses
-from datetime import UTC, datetime, timedelta
-
+import duckdb
 import numpy as np
 import pytest
 
-from indexer.publishing.duplicates import Upload, find_duplicates, same_deltas
+from indexer.atlas import schema_sql
 from indexer.publishing.neighbours import nearest
-from indexer.vectors import Vectors, normalised, open_index, read_vectors, search, write_vectors
-from tests.test_record import make_record
+from indexer.vectors.published import read_published
+from indexer.vectors.search import VectorIndex
+from indexer.vectors.segments import GROWTH, OpenSegment, Vectors, joined, normalised, to_merge, write_segment
+from tests.planted_vectors import publish_vectors
 
 
 def unit_rows(count: int, length: int, seed: int = 0) -> Vectors:
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(count, length)).astype(np.float32)
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    ids = np.sort(rng.choice(10 * count, count, replace=False)).astype(np.int64)
+    ids = np.sort(rng.choice(10 * count, count, replace=False)).astype(np.int64) + 1
     return Vectors(ids, matrix)
 
 
+def exact_rows(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Unit vectors (count, 16) whose cosines are exact multiples of 1/8 in any arithmetic: ties everywhere."""
+    return rng.choice([-0.25, 0.25], size=(count, 16)).astype(np.float32)
+
+
 def brute_force(vectors: Vectors, k: int) -> list[tuple[int, int, int]]:
+    """(owner, rank, neighbour), owners in order of id."""
     found = []
     exact = vectors.matrix.astype(np.float64) @ vectors.matrix.astype(np.float64).T
-    for row, model_id in enumerate(vectors.ids):
-        others = [
-            (-round(float(exact[row, j]), 6), int(other)) for j, other in enumerate(vectors.ids) if j != row
+    for row in np.argsort(vectors.ids):
+        others = [(-round(float(exact[row, j]), 6), int(other)) for j, other in enumerate(vectors.ids) if j != row]
+        found += [
+            (int(vectors.ids[row]), rank, other) for rank, (_, other) in enumerate(sorted(others)[:k], start=1)
         ]
-        found += [(int(model_id), rank, other) for rank, (_, other) in enumerate(sorted(others)[:k], start=1)]
     return found
 
 
+def part(vectors: Vectors, chosen: slice | np.ndarray) -> Vectors:
+    return Vectors(vectors.ids[chosen], vectors.matrix[chosen])
+
+
 @pytest.mark.parametrize(("count", "k"), [(1, 5), (2, 5), (40, 7), (40, 50), (600, 20)])
-def test_nearest_is_brute_force(count, k):
+def test_nearest_is_brute_force_over_several_segments(tmp_path, count, k):
     vectors = unit_rows(count, 16)
-    vectors.matrix[: count // 2] = vectors.matrix[0]  # ties: half of the models are the same
-    found = nearest(vectors, k)
-    assert [row[:3] for row in found] == brute_force(vectors, k)
+    vectors.matrix[:] = exact_rows(count, np.random.default_rng(count))
+    vectors.matrix[: count // 2] = vectors.matrix[0]  # more ties: half of the models are the same
+    segments = [
+        OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", part(vectors, slice(start, start + 250))))
+        for start in range(0, count, 250)
+    ]
+    found, entering = nearest(segments, [vectors], k)
+    pairs, rank = found.first(k)
+    assert list(zip(pairs.owner, rank, pairs.neighbour, strict=True)) == brute_force(vectors, k)
+    assert len(entering.owner) == 0
 
 
 def test_search_finds_what_numpy_finds_with_and_without_a_filter(tmp_path):
     vectors = unit_rows(300, 24, seed=2)
-    file = write_vectors(tmp_path, "owner/base", "input", vectors)
-    index = open_index(tmp_path, file)
-    back = read_vectors(tmp_path, file)
-    np.testing.assert_array_equal(back.ids, vectors.ids)
-    np.testing.assert_array_equal(back.matrix, vectors.matrix)
+    index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "owner/base", "input", vectors))], 24)
+    np.testing.assert_array_equal(index.vectors().ids, vectors.ids)
+    np.testing.assert_array_equal(index.vectors().matrix, vectors.matrix)
     query = normalised(np.random.default_rng(5).normal(size=24).astype(np.float32))
-    allowed = vectors.ids[::7]
-    for ids in (None, allowed):
+    for ids in (None, vectors.ids[::7]):
         keep = np.isin(vectors.ids, vectors.ids if ids is None else ids)
         similarity = vectors.matrix[keep] @ query
         expected = vectors.ids[keep][np.argsort(-similarity)][:10].tolist()
-        assert [model_id for model_id, _ in search(index, query, 10, ids)] == expected
-    assert search(index, query, 10, []) == []
-    assert len(search(index, query, 1000)) == 300
+        assert [model_id for model_id, _ in index.search(query, 10, ids)] == expected
+    assert index.search(query, 10, []) == []
+    assert len(index.search(query, 1000)) == 300
 
 
 def test_equal_similarities_come_in_order_of_id_even_at_the_cut(tmp_path):
     vectors = unit_rows(50, 8)
     vectors.matrix[:] = vectors.matrix[0]
-    index = open_index(tmp_path, write_vectors(tmp_path, "b", "input", vectors))
-    assert [model_id for model_id, _ in search(index, vectors.matrix[0], 5)] == vectors.ids[:5].tolist()
+    index = VectorIndex([OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors))], 8)
+    assert [model_id for model_id, _ in index.search(vectors.matrix[0], 5)] == vectors.ids[:5].tolist()
 
 
 def test_zero_and_broken_vectors_stay_out():
@@ -73,43 +87,150 @@ def test_zero_and_broken_vectors_stay_out():
     np.testing.assert_allclose(normalised(np.array([3, 4], np.float32)), [0.6, 0.8], rtol=1e-6)
 
 
-def upload(model_id: int, days: int, hashes: tuple[str, ...], key: str, norm: float = 1.0) -> Upload:
-    return Upload(model_id, datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=days), hashes, key, norm)
+def test_a_mapped_vector_outlives_what_it_was_read_from(tmp_path):
+    vectors = unit_rows(30, 8)
+    rows = OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors)).vectors().matrix
+    (tmp_path / next(tmp_path.glob("*.faiss")).name).unlink()
+    np.testing.assert_array_equal(rows, vectors.matrix)
+    assert not rows.flags.writeable
 
 
-def test_duplicates_by_hash_or_by_deltas_are_led_by_the_earliest_upload():
-    records = {"x": make_record(1), "y": make_record(2)}
-    records["x again"] = dataclasses.replace(records["x"], files=())
-    uploads = [
-        upload(1, 9, ("h1",), "x"),
-        upload(2, 3, ("h2",), "x again"),
-        upload(3, 5, ("h3",), "y"),
-        upload(4, 7, ("h1",), "x"),
-        upload(5, 1, (), "y", norm=1.1),
-    ]
-    groups = find_duplicates(uploads, [(1, 2), (2, 3), (3, 5)], records.__getitem__, 1e-3)
-    assert groups == {1: 2, 2: 2, 4: 2}
+def test_parts_join_in_order_of_id():
+    vectors = unit_rows(40, 4, seed=3)
+    shuffled = np.random.default_rng(0).permutation(40)
+    whole = joined([part(vectors, np.sort(shuffled[:25])), part(vectors, np.sort(shuffled[25:]))], 4)
+    np.testing.assert_array_equal(whole.ids, vectors.ids)
+    np.testing.assert_array_equal(whole.matrix, vectors.matrix)
+    assert joined([], 4).matrix.shape == (0, 4)
 
 
-def test_same_deltas_is_the_cosine_of_the_formed_matrices():
-    one = make_record(1, rank=6)
-    for seed, blend, expected in ((2, 0.0, True), (2, 0.03, True), (2, 0.2, False)):
-        other = make_record(seed, rank=6)
-        deltas = []
-        product = first_square = second_square = 0.0
-        for first, second in zip(one.deltas, other.deltas, strict=True):
-            full = [(d.u.astype(float) * d.s) @ d.v.astype(float).T for d in (first, second)]
-            mixed = full[0] + blend * full[1]
-            mixed *= np.linalg.norm(full[0]) / np.linalg.norm(mixed)
-            u, s, vt = np.linalg.svd(mixed, full_matrices=False)
-            deltas.append(
-                dataclasses.replace(
-                    first, u=u.astype(np.float16), s=s.astype(np.float32), v=vt.T.astype(np.float16)
-                )
-            )
-            product += (full[0] * mixed).sum()
-            first_square += (full[0] ** 2).sum()
-            second_square += (mixed**2).sum()
-        is_same = product / np.sqrt(first_square * second_square) >= 1 - 1e-3
-        assert bool(is_same) is expected
-        assert same_deltas(one, dataclasses.replace(one, deltas=tuple(deltas)), 1e-3) is expected
+class Store:
+    """An atlas's vectors and neighbours, and beside them the same kept in a dict."""
+
+    def __init__(self, root) -> None:
+        self.root = root
+        self.connection = duckdb.connect()
+        self.connection.execute(schema_sql())
+        self.truth: dict[int, np.ndarray] = {}
+
+    def publish(self, added: dict[int, np.ndarray], withdrawn: tuple[int, ...] = (), **options) -> None:
+        stale = {*withdrawn, *(set(added) & set(self.truth))}
+        for model_id in set(added) - set(self.truth):
+            self.connection.execute(
+                "INSERT INTO fine_tunes (model_id, model, base, author, status, relation, gone) "
+                "SELECT ?, ?, 'b', 'a', 'indexed', 'finetune', false "
+                "WHERE NOT EXISTS (FROM fine_tunes WHERE model_id = ?)",
+                [model_id, f"a/{model_id}", model_id],
+            )  # fmt: skip
+        ids = sorted(added)
+        matrix = np.stack([added[model_id] for model_id in ids]) if ids else np.zeros((0, 16), np.float32)
+        publish_vectors(
+            self.connection, self.root, "b", "input", Vectors(np.array(ids, dtype=np.int64), matrix),
+            stale=tuple(stale), **options,
+        )  # fmt: skip
+        for model_id in withdrawn:
+            self.truth.pop(model_id, None)
+        self.truth.update(added)
+
+    def vectors(self) -> Vectors:
+        ids = sorted(self.truth)
+        return Vectors(np.array(ids, dtype=np.int64), np.stack([self.truth[model_id] for model_id in ids]))
+
+    def lists(self) -> list[tuple[int, int, int]]:
+        return self.connection.execute(
+            "SELECT model_id, rank, neighbour_id FROM neighbours ORDER BY model_id, rank"
+        ).fetchall()
+
+    def published(self):
+        return read_published(self.connection, "b", "input")
+
+
+def draw(rng: np.random.Generator, ids: list[int]) -> dict[int, np.ndarray]:
+    return dict(zip(ids, exact_rows(len(ids), rng), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_added_replaced_or_withdrawn_lists_are_those_of_brute_force(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    store = Store(tmp_path)
+    store.publish(draw(rng, list(range(1, 121))))
+    next_id = 121
+    for _ in range(12):
+        new = list(range(next_id, next_id + int(rng.integers(0, 12))))
+        next_id += len(new)
+        replaced = rng.choice(sorted(store.truth), 3, replace=False).tolist()
+        withdrawn = tuple(set(rng.choice(sorted(store.truth), 4, replace=False).tolist()) - set(replaced))
+        store.publish(draw(rng, [*new, *replaced]), withdrawn)
+        expected = store.vectors()
+        assert store.lists() == brute_force(expected, 50)
+        index = store.published().opened(tmp_path)
+        np.testing.assert_array_equal(index.ids, expected.ids)
+        np.testing.assert_allclose(index.vectors().matrix, expected.matrix, atol=1e-7)
+        query = next(iter(draw(rng, [0]).values()))
+        order = np.lexsort((expected.ids, -np.round(expected.matrix @ query, 6)))
+        assert [found for found, _ in index.search(query, 10)] == expected.ids[order][:10].tolist()
+        assert store.published().count == len(expected)
+        assert len(store.published().segments) <= 8
+
+
+def test_lists_shorter_than_fifty_grow(tmp_path):
+    rng = np.random.default_rng(0)
+    store = Store(tmp_path)
+    for model_id in range(1, 9):
+        store.publish(draw(rng, [model_id]))
+        assert store.lists() == brute_force(store.vectors(), 50)
+
+
+def test_a_vector_that_comes_back_as_it_was_is_found_again(tmp_path):
+    """Its new segment has the content, and so the name, of the one that holds it as removed."""
+    rng = np.random.default_rng(1)
+    store = Store(tmp_path)
+    store.publish(draw(rng, list(range(1, 60))))
+    lone = draw(rng, [77])
+    store.publish(lone)
+    store.publish({}, (77,))
+    assert 77 not in store.published().opened(tmp_path).ids
+    store.publish(lone)
+    assert 77 in store.published().opened(tmp_path).ids
+    store.publish(lone)  # another commit with the same weights
+    assert store.published().opened(tmp_path).ids.tolist().count(77) == 1
+    assert store.lists() == brute_force(store.vectors(), 50)
+
+
+def test_old_lists_that_do_not_change_are_not_written_again(tmp_path):
+    rng = np.random.default_rng(2)
+    store = Store(tmp_path)
+    store.publish(draw(rng, list(range(1, 400))))
+    before = dict(store.connection.execute("SELECT model_id, max(rowid) FROM neighbours GROUP BY ALL").fetchall())
+    store.publish(draw(rng, [400]))
+    after = dict(store.connection.execute("SELECT model_id, max(rowid) FROM neighbours GROUP BY ALL").fetchall())
+    rewritten = {model_id for model_id in before if after[model_id] != before[model_id]}
+    naming = {owner for owner, _, neighbour in store.lists() if neighbour == 400}
+    assert rewritten == naming
+    assert len(naming) < 200
+
+
+def test_segments_stay_few_and_large_ones_are_seldom_written_again(tmp_path):
+    rng = np.random.default_rng(3)
+    store = Store(tmp_path)
+    store.publish(draw(rng, list(range(1, 301))))
+    first = store.published().segments[0].file.name
+    for start in range(301, 351):
+        store.publish(draw(rng, [start]), neighbours=False)
+        assert len(store.published().segments) <= 5
+    assert first in {one.file.name for one in store.published().segments}
+    for start in range(351, 501):
+        store.publish(draw(rng, [start]), neighbours=False)
+    assert first not in {one.file.name for one in store.published().segments}
+    assert len(store.published().opened(tmp_path)) == 500
+
+
+def test_merging_takes_the_newest_of_like_size(tmp_path):
+    def sized(*counts: int):
+        return [write_segment(tmp_path, "b", "input", unit_rows(count, 3, seed=count)) for count in counts]
+
+    assert to_merge([]) == []
+    assert to_merge(sized(100)) == []
+    assert to_merge(sized(GROWTH * 10 + 1, 10)) == []
+    assert to_merge(sized(GROWTH * 10, 10)) == [0, 1]
+    assert to_merge(sized(1000, 30, 10)) == [1, 2]

@@ -1,49 +1,153 @@
-"""Exact nearest neighbours of every vector, block by block, ties by id."""
+"""Exact nearest neighbours, block by block, ties by id: of some models, and whom they push out of others' lists."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors import TIE_DIGITS, Vectors
+from indexer.vectors.search import TIE_DIGITS
+from indexer.vectors.segments import OpenSegment, Vectors
 
-# Rows of the similarity matrix held at once: 512 × 10,000 float32 are 20 MB.
-BLOCK_ROWS = 512
+# Numbers of the similarity matrix held at once: 64 MB.
+BLOCK = 1 << 24
+
+# Similarities this near to each other may be ties after rounding.
+_NEAR = 2 * 10.0**-TIE_DIGITS
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Who is near whom: three columns of equal length; ``similarity`` is a cosine."""
+
+    owner: NDArray[np.int64]
+    neighbour: NDArray[np.int64]
+    similarity: NDArray[np.float32]
+
+    @classmethod
+    def together(cls, parts: Iterable[Pairs]) -> Pairs:
+        """All pairs of several."""
+        parts = [cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)), *parts]
+        return cls(
+            np.concatenate([part.owner for part in parts]),
+            np.concatenate([part.neighbour for part in parts]),
+            np.concatenate([part.similarity for part in parts]),
+        )
+
+    def first(self, k: int) -> tuple[Pairs, NDArray[np.int32]]:
+        """The k nearest of each owner, by owner and nearness, ties by id; and their ranks from 1.
+
+        Equal vectors can differ in the last bits of their products, so similarities that agree to TIE_DIGITS
+        digits are ties.
+        """
+        order = np.lexsort((self.neighbour, -np.round(self.similarity, TIE_DIGITS), self.owner))
+        owner = self.owner[order]
+        starts = np.searchsorted(owner, owner, side="left")
+        rank = np.arange(1, len(order) + 1) - starts
+        kept = order[rank <= k]
+        return (
+            Pairs(self.owner[kept], self.neighbour[kept], self.similarity[kept]),
+            rank[rank <= k].astype(np.int32),
+        )
+
+
+@dataclass(frozen=True)
+class Known:
+    """Lists that exist: their owners (ascending), and how near the last entry of each full list is (else −inf)."""
+
+    owners: NDArray[np.int64]
+    last: NDArray[np.float32]
+
+
+def blocks_of(segments: Sequence[OpenSegment], rows: int) -> Iterator[Vectors]:
+    """All vectors that count, at most ``rows`` at a time."""
+    for one in segments:
+        whole = one.vectors()
+        for start in range(0, len(whole), rows):
+            yield Vectors(whole.ids[start : start + rows], whole.matrix[start : start + rows])
+
+
+def rows_at_once(segments: Sequence[OpenSegment]) -> int:
+    """Rows of the similarity matrix that are held at once."""
+    return max(1, BLOCK // max(1, sum(one.segment.file.count for one in segments)))
+
+
+class _Columns:
+    """The columns of the similarity matrix: every stored vector of every segment."""
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        self.ids = np.concatenate([none, *(one.stored.ids for one in segments)])
+        self.is_gone = np.concatenate(
+            [none.astype(bool), *(np.isin(one.stored.ids, one.segment.removed) for one in segments)]
+        )
+        self._by_id = np.argsort(self.ids, kind="stable")
+        self._sorted = self.ids[self._by_id]
+
+    def places(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """(rows, columns): for each row of ``ids`` every column of that model."""
+        starts = np.searchsorted(self._sorted, ids, side="left")
+        stops = np.searchsorted(self._sorted, ids, side="right")
+        columns = [self._by_id[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        rows = np.repeat(np.arange(len(ids)), stops - starts)
+        return rows, np.concatenate([np.zeros(0, dtype=np.intp), *columns])
 
 
 def nearest(
-    vectors: Vectors, k: int, rows: NDArray[np.int64] | None = None
-) -> list[tuple[int, int, int, float]]:
-    """(model id, rank from 1, neighbour id, cosine) for each row's k nearest others.
+    segments: Sequence[OpenSegment], asked: Iterable[Vectors], k: int, known: Known | None = None
+) -> tuple[Pairs, Pairs]:
+    """The k nearest others of every asked vector; and, for lists that are ``known``, the asked ones that enter them.
 
-    ``rows`` are positions in ``vectors``; all by default. Equal cosines are ordered by id.
+    The second are pairs (owner of a known list, asked model) not farther than the list's last entry; asked models
+    have no known lists.
     """
-    positions = np.arange(len(vectors.ids)) if rows is None else rows
-    found: list[tuple[int, int, int, float]] = []
-    for start in range(0, len(positions), BLOCK_ROWS):
-        block = positions[start : start + BLOCK_ROWS]
-        similarities = vectors.matrix[block] @ vectors.matrix.T
-        similarities[np.arange(len(block)), block] = -np.inf
-        for position, row in zip(block, similarities, strict=True):
-            model_id = int(vectors.ids[position])
-            for rank, other in enumerate(top(row, vectors.ids, min(k, len(row) - 1)), start=1):
-                found.append((model_id, rank, int(vectors.ids[other]), float(np.clip(row[other], -1.0, 1.0))))
-    return found
+    columns = _Columns(segments)
+    edges = _edges(columns, known) if known is not None else None
+    lists: list[Pairs] = []
+    entering: list[Pairs] = []
+    for block in asked:
+        similarities = _similarities(block, segments, columns)
+        lists.append(_nearest_in(similarities, block.ids, columns.ids, k))
+        if edges is not None:
+            rows, places = np.nonzero(similarities >= edges)
+            entering.append(Pairs(columns.ids[places], block.ids[rows], similarities[rows, places]))
+    return Pairs.together(lists), Pairs.together(entering)
 
 
-def top(similarities: NDArray[np.float32], ids: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    """Positions of the k largest similarities, ties by id.
+def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
+    """(columns,) how near a model must be to enter that column's list; infinite where there is no list to enter."""
+    edges = np.full(len(columns.ids), np.inf, dtype=np.float32)
+    if len(known.owners):
+        places = np.searchsorted(known.owners, columns.ids).clip(max=len(known.owners) - 1)
+        is_known = (known.owners[places] == columns.ids) & ~columns.is_gone
+        # Not −inf, which is what no neighbour at all looks like.
+        edges[is_known] = np.maximum(known.last[places[is_known]] - _NEAR, -2.0)
+    return edges
 
-    Equal vectors can differ in the last bits of their products, so similarities that agree to TIE_DIGITS
-    digits are ties.
-    """
-    if k <= 0:
-        return np.zeros(0, dtype=np.int64)
-    similarities = np.round(similarities, TIE_DIGITS)
-    if k < len(similarities):
-        edge = np.partition(similarities, len(similarities) - k)[len(similarities) - k]
-        candidates = np.flatnonzero(similarities >= edge)
-    else:
-        candidates = np.arange(len(similarities))
-    order = np.lexsort((ids[candidates], -similarities[candidates]))
-    return candidates[order[:k]]
+
+def _similarities(block: Vectors, segments: Sequence[OpenSegment], columns: _Columns) -> NDArray[np.float32]:
+    """(block, columns) cosines; −inf where a column counts no more or is the row itself."""
+    similarities = np.empty((len(block), len(columns.ids)), dtype=np.float32)
+    start = 0
+    for one in segments:
+        stop = start + len(one.stored)
+        np.matmul(block.matrix, one.stored.matrix.T, out=similarities[:, start:stop])
+        start = stop
+    np.clip(similarities, -1.0, 1.0, out=similarities)
+    similarities[:, columns.is_gone] = -np.inf
+    similarities[columns.places(block.ids)] = -np.inf
+    return similarities
+
+
+def _nearest_in(
+    similarities: NDArray[np.float32], ids: NDArray[np.int64], columns: NDArray[np.int64], k: int
+) -> Pairs:
+    count = similarities.shape[1]
+    edge = np.full((len(ids), 1), -2.0, dtype=np.float32)
+    if k < count:
+        edge = np.maximum(edge, np.partition(similarities, count - k, axis=1)[:, count - k, None] - _NEAR)
+    rows, places = np.nonzero(similarities >= edge)
+    pairs, _ = Pairs(ids[rows], columns[places], similarities[rows, places]).first(k)
+    return pairs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from query.asked import Asked, asked_model, reconstruct, with_vector
+from query.asked import Asked, asked_model, with_vector
 from query.prediction.head_evidence import Head, head_of
 from query.prediction.voices import Floats
 
@@ -50,7 +50,7 @@ def read_subject(atlas: Atlas, model: str, base: str | None, representation: str
     Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
     """
     asked = asked_model(atlas, model, base, representation)
-    atlas.representation(asked.base, representation)
+    atlas.published(asked.base, representation)
     facts = _read_facts(atlas, asked) if asked.record else _stored_facts(atlas, asked)
     silence = _why_silent(asked, facts)
     if not silence:
@@ -133,9 +133,6 @@ def _repeats(atlas: Atlas, asked: Asked, facts: Mapping[str, Any], representatio
         "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
         [asked.base, facts["delta_norm"], within * facts["delta_norm"], asked.model_id],
     )
-    vectors = reconstruct(atlas, asked.base, representation, [row["model_id"] for row in rows])
-    return tuple(
-        Repeat(row["model"], tuple(row["datasets"]))
-        for row in rows
-        if row["model_id"] in vectors and float(vectors[row["model_id"]] @ asked.vector) >= 1 - within
-    )
+    vectors = atlas.index(asked.base, representation).rows([row["model_id"] for row in rows])
+    same = set(vectors.ids[vectors.matrix @ asked.vector >= 1 - within].tolist())
+    return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows if row["model_id"] in same)

@@ -1,0 +1,158 @@
+"""When an atlas gets a compressed index, when that is extended or trained again, and when it is not published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.errors import AtlasError
+from indexer.publishing.tables import Tables
+from indexer.vectors.choice import AUTO, EXACT, IndexChoice
+from indexer.vectors.files import VectorFile, open_index, write_index
+from indexer.vectors.published import StoredIndex
+from indexer.vectors.search import INSTANT_BYTES
+from indexer.vectors.segments import OpenSegment, Segment
+
+if TYPE_CHECKING:
+    from indexer.vectors.compressed import Compressed, CompressedSearch
+
+# Vectors beside the compressed index are compared exactly; past this many bytes of them they go into it.
+EXTEND_ABOVE = INSTANT_BYTES // 4
+
+# An index is trained again once there are this many times the models that it was trained on.
+TRAIN_AGAIN = 2.0
+
+
+class Compression:
+    """The compressed index of one (base, representation)."""
+
+    def __init__(
+        self, root: Path, tables: Tables, base: str, representation: str, say: Callable[[str], None]
+    ) -> None:
+        self.root, self.tables, self.say = root, tables, say
+        self.base, self.representation = base, representation
+
+    def renewed(
+        self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex | None
+    ) -> tuple[list[Segment], CompressedSearch | None]:
+        """The segments, marked by whether the index knows them, and the index; None where search is to be exact.
+
+        ``stored``: the index there is, if it is one that was chosen like this. One that cannot be made, or does not
+        keep its promise, is not published: that is said, and search stays exact.
+        """
+        count = sum(one.count for one in segments)
+        if choice.index == EXACT or not count or (choice.index == AUTO and _bytes(segments) <= INSTANT_BYTES):
+            self.forget()
+            return [replace(one, in_compressed=False) for one in segments], None
+        if stored is None or count > TRAIN_AGAIN * stored.trained_on:
+            return self._trained(segments, choice)
+        if stored.file is None:
+            return list(segments), None
+        from indexer.vectors.compressed import CompressedSearch
+
+        beside = [one for one in segments if not one.in_compressed]
+        if _bytes(beside) > EXTEND_ABOVE:
+            return self._extended(segments, choice, stored)
+        return list(segments), CompressedSearch(open_index(self.root, stored.file), stored.parameters)
+
+    def forget(self) -> None:
+        """There is none from now on."""
+        self.tables.run(
+            "DELETE FROM compressed_indexes WHERE base = ? AND representation = ?", [self.base, self.representation]
+        )
+
+    def _trained(
+        self, segments: Sequence[Segment], choice: IndexChoice
+    ) -> tuple[list[Segment], CompressedSearch | None]:
+        from indexer.vectors.compressed import auto_factories, compress
+
+        parts = [OpenSegment(self.root, one).vectors() for one in segments]
+        count = sum(len(part) for part in parts)
+        if choice.index == AUTO:
+            factories = auto_factories(count, segments[0].file.length, choice.memory)
+        else:
+            factories = [choice.index]
+        best: Compressed | None = None
+        for factory in factories:
+            self.say(f"{self.base}, {self.representation}: training a compressed index, {factory}")
+            try:
+                made = compress(parts, factory, choice.promised, memory=choice.memory)
+            except AtlasError as error:
+                self.say(f"{error.message} Searches stay exact.")
+                continue
+            if best is None or made.recall > best.recall:
+                best = made
+            if made.recall >= choice.promised:
+                break
+        return self._kept(segments, choice, best, count)
+
+    def _extended(
+        self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex
+    ) -> tuple[list[Segment], CompressedSearch | None]:
+        from indexer.vectors.compressed import Compressed, extend
+
+        assert stored.file is not None
+        opened = [OpenSegment(self.root, one) for one in segments]
+        new = [one.vectors() for one in opened if not one.segment.in_compressed]
+        index = open_index(self.root, stored.file, is_mapped=False)
+        old = Compressed(
+            index,
+            stored.factory,
+            stored.parameters,
+            stored.recall,
+            stored.queries,
+            trained_on=stored.trained_on,
+            count=stored.file.count,
+        )
+        made = extend(old, new, [one.vectors() for one in opened], choice.promised)
+        if made.recall < choice.promised:
+            return self._trained(segments, choice)
+        return self._kept(segments, choice, made, stored.trained_on)
+
+    def _kept(
+        self, segments: Sequence[Segment], choice: IndexChoice, made: Compressed | None, trained_on: int
+    ) -> tuple[list[Segment], CompressedSearch | None]:
+        """Publish an index that keeps its promise; of another only what was measured."""
+        from indexer.vectors.compressed import CompressedSearch
+
+        self.forget()
+        file = None
+        if made is not None:
+            keeps = made.recall >= choice.promised
+            file = write_index(self.root, self.base, self.representation, made.index) if keeps else None
+            self._write(made, trained_on, file)
+            if file is None:
+                self.say(
+                    f"{made.factory} finds {made.recall:.1%} of the 10 nearest, less than the promised "
+                    f"{choice.promised:.1%}: it is not published, searches stay exact"
+                )
+        elif choice.index == AUTO:
+            self.say(f"no compressed index fits {choice.memory:,} bytes: searches stay exact")
+        marked = [replace(one, in_compressed=file is not None) for one in segments]
+        return marked, CompressedSearch(made.index, made.parameters) if made is not None and file is not None else None
+
+    def _write(self, made: Compressed, trained_on: int, file: VectorFile | None) -> None:
+        self.tables.insert(
+            "compressed_indexes",
+            [
+                {
+                    "base": self.base,
+                    "representation": self.representation,
+                    "factory": made.factory,
+                    "parameters": made.parameters,
+                    "trained_on": trained_on,
+                    "vectors": int(made.index.ntotal),
+                    "recall_at_10": made.recall,
+                    "queries": made.queries,
+                    "faiss_file": file.name if file else None,
+                    "faiss_sha256": file.sha256 if file else None,
+                    "faiss_bytes": file.size if file else None,
+                }
+            ],
+        )
+
+
+def _bytes(segments: Sequence[Segment]) -> int:
+    return sum(one.bytes for one in segments)

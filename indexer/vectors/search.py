@@ -1,0 +1,136 @@
+"""Search: the nearest of all vectors that count, over every segment, with the compressed index where there is one.
+
+Similarities are always exact. Without a compressed index every vector is compared; with one, it proposes
+candidates, and only those are compared, together with the vectors it does not know yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.vectors.segments import OpenSegment, Vectors, joined
+
+if TYPE_CHECKING:
+    from indexer.vectors.compressed import CompressedSearch
+
+# More results than asked for, among which ties at the cut are settled by id.
+TIES = 64
+
+# Digits to which float32 similarities are told apart.
+TIE_DIGITS = 6
+
+# Comparing this many bytes of vectors is instant (a tenth of a second where the files are in memory).
+INSTANT_BYTES = 400 << 20
+
+Found = list[tuple[int, float]]
+
+
+class VectorIndex:
+    """All vectors of one base and representation. ``compressed`` knows those of segments marked so."""
+
+    def __init__(
+        self, segments: Sequence[OpenSegment], length: int, compressed: CompressedSearch | None = None
+    ) -> None:
+        self.segments = segments
+        self.length = length
+        self.compressed = compressed
+
+    def __len__(self) -> int:
+        return sum(one.segment.count for one in self.segments)
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """Ids of all models that have a vector, ascending."""
+        return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *(one.ids for one in self.segments)]))
+
+    def vectors(self) -> Vectors:
+        """A copy of all vectors."""
+        return joined([one.vectors() for one in self.segments], self.length)
+
+    def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Vectors:
+        """A copy of the vectors of those of ``ids`` that have one."""
+        wanted = np.unique(np.asarray(ids, dtype=np.int64))
+        return joined([one.rows(wanted) for one in self.segments], self.length)
+
+    def search(
+        self, query: NDArray[np.float32], k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None
+    ) -> Found:
+        """The k nearest (id, cosine) of one unit vector, ties by id; ``allowed`` restricts to these ids.
+
+        k come back where k exist, whatever the index.
+        """
+        chosen = None if allowed is None else np.unique(np.asarray(allowed, dtype=np.int64))
+        if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
+            return []
+        if self.compressed is None or self._is_instant(chosen):
+            return _nearest(self._exactly(self.segments, query, k, chosen), k)
+        return self._with_candidates(self.compressed, query, k, chosen)
+
+    def _is_instant(self, allowed: NDArray[np.int64] | None) -> bool:
+        count = len(self) if allowed is None else min(len(allowed), len(self))
+        return 4 * count * self.length <= INSTANT_BYTES
+
+    def _exactly(
+        self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
+    ) -> Found:
+        """A few more than k of each segment, so that among equal similarities at the cut the smallest ids are kept."""
+        found: Found = []
+        for one in segments:
+            if one.segment.count:
+                similarities, ids = _search(one, query, min(k + TIES, one.segment.count), allowed)
+                found.extend(zip(ids[ids >= 0].tolist(), similarities[ids >= 0].tolist(), strict=True))
+        return found
+
+    def _with_candidates(
+        self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
+    ) -> Found:
+        """Candidates that count and are allowed, compared exactly; ever more of them until there are enough."""
+        from indexer.vectors.compressed import RERANK
+
+        covered = [one for one in self.segments if one.segment.in_compressed]
+        others = [one for one in self.segments if not one.segment.in_compressed]
+        known = sum(one.segment.count for one in covered)
+        share = 1.0 if allowed is None else len(allowed) / max(len(self), 1)
+        enough = max(RERANK, 4 * k)
+        wanted = int(enough / min(share, 1.0))
+        while wanted < known // 2:
+            proposed = np.unique(compressed.candidates(query, wanted))
+            if allowed is not None:
+                proposed = np.intersect1d(proposed, allowed)
+            rows = [one.rows(proposed) for one in covered]
+            if sum(len(part) for part in rows) >= enough:
+                found = [pair for part in rows for pair in _compared(part, query)]
+                return _nearest(found + self._exactly(others, query, k, allowed), k)
+            wanted *= 4
+        return _nearest(self._exactly(self.segments, query, k, allowed), k)
+
+
+def _search(
+    one: OpenSegment, query: NDArray[np.float32], count: int, allowed: NDArray[np.int64] | None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """(count,) cosines and ids by FAISS; id −1 where there are fewer."""
+    import faiss
+
+    removed = one.segment.removed
+    selector: Any = None
+    if allowed is not None:
+        selector = faiss.IDSelectorBatch(np.setdiff1d(allowed, removed, assume_unique=True))
+    elif len(removed):
+        gone = faiss.IDSelectorBatch(removed)
+        selector = faiss.IDSelectorNot(gone)
+    parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
+    similarities, ids = one.index.search(query[None, :], count, params=parameters)
+    return similarities[0], ids[0]
+
+
+def _compared(part: Vectors, query: NDArray[np.float32]) -> Found:
+    return list(zip(part.ids.tolist(), (part.matrix @ query).tolist(), strict=True))
+
+
+def _nearest(found: Found, k: int) -> Found:
+    return sorted(found, key=lambda pair: (-round(pair[1], TIE_DIGITS), pair[0]))[:k]

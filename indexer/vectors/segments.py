@@ -1,0 +1,173 @@
+"""Segments: immutable files of exact unit vectors. A publish adds one and never changes another.
+
+A model whose vector is replaced or withdrawn is named as removed from the segment that holds the old one. Segments
+of like size are merged now and then (O'Neil et al., 1996, "The log-structured merge-tree"), so that there are never
+many and a vector is written again only a few times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.vectors.files import VectorFile, open_index, write_index
+
+FACTORY = "IDMap,Flat"
+
+# A segment that is this many times larger than all newer ones together is left alone by a merge.
+GROWTH = 4
+
+# A segment is written again without its removed vectors once they are this share of it.
+MOST_REMOVED = 0.25
+
+# No merge makes a larger file than this, so that the memory of a publish is bounded.
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Unit vectors (n, d) float32 with their model ids (n,) int64, ids ascending."""
+
+    ids: NDArray[np.int64]
+    matrix: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Rows of those of ``ids`` that are here, in the order of ``ids``."""
+        places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
+        return places[self.ids[places] == ids] if len(self.ids) else np.zeros(0, dtype=np.intp)
+
+    def row(self, model_id: int) -> NDArray[np.float32] | None:
+        """The vector of one model, None where it has none (a zero delta)."""
+        places = self.positions(np.array([model_id], dtype=np.int64))
+        return self.matrix[places[0]] if len(places) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A segment as the database names it; ``removed``: the ids (ascending) in its file that count no more."""
+
+    file: VectorFile
+    removed: NDArray[np.int64]
+    in_compressed: bool = False
+
+    @property
+    def count(self) -> int:
+        """Vectors that count."""
+        return self.file.count - len(self.removed)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the vectors that count."""
+        return 4 * self.count * self.file.length
+
+
+class OpenSegment:
+    """A checked segment, mapped into memory.
+
+    ``stored`` are all its vectors, removed ones included. Raises AtlasError where the file is missing or damaged.
+    """
+
+    def __init__(self, root: Path, segment: Segment) -> None:
+        import faiss
+
+        self.segment = segment
+        self.index = open_index(root, segment.file)
+        flat: Any = faiss.downcast_index(self.index.index)
+        ids = faiss.vector_to_array(self.index.id_map).astype(np.int64)
+        self.stored = Vectors(ids, _mapped(self.index, flat.get_xb(), (len(ids), int(self.index.d))))
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Ids that count, ascending."""
+        return self.stored.ids[self._counting()]
+
+    def _counting(self) -> NDArray[np.bool_]:
+        return np.isin(self.stored.ids, self.segment.removed, invert=True)
+
+    def vectors(self) -> Vectors:
+        """The vectors that count: the mapped file itself where that is all of them, else a copy."""
+        if not len(self.segment.removed):
+            return self.stored
+        counting = self._counting()
+        return Vectors(self.stored.ids[counting], self.stored.matrix[counting])
+
+    def rows(self, ids: NDArray[np.int64]) -> Vectors:
+        """A copy of the vectors of those of ``ids`` (ascending) that count here."""
+        places = self.stored.positions(np.setdiff1d(ids, self.segment.removed))
+        return Vectors(self.stored.ids[places], self.stored.matrix[places])
+
+
+def write_segment(root: Path, base: str, representation: str, vectors: Vectors) -> Segment:
+    """Write at least one vector as a new segment beside the others."""
+    import faiss
+
+    index = faiss.index_factory(vectors.matrix.shape[1], FACTORY, faiss.METRIC_INNER_PRODUCT)
+    index.add_with_ids(vectors.matrix, vectors.ids)
+    return Segment(write_index(root, base, representation, index), np.zeros(0, dtype=np.int64))
+
+
+def to_merge(segments: Sequence[Segment]) -> list[int]:
+    """Which of ``segments`` (oldest first, all in the compressed index or none) are to become one; empty if none.
+
+    Those at the end that are not GROWTH times larger than what came after them, and, alone, the first that is
+    mostly removed.
+    """
+    total, first = 0, len(segments)
+    for position in range(len(segments) - 1, -1, -1):
+        size = segments[position].bytes
+        if total + size > MOST_BYTES or (total and size > GROWTH * total):
+            break
+        total, first = total + size, position
+    if len(segments) - first > 1:
+        return list(range(first, len(segments)))
+    rotten = (
+        position
+        for position, segment in enumerate(segments)
+        if len(segment.removed) > MOST_REMOVED * segment.file.count
+    )
+    return [position for position, _ in zip(rotten, range(1), strict=False)]
+
+
+def joined(parts: Iterable[Vectors], length: int) -> Vectors:
+    """A copy of several parts (no id twice) as one, ids ascending."""
+    parts = list(parts)
+    ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part.ids for part in parts)])
+    matrix = np.empty((len(ids), length), dtype=np.float32)
+    # Each part's rows go straight to their places: sorting a large matrix afterwards would hold it twice.
+    order = np.argsort(np.argsort(ids, kind="stable"), kind="stable")
+    start = 0
+    for part in parts:
+        matrix[order[start : start + len(part)]] = part.matrix
+        start += len(part)
+    return Vectors(np.sort(ids), matrix)
+
+
+def normalised(vector: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """The vector with unit norm; None for an all-zero or non-finite one, which stays out of FAISS."""
+    norm = float(np.linalg.norm(vector.astype(np.float64)))
+    return (vector / norm).astype(np.float32) if np.isfinite(norm) and norm > 0 else None
+
+
+class _Owner:
+    """What NumPy keeps alive for as long as an array looks into an index's mapped file."""
+
+    def __init__(self, index: Any, address: int, shape: tuple[int, int]) -> None:
+        self.index = index
+        self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, True)}
+
+
+def _mapped(index: Any, pointer: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
+    import faiss
+
+    if not shape[0]:
+        return np.zeros(shape, dtype=np.float32)
+    address = faiss.rev_swig_ptr(pointer, 1).__array_interface__["data"][0]
+    return np.asarray(_Owner(index, address, shape))
