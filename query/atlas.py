@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from query.similar import Neighbour
     from query.sql import SqlResult
 
+# Publishes that a reader may be overtaken by between reading a file's name and opening it.
+REFRESHES = 5
+
 
 @dataclass(frozen=True)
 class IndexedModel:
@@ -307,31 +310,38 @@ class Atlas:
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The vectors of a base, mapped, kept open, to be searched.
 
-        If their files were collected since this atlas was opened, those published last.
+        Where their files were collected since this atlas was opened, those published last.
         """
         key = (base, representation)
         if key not in self._indexes:
-            published = self.published(base, representation)
-            if not all((self.folder.root / file.name).exists() for file in published.files):
-                self.refresh()
-                published = self.published(base, representation)
-            self._indexes[key] = published.opened(self.folder.root)
+            self._indexes[key] = self._opened(base, representation)
         return self._indexes[key]
+
+    def _opened(self, base: str, representation: str) -> VectorIndex:
+        for _ in range(REFRESHES):
+            published = self.published(base, representation)
+            try:
+                return published.opened(self.folder.root)
+            except AtlasError:
+                if all((self.folder.root / file.name).exists() for file in published.files):
+                    raise
+            self.refresh()
+        return self.published(base, representation).opened(self.folder.root)
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
-        from query.sql import connect_locked
+        from query.sandbox.locked import connect_apart
 
         path = self.folder.database
         try:
-            connection = connect_locked(path)
+            connection = connect_apart(path)
         except duckdb.IOException as error:
             if "lock" not in str(error).lower():
                 raise AtlasError(
                     f"{path} cannot be opened: {str(error).splitlines()[0]}", "Run `index rebuild`."
                 ) from error
-            connection = connect_locked(self._private_copy())
+            connection = connect_apart(self._private_copy())
             self.notes.append("another program has the database open for writing; reading a private copy")
         except duckdb.Error as error:
             raise AtlasError(

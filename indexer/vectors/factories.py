@@ -34,11 +34,11 @@ CODES = {
 
 # In the order in which they are tried: smaller and quicker ones that usually keep a recall@10 of .95 first.
 # Measured on 100,000 vectors of 4,104 numbers with the statistics of real models, 3 in 10 of them without near ones
-# (recall@10 with 200 candidates; bytes a vector without its id; milliseconds for a query's candidates, one thread):
+# (recall@10 with 200 candidates; bytes a vector without its id; milliseconds of one thread for a projected query):
 # PCA256,RR,PQ128x4fs .985, 64, 0.3; PCA512,RR,PQ256x4fs .998, 128, 1.3; PCA256,SQ8 .993, 256, 7.4. RaBitQ is as
 # small as the first and slower (PCA512,RR,RaBitQfs .985, 72, 1.7), a graph larger and slow to build
 # (PCA128,HNSW32,SQ8 .973, 400, 1.5), inverted lists lose those without near ones (PCA256,IVF256,SQ8 with 64 of the
-# lists .961, 275, 1.5). The last (.936, 32, 0.2) is for where nothing else fits.
+# lists .961, 267, 1.5). The last (.936, 32, 0.2) is for where nothing else fits.
 LADDER = (
     "PCA256,RR,PQ128x4fs",
     "PCA512,RR,PQ256x4fs",

@@ -42,17 +42,43 @@ def connect_locked(path: Path, *, milliseconds: int = 0) -> duckdb.DuckDBPyConne
     with _one_at_a_time:
         # Settings come after: a connection made with some would shut out the plain ones of this process.
         connection = duckdb.connect(str(path), read_only=True)
-        try:
-            locked = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
-            if locked != (True,):
-                if milliseconds and _knows(connection, "max_execution_time"):
-                    connection.execute(f"SET max_execution_time = {int(milliseconds)}")
-                for lock in _LOCKS:
-                    connection.execute(lock)
-        except duckdb.Error:
-            connection.close()
-            raise
+        _lock(connection, milliseconds)
     return connection
+
+
+def connect_apart(path: Path) -> duckdb.DuckDBPyConnection:
+    """The same for a long-lived reader: what the file is now, whatever else this process has open.
+
+    DuckDB gives one path one database within a process, so that a plain connection would show what was published
+    when the first of them was opened. Raises as ``connect_locked`` does.
+    """
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    try:
+        connection.execute(f"ATTACH '{str(path).replace(chr(39), 2 * chr(39))}' AS atlas (READ_ONLY)")
+        connection.execute("USE atlas")
+    except duckdb.Error:
+        connection.close()
+        raise
+    _lock(connection, 0)
+    return connection
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, milliseconds: int) -> None:
+    """Once for all connections of one database. The connection is closed where that fails."""
+    import duckdb
+
+    try:
+        locked = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
+        if locked != (True,):
+            if milliseconds and _knows(connection, "max_execution_time"):
+                connection.execute(f"SET max_execution_time = {int(milliseconds)}")
+            for lock in _LOCKS:
+                connection.execute(lock)
+    except duckdb.Error:
+        connection.close()
+        raise
 
 
 def _knows(connection: duckdb.DuckDBPyConnection, setting: str) -> bool:

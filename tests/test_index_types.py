@@ -1,0 +1,162 @@
+"""Compressed indexes of every kind beside the segments: found, filtered, replaced and withdrawn as with exact search."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from indexer.publishing import compression
+from indexer.vectors import search
+from indexer.vectors.choice import IndexChoice
+from indexer.vectors.segments import Vectors
+from tests.test_neighbours import Store
+
+LENGTH = 32
+COUNT = 3000
+FACTORIES = ("Flat", "SQ8", "PCA16,SQ8", "IVF32,Flat", "PCA24,IVF32,SQ8", "PQ32x4", "PQ32x4fs", "HNSW16", "RR,RaBitQ4", "PCA16,HNSW16,SQ8")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_instant(monkeypatch):
+    """So that candidates are asked for at once."""
+    monkeypatch.setattr(search, "INSTANT_BYTES", 0)
+    monkeypatch.setattr(compression, "INSTANT_BYTES", 0)
+    monkeypatch.setattr(compression, "EXTEND_ABOVE", 4 * LENGTH * 100)
+
+
+def groups(ids: range, seed: int = 0) -> dict[int, np.ndarray]:
+    """Unit vectors around a hundred centres, as models around data sets."""
+    centres = np.random.default_rng(99).normal(size=(100, LENGTH))
+    rng = np.random.default_rng(seed)
+    rows = centres[rng.integers(0, 100, len(ids))] + 0.6 * rng.normal(size=(len(ids), LENGTH))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return dict(zip(ids, rows.astype(np.float32), strict=True))
+
+
+def nearest(vectors: Vectors, query: np.ndarray, k: int, allowed: np.ndarray | None = None) -> list[int]:
+    kept = np.ones(len(vectors.ids), bool) if allowed is None else np.isin(vectors.ids, allowed)
+    order = np.argsort(-(vectors.matrix[kept].astype(np.float64) @ query), kind="stable")
+    return vectors.ids[kept][order][:k].tolist()
+
+
+def recall_of(index, vectors: Vectors, queries: np.ndarray, allowed: np.ndarray | None = None) -> float:
+    shares = []
+    for query in queries:
+        found = index.search(query, 10, allowed)
+        exact = nearest(vectors, query, 10, allowed)
+        assert len(found) == len(exact)
+        truth = dict(zip(vectors.ids.tolist(), vectors.matrix.astype(np.float64) @ query, strict=True))
+        assert all(abs(similarity - truth[model_id]) < 1e-5 for model_id, similarity in found)
+        assert [pair[1] for pair in found] == sorted((pair[1] for pair in found), reverse=True)
+        shares.append(len({model_id for model_id, _ in found} & set(exact)) / max(len(exact), 1))
+    return float(np.mean(shares))
+
+
+@pytest.fixture(scope="module", params=FACTORIES)
+def published(request, tmp_path_factory):
+    """COUNT models under one index type, with the store that tells the truth."""
+    store = Store(tmp_path_factory.mktemp("types"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "INSTANT_BYTES", 0)
+        store.publish(
+            groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice(request.param, promised=0.9)
+        )
+    return store
+
+
+QUERIES = np.stack(list(groups(range(40), seed=5).values()))
+
+
+def test_its_recall_is_measured_and_stored_and_that_of_a_search(published):
+    stored = published.published().compressed
+    assert stored.recall >= 0.9
+    assert stored.queries >= 200
+    index = published.published().opened(published.root)
+    assert recall_of(index, published.vectors(), QUERIES) >= 0.9
+    assert all(one.in_compressed for one in published.published().segments)
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 1200])
+def test_a_filter_gets_k_results_where_k_exist(published, size):
+    index = published.published().opened(published.root)
+    allowed = np.random.default_rng(size).choice(np.arange(1, COUNT + 1), size, replace=False)
+    assert recall_of(index, published.vectors(), QUERIES[:10], allowed) >= 0.9
+
+
+def test_a_filter_that_leaves_only_the_farthest_still_finds_them(published):
+    index, vectors = published.published().opened(published.root), published.vectors()
+    farthest = np.array(nearest(vectors, -QUERIES[0], 30))
+    assert {found for found, _ in index.search(QUERIES[0], 10, farthest)} == set(
+        nearest(vectors, QUERIES[0], 10, farthest)
+    )
+
+
+def test_everything_can_be_asked_for(published):
+    index = published.published().opened(published.root)
+    assert len(index.search(QUERIES[0], 10 * COUNT)) == COUNT
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_models_come_go_and_change_under_every_type(tmp_path, factory):
+    store = Store(tmp_path)
+    store.publish(groups(range(1, 1501)), neighbours=False, choice=IndexChoice(factory, promised=0.85))
+    trained = store.published().compressed
+    store.publish(groups(range(1490, 1520), seed=1), tuple(range(1, 60)), neighbours=False)
+    beside = store.published()
+    assert beside.compressed.file == trained.file, "thirty more models are searched beside the index"
+    check(store)
+    store.publish(groups(range(1520, 1700), seed=2), (1495,), neighbours=False)
+    extended = store.published()
+    assert extended.compressed.file != trained.file
+    assert all(one.in_compressed for one in extended.segments)
+    check(store)
+
+
+def check(store: Store) -> None:
+    index, vectors = store.published().opened(store.root), store.vectors()
+    np.testing.assert_array_equal(index.ids, vectors.ids)
+    assert recall_of(index, vectors, QUERIES[:15]) >= 0.85
+    for model_id in (1495, 1500, 1510):  # replaced, replaced, new
+        if model_id in store.truth:
+            assert index.search(store.truth[model_id], 1)[0][0] == model_id
+    everything = {found for query in QUERIES[:5] for found, _ in index.search(query, 400)}
+    assert everything <= set(store.truth)
+
+
+def test_one_that_breaks_its_promise_is_measured_but_not_published(tmp_path):
+    store, said = Store(tmp_path), []
+    choice = IndexChoice("PCA2,SQ4", promised=0.99)
+    store.publish(groups(range(1, 2001)), neighbours=False, choice=choice, said=said)
+    published = store.published()
+    assert 0 < published.compressed.recall < 0.99
+    assert published.compressed.file is None
+    assert not any(one.in_compressed for one in published.segments)
+    assert "PCA2,SQ4 finds" in said[-1]
+    assert "not published" in said[-1]
+    assert recall_of(published.opened(tmp_path), store.vectors(), QUERIES[:5]) == 1.0
+    said.clear()
+    store.publish(groups(range(2001, 2011)), neighbours=False, said=said)
+    assert said == [], "it is not trained again before the atlas has doubled"
+    store.publish(groups(range(2011, 4100)), neighbours=False, said=said)
+    assert "training" in said[0]
+
+
+def test_one_that_cannot_be_trained_leaves_the_publish_whole(tmp_path):
+    store, said = Store(tmp_path), []
+    store.publish(groups(range(1, 101)), choice=IndexChoice("IVF256,Flat"), said=said)
+    assert "needs at least 9,984 vectors" in said[-1]
+    assert len(store.published().opened(tmp_path)) == 100
+    assert store.published().choice == IndexChoice("IVF256,Flat")
+
+
+def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "INSTANT_BYTES", 4 * LENGTH * 2000)
+    store = Store(tmp_path)
+    store.publish(groups(range(1, 1001)), neighbours=False)
+    assert store.published().compressed is None
+    monkeypatch.setattr("indexer.vectors.compressed.auto_factories", lambda count, length, memory: ["PCA1,SQ4", "SQ8"])
+    store.publish(groups(range(1001, 2101)), neighbours=False)
+    assert store.published().compressed.factory == "SQ8", "the first of the ladder that keeps the promise"
+    store.publish({}, neighbours=False, choice=IndexChoice("exact"))
+    assert store.published().compressed is None
+    assert not any(one.in_compressed for one in store.published().segments)

@@ -1,0 +1,180 @@
+"""Publishing piece by piece: the same atlas as from all at once, at the cost of the piece, while readers read."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.base import BaseMatrices
+from indexer.build import Build
+from indexer.database import reader, rows_of
+from indexer.maintenance import represent
+from indexer.publish import Publication, publish
+from indexer.publishing.rows import Entry
+from indexer.records import RecordStore
+from indexer.verification import verify
+from query import Atlas
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.world import BASE, make_world
+
+TABLES = {
+    "neighbours": "SELECT representation, one.model, rank, two.model AS neighbour, round(similarity, 5) AS similarity "
+    "FROM neighbours AS n JOIN fine_tunes AS one USING (model_id) JOIN fine_tunes AS two ON two.model_id = neighbour_id",
+    "records": "SELECT model, records.* EXCLUDE (model_id, duplicate_of, duplicate_group), duplicate_of IS NULL, "
+    "(SELECT model FROM fine_tunes AS f WHERE f.model_id = duplicate_group) AS first "
+    "FROM records JOIN fine_tunes USING (model_id)",
+    "deltas": "SELECT model, deltas.* EXCLUDE (model_id) FROM deltas JOIN fine_tunes USING (model_id)",
+    "fine_tunes": "SELECT * EXCLUDE (model_id) FROM fine_tunes",
+    "tags": "SELECT model, tag FROM tags JOIN fine_tunes USING (model_id)",
+    "datasets": "SELECT model, model_datasets.* EXCLUDE (model_id) FROM model_datasets JOIN fine_tunes USING (model_id)",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    with LoopbackHub(make_world(folder / "store", per_dataset=4)) as hub:
+        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
+        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+        assert ran.code == 0, ran.err
+    return folder / "atlas"
+
+
+class Piecewise:
+    """An atlas that holds records and a listing, and as much of them as was published."""
+
+    def __init__(self, made, folder) -> None:
+        shutil.copytree(made, folder)
+        self.folder = AtlasFolder(folder)
+        (path,) = self.folder.bases.glob("*.safetensors")
+        self.base = BaseMatrices(path)
+        self.entries = list(self._entries())
+        for file in [self.folder.database, *self.folder.root.glob("*.faiss")]:
+            file.unlink()
+
+    def _entries(self) -> Iterator[Entry]:
+        from indexer.crawling.listing import Listing
+
+        listed = {one.id: one for one in Listing(self.folder.listing(BASE)).models()}
+        with reader(self.folder) as connection:
+            for row in rows_of(connection, 'SELECT model, "commit", record_key FROM fine_tunes ORDER BY model'):
+                yield Entry(listed[row["model"]], BASE, row["commit"], row["record_key"])
+
+    def publish(self, *entries: Entry, **options) -> None:
+        publish(self.folder, [Publication(self.base, (), entries, 8)], **options)
+
+    def tables(self) -> dict[str, list]:
+        with reader(self.folder) as connection:
+            return {
+                name: sorted(map(str, connection.execute(statement).fetchall())) for name, statement in TABLES.items()
+            }
+
+
+@pytest.fixture
+def atlas(made, tmp_path):
+    found = Piecewise(made, tmp_path / "atlas")
+    yield found
+    found.base.close()
+
+
+def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
+    entries = atlas.entries
+    atlas.publish(*entries[:3])
+    represent(atlas.folder, "spectrum")
+    atlas.publish(*entries[3:7])
+    # One repeats another, one is withdrawn, one gets other weights; then the rest, and two of these changes go back.
+    repeated = replace(entries[5], record_key=entries[0].record_key)
+    changed = replace(entries[1], record_key=entries[8].record_key)
+    atlas.publish(repeated, replace(entries[2], record_key=None), changed)
+    atlas.publish(*entries[7:])
+    atlas.publish(entries[2], replace(entries[1], record_key=entries[1].record_key))
+    final = [*entries[:5], repeated, *entries[6:]]
+    pieces = atlas.tables()
+    assert verify(atlas.folder)[0].problem == "its record is that of another model"  # as it was made to be
+    assert len(verify(atlas.folder)) == 1 + 1  # and the record that nobody names now
+    atlas.publish(*final, afresh=True, representations=("spectrum",))
+    at_once = atlas.tables()
+    for name in TABLES:
+        assert pieces[name] == at_once[name], name
+    assert sum("'ann/glue-0'" in row or entries[0].listed.id in row for row in pieces["records"]) >= 2
+
+
+def test_a_piece_reads_only_its_own_records(atlas, monkeypatch):
+    atlas.publish(*atlas.entries[:-2])
+    read = []
+    really = RecordStore.read
+    monkeypatch.setattr(RecordStore, "read", lambda store, digest: (read.append(digest), really(store, digest))[1])
+    atlas.publish(*atlas.entries)
+    assert sorted(read) == sorted(entry.record_key for entry in atlas.entries[-2:])
+    read.clear()
+    atlas.publish(*atlas.entries)
+    assert read == []
+
+
+def test_a_duplicate_that_changes_sets_the_rest_of_its_group_together_again(atlas):
+    """A = B and B = C are known; when B becomes another, A = C must be found."""
+    a, b, c, other = atlas.entries[0], atlas.entries[1], atlas.entries[2], atlas.entries[9]
+    same = [replace(one, record_key=a.record_key) for one in (b, c)]
+    atlas.publish(a, *same, other)
+    atlas.publish(replace(b, record_key=atlas.entries[8].record_key))
+    with reader(atlas.folder) as connection:
+        groups = connection.execute(
+            "SELECT list(model ORDER BY model) FROM records JOIN fine_tunes USING (model_id) "
+            "WHERE duplicate_group IS NOT NULL GROUP BY duplicate_group"
+        ).fetchall()
+    assert groups == [([a.listed.id, c.listed.id],)]
+
+
+def test_readers_see_one_state_or_the_next_while_pieces_are_published(atlas):
+    atlas.publish(*atlas.entries[:4])
+    stop, seen, wrong = threading.Event(), set(), []
+
+    def read() -> None:
+        try:
+            with Atlas(atlas.folder.root) as opened:
+                while not stop.is_set():
+                    count = opened.rows("SELECT count(*) AS models FROM models")[0]["models"]
+                    found = opened.similar(atlas.entries[0].listed.id, k=50, other_authors=False)
+                    filtered = opened.similar(atlas.entries[0].listed.id, k=50, where="downloads >= 0")
+                    seen.add(count)
+                    if not len(found) == len(filtered) == count - 1:
+                        wrong.append((count, len(found), len(filtered)))
+                    opened.refresh()
+        except Exception as error:
+            wrong.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for one in readers:
+        one.start()
+    for number in range(4, len(atlas.entries)):
+        atlas.publish(atlas.entries[number])
+    stop.set()
+    for one in readers:
+        one.join()
+    assert wrong == []
+    assert len(seen) > 1, "the readers were there while something changed"
+
+
+def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
+    """What is waiting is published once, and only that."""
+    atlas = Piecewise(made, tmp_path / "atlas")
+    published = []
+    monkeypatch.setattr("indexer.build.PUBLISH_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("indexer.build.PUBLISHING_SHARE", 1e9)
+    monkeypatch.setattr(Build, "publish", lambda build, entries, base, outcome: published.append((list(entries), outcome)))
+    build = Build.__new__(Build)
+    results = [type("Result", (), {"unit": type("Unit", (), {"model": entry.listed})})() for entry in atlas.entries[:3]]
+    planned = [type("Planned", (), {"entry": entry, "lacks_spectra": False})() for entry in atlas.entries]
+    monkeypatch.setattr(Build, "work", lambda build, planned, base, settled: iter(results))
+    build.report = type("Report", (), {"stopped": None})()
+    build.run(planned, atlas.base)
+    counts = [len(entries) for entries, _ in published]
+    assert counts == [len(atlas.entries), 1, 1, 0]
+    assert [outcome for _, outcome in published] == [None, None, None, "finished"]
+    atlas.base.close()
