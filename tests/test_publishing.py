@@ -178,3 +178,38 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
     assert counts == [len(atlas.entries), 1, 1, 0]
     assert [outcome for _, outcome in published] == [None, None, None, "finished"]
     atlas.base.close()
+
+
+def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
+    atlas.publish(*atlas.entries)
+    before = atlas.tables()
+    monkeypatch.setattr("indexer.publishing.sibling.BLOATED_BYTES", 0)
+    comments = "SELECT count(*), count(comment) FROM duckdb_columns() WHERE NOT internal"
+    with reader(atlas.folder) as connection:
+        commented = connection.execute(comments).fetchall()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("indexer.publishing.sibling._compact", lambda database: pytest.fail("there are no holes yet"))
+        atlas.publish()
+    bloat(atlas)
+    large = atlas.folder.database.stat().st_size
+    atlas.publish()
+    assert atlas.folder.database.stat().st_size < large / 2
+    assert atlas.tables() == before
+    with reader(atlas.folder) as connection:
+        assert connection.execute(comments).fetchall() == commented
+        assert connection.execute("SELECT count(*) FROM nearest('ann/glue-0')").fetchall() == [(10,)]
+    assert len(list(atlas.folder.root.glob("*.duckdb*"))) == 1
+
+
+def bloat(atlas: Piecewise) -> None:
+    """Something large goes, and what came after it keeps the file from shrinking."""
+    import duckdb
+
+    with duckdb.connect(str(atlas.folder.database)) as connection:
+        for statement in (
+            "CREATE TABLE large AS SELECT hash(i)::VARCHAR || hash(-i)::VARCHAR AS text FROM range(1000000) AS t(i)",
+            "INSERT INTO bad_rows SELECT 'nobody', hash(i)::VARCHAR, NULL, NULL FROM range(100000) AS t(i)",
+            "DROP TABLE large",
+        ):
+            connection.execute(statement)
+            connection.execute("CHECKPOINT")

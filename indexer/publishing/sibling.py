@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import duckdb
 
 
+# A database larger than this is written anew once more than this share of it is free.
+BLOATED_BYTES = 64 << 20
+BLOATED_SHARE = 0.5
+
 # _IOW(0x94, 9, int): "this file is to have that one's content".
 FICLONE = 0x40049409
 
@@ -63,8 +67,11 @@ def private_copy(folder: AtlasFolder, afresh: bool) -> Iterator[Sibling]:
             # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
             connection.execute("SET TimeZone = 'UTC'")
             yield Sibling(connection, before, kept_ids)
+            is_bloated = _is_bloated(connection)
         finally:
             connection.close()
+        if is_bloated:
+            _compact(copy)
         after = _named_files(copy)
         _put_in_place(folder, copy)
         if before is not None and after is not None:
@@ -85,6 +92,34 @@ def _copy(source: Path, target: Path) -> None:
         except OSError:
             pass
     shutil.copyfile(source, target)
+
+
+def _is_bloated(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether most of a large file is room that deleted rows left."""
+    block_size, total, free = connection.execute(
+        "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
+        "WHERE database_name = current_database()"
+    ).fetchall()[0]
+    return total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total
+
+
+def _compact(database: Path) -> None:
+    """Write everything into a new file, comments, views and macros included."""
+    import duckdb
+
+    fresh = database.with_name(f"{database.stem}.compact{database.suffix}")
+    fresh.unlink(missing_ok=True)
+    try:
+        with duckdb.connect(":memory:") as connection:
+            for path, name, options in (
+                (database, "bloated", "READ_ONLY"),
+                (fresh, "fresh", f"STORAGE_VERSION '{STORAGE_VERSION}'"),
+            ):
+                connection.execute(f"ATTACH '{str(path).replace(chr(39), 2 * chr(39))}' AS {name} ({options})")
+            connection.execute("COPY FROM DATABASE bloated TO fresh")
+        fresh.replace(database)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
