@@ -16,6 +16,7 @@ from indexer.errors import AtlasError, Failed, ModelError
 from indexer.executor import executor_for
 from indexer.hub import BaseFacts
 from indexer.identity import SPECTRA_FORM, Spec, canonical_json
+from indexer.network.bandwidth import limit_bandwidth
 from indexer.plan import Planned, existing_record, plan
 from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
@@ -101,6 +102,7 @@ class Build:
                     self._keep_commit(stored.commit)
                     return stored
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
+            limit_bandwidth(str(self.folder.root), self.options.bandwidth)
             return store_base(checkpoint, self.facts.id, self.facts.commit, path)
         finally:
             checkpoint.close()

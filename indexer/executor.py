@@ -13,7 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Protocol
 
+from indexer.console.speech import manners, say_over_the_bar
 from indexer.errors import Failed
+from indexer.network.session import install_session
 from indexer.running.worker import Place, Result, abandoned, work
 from indexer.unit import Unit
 
@@ -92,7 +94,8 @@ class ProcessExecutor:
 
     @staticmethod
     def _pool(workers: int) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_initialise)
+        context = get_context("spawn")
+        return ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise, initargs=(manners.quiet,))
 
 
 def executor_for(workers: int, units: int, scheduler: str | None = None) -> Executor:
@@ -111,9 +114,11 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _initialise() -> None:
+def _initialise(is_quiet: bool) -> None:
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    manners.quiet = is_quiet
+    install_session(say=say_over_the_bar)  # of all who wait for the Hub together, the first says so
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

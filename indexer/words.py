@@ -28,6 +28,11 @@ FAMILIES = (
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[\w.\-]{1,96})?", re.ASCII)
 
 
+def family_key(stack: str, family: str) -> str:
+    """``query`` where there is one stack (""), ``encoder.query`` where there are two."""
+    return f"{stack}.{family}" if stack else family
+
+
 @dataclass(frozen=True)
 class DeltaKey:
     """Names one weight change: ``stack`` is "" where there is one, else "encoder" or "decoder"."""
@@ -38,8 +43,8 @@ class DeltaKey:
 
     @property
     def family_key(self) -> str:
-        """``query`` where there is one stack, ``encoder.query`` where there are two."""
-        return f"{self.stack}.{self.family}" if self.stack else self.family
+        """See :func:`family_key`."""
+        return family_key(self.stack, self.family)
 
     @property
     def sort_key(self) -> tuple[int, int, int]:

@@ -23,6 +23,27 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 300
+# Where names in scripts that the usual font lacks can be found, as systems call them.
+FURTHER_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK KR",
+    "Source Han Sans",
+    "Source Han Sans SC",
+    "Hiragino Sans",
+    "PingFang SC",
+    "Apple SD Gothic Neo",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "IPAGothic",
+    "TakaoGothic",
+    "NanumGothic",
+    "Droid Sans Fallback",
+    "Arial Unicode MS",
+)
 LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
 
 
@@ -88,6 +109,18 @@ def styled_grid(width: float, height: float, rows: int, columns: int, theme: str
     return figure, axes
 
 
+def _write_every_script(figure: Figure) -> None:
+    """Let each text of the figure take from an installed font what its own lacks (Chinese, Japanese, Korean)."""
+    from matplotlib.font_manager import fontManager
+    from matplotlib.text import Text
+
+    installed = {font.name for font in fontManager.ttflist}
+    further = [name for name in FURTHER_FONTS if name in installed]
+    for text in figure.findobj(Text) if further else ():
+        families = text.get_fontfamily()
+        text.set_fontfamily([*families, *(name for name in further if name not in families)])
+
+
 def label(text: str, longest: int = LONGEST_LABEL) -> str:
     """A string from the Hub as a picture may show it: nothing hidden, not too long, and a ``$`` is no formula."""
     shown = clean(text)
@@ -106,6 +139,7 @@ def draw(figure: Figure, suffix: str) -> bytes:
     settings: Any = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script that the font lacks
+        _write_every_script(figure)
         figure.savefig(target, format=kind, metadata=metadata, facecolor=figure.get_facecolor())
     return target.getvalue()
 

@@ -78,9 +78,7 @@ class ModelMap:
     @property
     def subtitle(self) -> str:
         """How it was made, and what is not on it."""
-        out = self.left_out
-        counts = {"unrelated": out.unrelated, "duplicates": out.duplicates, "copies of the base": out.copies}
-        left_out = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        left_out = ", ".join(self.left_out.words())
         words = f"{METHODS[self.method]} of the vectors “{self.representation}”, by cosine"
         return words + (f"; left out: {left_out}" if left_out else "")
 
@@ -172,9 +170,9 @@ def model_map(
     """
     population = distinct(read_population(atlas, base, representation))
     if not len(population.ids):
-        out = population.left_out
+        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
         raise AtlasError(
-            f"There is no model of {population.base} to place (copies {out.copies}, unrelated {out.unrelated}).",
+            f"There is no model of {population.base} to place{why}.",
             f"Index more: index build --base {population.base}",
         )
     chosen = coloring(atlas, population, color, seed)

@@ -22,6 +22,15 @@ class LeftOut:
     unrelated: int = 0
     duplicates: int = 0
 
+    def words(self) -> list[str]:
+        """Such as "2 copies of the base", "1 duplicate"; nothing where none was left out."""
+        counts = (
+            (self.copies, "copy of the base" if self.copies == 1 else "copies of the base"),
+            (self.unrelated, "unrelated to the base"),
+            (self.duplicates, "duplicate" if self.duplicates == 1 else "duplicates"),
+        )
+        return [f"{count:,} {what}" for count, what in counts if count]
+
 
 @dataclass(frozen=True)
 class Population:

@@ -6,7 +6,7 @@ The rank at a threshold is the smallest r for which the r largest singular value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy as np
 from indexer.errors import AtlasError
 from query.population import LeftOut
 from query.ranking.fits import Fit, best_fit, fit_forms
-from query.ranking.models import Candidate, checked_relations, countable_models, one_model, require_ranks, told
+from query.ranking.models import Candidate, checked_relations, countable_models, one_model
 from query.ranking.values import Ranks, read_ranks
 
 if TYPE_CHECKING:
@@ -154,32 +154,25 @@ def rank_by_depth(
     if not 0 < threshold <= 1 or of not in ("delta", "weights"):
         raise ValueError(f"no ranks of {of!r} at {threshold}")
     relations = checked_relations(relation)
-    require_ranks(atlas)
     if model is None:
         canonical = atlas.base_named(base)
         candidates, left_out = countable_models(atlas, canonical, relations)
-        notes = told(left_out)
+        notes = [f"left out: {', '.join(left_out.words())}"] if left_out.words() else []
     else:
         candidate, canonical, notes = one_model(atlas, model, base)
         candidates, left_out = [candidate], LeftOut()
     ranks = read_ranks(atlas, canonical, candidates, of=of, threshold=threshold, whole=whole)
-    counted = ranks.comparable if model is None else ranks.known
-    lacking = tuple(one.model for one, is_in in zip(candidates, counted, strict=True) if not is_in)
-    if not counted.any():
-        raise _nothing_known(canonical, candidates, model)
+    known, lacking = _known(ranks, canonical, model)
     if lacking:
         notes.append(_told_lacking(lacking, canonical))
     if threshold > FINEST_THRESHOLD:
         notes.append("so near to all of the energy, a rank counts rounding errors too, but for an adapter's δW")
-    values = np.where(ranks.values[counted] > 0, ranks.values[counted], np.nan)
-    if np.isnan(values).all():
-        raise AtlasError(f"{model or 'Every model'} changes no matrix of {canonical}: a zero δW has no rank.", "")
     return RankStudy(
         base=canonical,
         of=of,
         threshold=threshold,
-        models=int(counted.sum()),
-        families=_families(Ranks(ranks.candidates, ranks.cells, values)),
+        models=len(known.values),
+        families=_families(known),
         model=candidates[0].model if model is not None else None,
         relations=relations,
         whole=whole,
@@ -187,6 +180,22 @@ def rank_by_depth(
         lacking=lacking,
         notes=tuple(notes),
     )
+
+
+def _known(ranks: Ranks, base: str, model: str | None) -> tuple[Ranks, tuple[str, ...]]:
+    """The ranks that count, NaN where there is none, and the names of models that lack theirs.
+
+    Raises AtlasError where no model is left, or nothing was changed.
+    """
+    counted = ranks.comparable if model is None else ranks.known
+    if not counted.any():
+        raise _nothing_known(base, ranks.candidates, model)
+    values = np.where(ranks.values[counted] > 0, ranks.values[counted], np.nan)
+    if np.isnan(values).all():
+        raise AtlasError(f"{model or 'Every model'} changes no matrix of {base}: a zero δW has no rank.", "")
+    kept = tuple(one for one, is_in in zip(ranks.candidates, counted, strict=True) if is_in)
+    lacking = tuple(one.model for one, is_in in zip(ranks.candidates, counted, strict=True) if not is_in)
+    return Ranks(kept, ranks.cells, values), lacking
 
 
 def _families(ranks: Ranks) -> dict[str, FamilyRanks]:
@@ -212,7 +221,7 @@ def _told_lacking(lacking: tuple[str, ...], base: str) -> str:
     return f"{len(lacking)} models lack spectra and do not count ({names}): index build --base {base} --spectra"
 
 
-def _nothing_known(base: str, candidates: list[Candidate], model: str | None) -> AtlasError:
+def _nothing_known(base: str, candidates: Sequence[Candidate], model: str | None) -> AtlasError:
     if model is not None:
         what = f"The record of {candidates[0].model} does not hold all singular values."
         return AtlasError(what, f"Read it again: index add {candidates[0].model} --base {base} --spectra")

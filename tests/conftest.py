@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_HOME = tempfile.mkdtemp(prefix="atlas-tests-")
+# Of this test process alone; the processes that it starts find it in the environment, and leave it to its maker.
+_NAME = f"ATLAS_TESTS_HOME_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+_IS_OURS = _NAME not in os.environ
+_HOME = os.environ.setdefault(_NAME, tempfile.mkdtemp(prefix="atlas-tests-") if _IS_OURS else "")
 os.environ.update(
     HF_HOME=f"{_HOME}/huggingface",
     XDG_CACHE_HOME=f"{_HOME}/cache",
@@ -34,6 +38,14 @@ for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_AT
 import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_unconfigure() -> None:
+    """At the end of the run, in each of its processes: whatever libraries have put aside is of no further use."""
+    if _IS_OURS:
+        shutil.rmtree(_HOME, ignore_errors=True)
+
+
 BASE = "atlas-demo/tiny-roberta"
 
 

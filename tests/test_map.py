@@ -200,7 +200,7 @@ def texts_of(figure):
 def test_the_picture_says_what_it_shows(atlas):
     said = "\n".join(texts_of(pca(atlas).figure()))
     for words in (
-        f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 unrelated, 1 duplicates, 1 copies", "imdb (4)",
+        f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 copy of the base, 1 unrelated to the base, 1 duplicate", "imdb (4)",
         "glue/mrpc (2)", "no dataset named (1)", "adapter (2)", "principal component 1 (", " % of the variance",
     ):  # fmt: skip
         assert words in said, words
@@ -356,7 +356,7 @@ def test_small_atlases(tmp_path, count):
 def test_an_atlas_of_copies_has_no_map(tmp_path):
     with (
         Atlas(plant_atlas(tmp_path / "atlas", [Planted("a/b", np.zeros(32))])) as empty,
-        pytest.raises(AtlasError, match=r"no model of org/base to place \(copies 1, unrelated 0\)"),
+        pytest.raises(AtlasError, match=r"no model of org/base to place \(left out: 1 copy of the base\)"),
     ):
         model_map(empty)
 

@@ -37,8 +37,8 @@ def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
     assert "indexer/cards/dataset_aliases.toml" in names
     for path in (ROOT / "indexer" / "architectures").glob("*.toml"):
         assert f"indexer/architectures/{path.name}" in names
-    for path in (ROOT / "query" / "pages").iterdir():
-        assert f"query/pages/{path.name}" in names
+    for path in (ROOT / "query" / "mapping" / "pages").iterdir():
+        assert f"query/mapping/pages/{path.name}" in names
     # Run from the unpacked wheel, in a folder that knows nothing of the source tree.
     zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
     done = subprocess.run(

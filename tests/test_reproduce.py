@@ -16,7 +16,7 @@ from scripts.reproduce.picture import draw_purity
 from scripts.reproduce.planted import Check, Kind, Misfit, Outcome
 from scripts.reproduce.results import BaseResults, Counts, Reply, Results
 from scripts.terminal import CommandFailed, Terminal
-from tests.loopback_store import add_row, fetch, get_json, pages, write
+from tests.loopback_hub.store import add_row, fetch, get_json, pages, write
 from tests.world import BASE, make_world
 
 HOSTILE = "<b>x</b>|`a`\x1b[31m"

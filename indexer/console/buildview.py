@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from indexer.console.models import ModelsProgress
 from indexer.console.terminal import Progress, say, say_more
 from indexer.plan import Planned
 from indexer.running.report import BuildReport, Watcher
@@ -14,7 +15,7 @@ class BuildView(Watcher):
     """A watcher for the command line."""
 
     def __init__(self) -> None:
-        self._models: Progress | None = None
+        self._models: ModelsProgress | None = None
         self._pages: Progress | None = None
 
     def __enter__(self) -> BuildView:
@@ -29,15 +30,14 @@ class BuildView(Watcher):
         """Work on ``units`` models begins."""
         self._finish_pages()
         if units:
-            self._models = Progress(units, f"reading fine-tunes of {base}")
+            self._models = ModelsProgress(units, base)
 
     def finished(self, result: Result, report: BuildReport) -> None:
         """One model is done."""
         if result.error is not None:
             say_more(f"{result.unit.model.id}: {result.error.reason}: {result.error.detail}")
         if self._models is not None:
-            skipped = f"{report.skipped} skipped, {report.failed} failed"
-            self._models.update(1, f"{skipped}, {report.bytes_read / 1e6:,.1f} MB")
+            self._models.finished(result)
 
     def say(self, sentence: str) -> None:
         """A line for people."""

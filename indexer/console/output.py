@@ -22,7 +22,7 @@ import click
 
 from indexer.console.speech import clean, is_coloured, say
 
-NARROWEST_TEXT = 12  # columns of a terminal below which a text column says nothing
+NARROWEST_TEXT = 11  # columns of a terminal below which a text column says nothing
 
 
 def emit(result: Any, output: str, *, columns: Sequence[str] | None = None) -> None:

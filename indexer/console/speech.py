@@ -11,9 +11,12 @@ import re
 import sys
 import time
 import unicodedata
-from typing import Any
+from typing import Any, Self
 
 import click
+
+from indexer.console.quantities import duration_in_words
+from indexer.console.rate import RecentRate
 
 PLAIN_PROGRESS_SECONDS = 10.0
 
@@ -73,6 +76,12 @@ def say(sentence: str) -> None:
         click.echo(clean(sentence), err=True)
 
 
+def say_over_the_bar(sentence: str) -> None:
+    """The same from a process whose parent may be drawing a bar: that is wiped away, and drawn again later."""
+    if not manners.quiet:
+        click.echo(("\r\x1b[K" if sys.stderr.isatty() else "") + clean(sentence), err=True)
+
+
 def say_more(sentence: str) -> None:
     """A line on stderr for a person who asked for more."""
     if manners.verbose:
@@ -86,28 +95,40 @@ class Progress:
 
     def __init__(self, total: int | None, what: str) -> None:
         self.what, self.total, self.done, self.note = what, total, 0, ""
-        self._started = self._told = time.monotonic()
+        self.rate = RecentRate()
+        self._started = self._last = self._told = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty() and not manners.quiet:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, desc=clean(what), file=sys.stderr, dynamic_ncols=True, unit="")
+            self._bar = self._drawn()
             Progress.is_drawn = True
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *ending: object) -> None:
         self.close()
 
-    def update(self, count: int = 1, note: str = "") -> None:
-        """``count`` more are done; ``note`` stands behind the numbers."""
+    @property
+    def seconds(self) -> float:
+        """From the start to what was done last."""
+        return self._last - self._started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By the rate of late; None where that, or how much there is to do, is not known."""
+        rate = self.rate.units_per_second
+        return None if rate is None or self.total is None else max(0, self.total - self.done) / rate
+
+    def update(self, count: int = 1, note: str = "", size: float = 0.0) -> None:
+        """``count`` more are done, of ``size`` bytes in all; ``note`` stands behind the numbers."""
         self.done += count
         self.note = note
+        self.rate.note(count, size)
+        self._last = time.monotonic()
         if self._bar is not None:
             self._bar.set_postfix_str(clean(note), refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._told >= PLAIN_PROGRESS_SECONDS:
+        elif self._last - self._told >= PLAIN_PROGRESS_SECONDS:
             self._tell()
 
     def close(self) -> None:
@@ -119,10 +140,18 @@ class Progress:
             self._tell()
         self._bar, self.done = None, 0
 
+    def words(self) -> list[str]:
+        """What a plain line says behind the count."""
+        left = self.seconds_left
+        told = [f"about {duration_in_words(left)} left"] if left and self.done else []
+        return [*told, self.note] if self.note else told
+
+    def _drawn(self) -> Any:
+        from tqdm import tqdm
+
+        return tqdm(total=self.total, desc=clean(self.what), file=sys.stderr, dynamic_ncols=True, unit="")
+
     def _tell(self) -> None:
         self._told = time.monotonic()
-        words = [f"{self.what}: {self.done}" + (f" of {self.total}" if self.total is not None else "")]
-        if self.total and 0 < self.done < self.total:
-            left = (self._told - self._started) / self.done * (self.total - self.done)
-            words.append(f"about {left / 60:.0f} min left" if left > 90 else f"about {left:.0f} s left")
-        say(", ".join([*words, *([self.note] if self.note else [])]))
+        count = f"{self.what}: {self.done}" + (f" of {self.total}" if self.total is not None else "")
+        say(", ".join([count, *self.words()]))

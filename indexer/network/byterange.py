@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -19,29 +20,36 @@ _CHUNK = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class Run(Protocol):
+class Run(ABC):
     """A stretch of one file, read once from front to back."""
 
-    @property
-    def position(self) -> int:
-        """The offset in the file of the next byte."""
-        ...
+    def __init__(self, start: int, stop: int) -> None:
+        self.position = start  # the offset in the file of the next byte
+        self._stop = stop
 
+    @abstractmethod
     def read_into(self, buffer: memoryview) -> None:
         """Fill ``buffer`` with the next bytes."""
-        ...
 
     def read(self, count: int) -> bytearray:
         """The next ``count`` bytes."""
-        ...
+        self._check_step(self.position + count)
+        buffer = bytearray(count)
+        self.read_into(memoryview(buffer))
+        return buffer
 
+    @abstractmethod
     def skip_to(self, position: int) -> None:
         """Go on to ``position``, not before the present one."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """End the run; what was not read of it is let go."""
-        ...
+
+    def _check_step(self, to: int) -> None:
+        """Raise ValueError unless the run can go on to ``to``."""
+        if not self.position <= to <= self._stop:
+            raise ValueError(f"a run at {self.position} that ends at {self._stop} cannot go on to {to}")
 
 
 class ByteSource(Protocol):
@@ -143,30 +151,22 @@ class LocalFile:
         return self._descriptor
 
 
-class LocalRun:
+class LocalRun(Run):
     """A run over a local file: skipping costs nothing."""
 
     def __init__(self, file: LocalFile, start: int, stop: int) -> None:
+        super().__init__(start, stop)
         self._file = file
-        self._stop = stop
-        self.position = start
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill ``buffer``."""
-        check_step(self.position, self.position + len(buffer), self._stop)
+        self._check_step(self.position + len(buffer))
         self._file.read_into(self.position, buffer)
         self.position += len(buffer)
 
-    def read(self, count: int) -> bytearray:
-        """The next ``count`` bytes."""
-        check_step(self.position, self.position + count, self._stop)
-        buffer = bytearray(count)
-        self.read_into(memoryview(buffer))
-        return buffer
-
     def skip_to(self, position: int) -> None:
         """Go on to ``position``."""
-        check_step(self.position, position, self._stop)
+        self._check_step(position)
         self.position = position
 
     def close(self) -> None:
@@ -177,12 +177,6 @@ def check_range(source: ByteSource, start: int, stop: int) -> None:
     """Raise ValueError unless [start, stop) lies inside the file."""
     if not 0 <= start <= stop <= source.size:
         raise ValueError(f"[{start}, {stop}) is not a part of {source.name}, which has {source.size} bytes")
-
-
-def check_step(position: int, to: int, stop: int) -> None:
-    """Raise ValueError unless a run at ``position`` can go on to ``to``."""
-    if not position <= to <= stop:
-        raise ValueError(f"a run at {position} that ends at {stop} cannot go on to {to}")
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:

@@ -18,7 +18,7 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from indexer.errors import Failed, ModelError
 from indexer.formats.stored_tensor import shown
 from indexer.network.bandwidth import received as count_bytes
-from indexer.network.byterange import Run, check_range, check_step
+from indexer.network.byterange import Run, check_range
 from indexer.network.hub_get import (
     Patience,
     SetbackError,
@@ -220,34 +220,26 @@ def _timed(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, float]]:
         yield chunk, waited
 
 
-class StreamRun:
+class StreamRun(Run):
     """A run over a body that comes in chunks."""
 
     def __init__(self, chunks: Generator[bytes], start: int, stop: int) -> None:
+        super().__init__(start, stop)
         self._chunks = chunks
         self._rest = memoryview(b"")
-        self._stop = stop
-        self.position = start
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill ``buffer``."""
-        check_step(self.position, self.position + len(buffer), self._stop)
+        self._check_step(self.position + len(buffer))
         done = 0
         while done < len(buffer):
             piece = self._next(len(buffer) - done)
             buffer[done : done + len(piece)] = piece
             done += len(piece)
 
-    def read(self, count: int) -> bytearray:
-        """The next ``count`` bytes."""
-        check_step(self.position, self.position + count, self._stop)
-        buffer = bytearray(count)
-        self.read_into(memoryview(buffer))
-        return buffer
-
     def skip_to(self, position: int) -> None:
         """Receive and drop what lies before ``position``."""
-        check_step(self.position, position, self._stop)
+        self._check_step(position)
         while self.position < position:
             self._next(position - self.position)
 

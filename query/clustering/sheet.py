@@ -1,4 +1,4 @@
-"""Clusters on a terminal of eighty columns: what a person reads first, in tables that are not cut."""
+"""Clusters on a terminal: what a person reads first, in tables that are whole at 80 columns and tables still at 60."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def sheet(clusters: Clusters) -> dict[str, Any]:
     """The same numbers as ``Clusters.to_dict``, shorter: names in tables of their own, ten outliers at most."""
     members, groups = clusters.members, clusters.clusters
     placed = sum(group.size for group in groups)
-    left_out = vars(clusters.left_out).items()
     silent = [(model, group) for group in groups for model in group.undocumented]
     outliers = clusters.outliers
     tables = {
         "clusters": [_row(group) for group in groups],
-        "most central": [{"cluster": group.cluster, "central": group.central} for group in groups],
+        "most central": [
+            {"cluster": group.cluster, "central": group.central, "cohesion": group.cohesion} for group in groups
+        ],
         _first("undocumented", silent): [
             {"model": model, "cluster": group.cluster, "probably": group.probably, "share": group.share}
             for model, group in silent[:_SHOWN]
@@ -36,7 +37,7 @@ def sheet(clusters: Clusters) -> dict[str, Any]:
         "representation": clusters.representation,
         "method": clusters.method + (f", at least {clusters.min_size} in a cluster" if clusters.min_size else ""),
         "models": len(members),
-        "left_out": [f"{count} {reason}" for reason, count in left_out if count] or "none",
+        "left_out": clusters.left_out.words() or "none",
         "clustered": f"{placed} in {len(groups)} clusters" if groups else "none",
         "outliers": len(outliers),
         **{title: rows for title, rows in tables.items() if rows},
@@ -47,7 +48,6 @@ def _row(group: Cluster) -> dict[str, Any]:
     return {
         "cluster": group.cluster,
         "size": group.size,
-        "cohesion": group.cohesion,
         "dataset": group.probably,
         "share": group.share,
         "authors": len(group.authors),
@@ -67,7 +67,7 @@ def _agreement(row: Agreement) -> dict[str, Any]:
         "among": "against cloud" if row.against == "cloud" else row.among,
         "value": _short(row.value),
         "chance": _short(row.chance),
-        "p_value": row.p_value,
+        "p": row.p_value,
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
 from indexer.words import RELATIONS, ModelRef
+from query.opening import base_in_hint
 from query.population import LeftOut
 
 if TYPE_CHECKING:
@@ -30,16 +31,6 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
         if name not in RELATIONS:
             raise AtlasError(f"The relation {name!r} is none of {', '.join(RELATIONS)}.", "Say --relation finetune")
     return names
-
-
-def require_ranks(atlas: Atlas) -> None:
-    """Raises AtlasError where the database is of a schema without the ranks of weights and fused matrices."""
-    (info,) = atlas.rows("SELECT schema_version FROM atlas_info")
-    if info["schema_version"] < 2:
-        raise AtlasError(
-            "This atlas was published by an earlier version, whose database lacks what a study of ranks needs.",
-            "Bring it up to date: index rebuild",
-        )
 
 
 def countable_models(atlas: Atlas, base: str, relations: tuple[str, ...]) -> tuple[list[Candidate], LeftOut]:
@@ -71,7 +62,8 @@ def countable_models(atlas: Atlas, base: str, relations: tuple[str, ...]) -> tup
             chosen.append(Candidate(row["model_id"], row["model"], row["record_key"], row["has_spectra"]))
     left_out = LeftOut(**counts)
     if not chosen:
-        raise AtlasError(f"No model of {base} is left to study: {'; '.join(told(left_out))}.", "")
+        why = f"left out: {', '.join(left_out.words())}"
+        raise AtlasError(f"No model of {base} is left to study: {why}.", "")
     return sorted(chosen, key=lambda one: one.model_id), left_out
 
 
@@ -79,7 +71,8 @@ def one_model(atlas: Atlas, name: str, base: str | None) -> tuple[Candidate, str
     """One model, its base, and what is odd about it. Raises AtlasError where it is not indexed."""
     found = atlas.find(ModelRef.parse(name), base)
     if found is None:
-        raise atlas.unknown_model(name, "Only models of the atlas: index add MODEL --base ID --spectra")
+        hint = f"Only models of the atlas: index add {name} --base {base_in_hint(atlas, base)} --spectra"
+        raise atlas.unknown_model(name, hint)
     rows = atlas.rows(
         "SELECT record_key, has_spectra, is_copy, is_unrelated, duplicate_of IS NOT NULL AS is_duplicate "
         "FROM models WHERE model_id = ?",
@@ -92,10 +85,3 @@ def one_model(atlas: Atlas, name: str, base: str | None) -> tuple[Candidate, str
     flags = {"is_copy": "a copy of the base", "is_unrelated": "unrelated to the base", "is_duplicate": "a duplicate"}
     notes = [f"it is {words}" for flag, words in flags.items() if row[flag]]
     return Candidate(found.model_id, found.model, row["record_key"], row["has_spectra"]), found.base, notes
-
-
-def told(left_out: LeftOut) -> list[str]:
-    """What was left out, as a note; no note where nothing was."""
-    words = {"copies": "copies of the base", "unrelated": "unrelated to the base", "duplicates": "duplicates"}
-    counts = [f"{count} {words[name]}" for name, count in asdict(left_out).items() if count]
-    return [f"left out: {', '.join(counts)}"] if counts else []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PANEL = (2.0, 1.5)  # inches
 SMOOTH = 200  # points of a dashed curve
 DASHES = (0, (4, 3))
+WIDEST_LEGEND = 6.0  # inches: its four entries side by side
 FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
 COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices borrow from these
 
@@ -106,7 +107,9 @@ def _legend(figure: Figure, study: RankStudy, colours: Theme) -> None:
         Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=DASHES, label="best fit"),
         Line2D([], [], color=colours.unknown, linewidth=0.8, label="the others of the row"),
     ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=7, frameon=False, labelcolor=colours.ink)
+    columns = 4 if figure.get_figwidth() >= WIDEST_LEGEND else 2
+    style: dict[str, Any] = {"ncols": columns, "fontsize": 7, "frameon": False, "labelcolor": colours.ink}
+    figure.legend(handles=handles, loc="outside lower left", **style)
 
 
 def _title(study: RankStudy) -> str:

@@ -19,7 +19,7 @@ def sheet(study: RankStudy) -> dict[str, Any]:
         "rank of": {"delta": "δW", "weights": "W"}[study.of] + f" at {100 * study.threshold:g} % of the energy",
         "models": study.models,
         **({"relations": list(study.relations)} if study.relations else {}),
-        "left out": [f"{count} {name}" for name, count in vars(study.left_out).items() if count] or "none",
+        "left out": study.left_out.words() or "none",
         "lacking spectra": len(study.lacking),
         "best fit (x = layer)": [
             {"family": name, "equation": fit.equation, "loo_error": fit.loo_error, "form": fit.form}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indexer.energy import RANK_THRESHOLDS
 from indexer.errors import AtlasError
-from indexer.words import FAMILIES, DeltaKey
+from indexer.words import FAMILIES, DeltaKey, family_key
 from query.ranking.models import Candidate
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Cell:
 
     @property
     def family_key(self) -> str:
-        """``query`` where there is one stack, ``encoder.query`` where there are two."""
-        return f"{self.stack}.{self.family}" if self.stack else self.family
+        """See :func:`indexer.words.family_key`."""
+        return family_key(self.stack, self.family)
 
 
 @dataclass(frozen=True)

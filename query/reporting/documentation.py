@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from query.reporting.markup import Column, code, enumerated, told
 from query.reporting.section import Section, Source, Writer
 from query.reporting.wording import count, counted, literal, percent, sql
@@ -47,6 +50,18 @@ def _write_datasets(source: Source, writer: Writer, indexed: int) -> None:
         + (f" in {spellings:,} spellings, which were merged" if spellings > len(rows) else "")
         + ". A model may name several, and a task such as glue/mrpc counts under glue too."
     )
+    _write_table(source, writer, rows)
+    unusable = source.number(
+        "SELECT count(DISTINCT model_id) FROM models JOIN model_datasets USING (model_id) "
+        "WHERE base = ? AND dataset IS NULL"
+    )
+    if unusable:
+        writer.paragraph(
+            f"{counted(unusable, 'model')} also named something that is no dataset's name; it is not counted."
+        )
+
+
+def _write_table(source: Source, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.table(
         "Datasets by number of models",
         (
@@ -63,14 +78,6 @@ def _write_datasets(source: Source, writer: Writer, indexed: int) -> None:
         most=_MOST,
         everything=sql(f"FROM dataset_counts WHERE base = {literal(source.base)} ORDER BY models DESC"),
     )  # fmt: skip
-    unusable = source.number(
-        "SELECT count(DISTINCT model_id) FROM models JOIN model_datasets USING (model_id) "
-        "WHERE base = ? AND dataset IS NULL"
-    )
-    if unusable:
-        writer.paragraph(
-            f"{counted(unusable, 'model')} also named something that is no dataset's name; it is not counted."
-        )
 
 
 def _write_authors(source: Source, writer: Writer, indexed: int) -> None:

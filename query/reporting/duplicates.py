@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from query.reporting.markup import Column, model
 from query.reporting.section import Section, Source, Writer
 from query.reporting.wording import count, counted, day, literal, sql
@@ -29,35 +32,43 @@ def write(source: Source) -> Section:
         "same files as an earlier upload, or a change that is the same in size and direction to within a thousandth."
     )
     if copies:
-        writer.table(
-            f"{counted(len(copies), 'copy', 'copies')} of the base",
-            (
-                Column("model", "name"),
-                Column("author", "name"),
-                Column("created", "fixed"),
-                Column("downloads", "number"),
-            ),
-            [(model(row["model"]), row["author"], day(row["created"]), count(row["downloads"])) for row in copies],
-            most=_MOST,
-            everything=sql(f"SELECT model FROM models WHERE is_copy AND base = {literal(source.base)}"),
-        )
+        _write_copies(source, writer, copies)
     if repeats:
-        writer.table(
-            counted(len(repeats), "duplicate"),
-            (
-                Column("model", "name"), Column("has the weights of", "name"),
-                Column("uploaded by", "fixed"), Column("created", "fixed"),
-            ),
-            [
-                (
-                    model(row["model"]), model(row["first_upload"]),
-                    "another author" if row["by_another"] else "the same author", day(row["created"]),
-                )
-                for row in repeats
-            ],
-            most=_MOST,
-            everything=sql(f"FROM duplicates WHERE base = {literal(source.base)}"),
-        )  # fmt: skip
+        _write_repeats(source, writer, repeats)
     if not copies and not repeats:
         writer.paragraph("There is neither a copy nor a duplicate among the indexed models.")
     return writer.done()
+
+
+def _write_copies(source: Source, writer: Writer, copies: Sequence[Mapping[str, Any]]) -> None:
+    writer.table(
+        f"{counted(len(copies), 'copy', 'copies')} of the base",
+        (
+            Column("model", "name"),
+            Column("author", "name"),
+            Column("created", "fixed"),
+            Column("downloads", "number"),
+        ),
+        [(model(row["model"]), row["author"], day(row["created"]), count(row["downloads"])) for row in copies],
+        most=_MOST,
+        everything=sql(f"SELECT model FROM models WHERE is_copy AND base = {literal(source.base)}"),
+    )
+
+
+def _write_repeats(source: Source, writer: Writer, repeats: Sequence[Mapping[str, Any]]) -> None:
+    writer.table(
+        counted(len(repeats), "duplicate"),
+        (
+            Column("model", "name"), Column("has the weights of", "name"),
+            Column("uploaded by", "fixed"), Column("created", "fixed"),
+        ),
+        [
+            (
+                model(row["model"]), model(row["first_upload"]),
+                "another author" if row["by_another"] else "the same author", day(row["created"]),
+            )
+            for row in repeats
+        ],
+        most=_MOST,
+        everything=sql(f"FROM duplicates WHERE base = {literal(source.base)}"),
+    )  # fmt: skip

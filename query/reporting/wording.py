@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime
 
+from indexer.console.quantities import duration_in_words, size_in_words
 from query.reporting.markup import NOTHING
 
 _SPACE = "\u00a0"  # that no line breaks at
@@ -45,14 +46,7 @@ def span(low: float | None, high: float | None) -> str:
 
 def size(number: int | None) -> str:
     """205 MB: thousands of thousands of bytes."""
-    if number is None:
-        return NOTHING
-    value, unit = float(number), "bytes"
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.{0 if unit == 'bytes' or value >= 99.95 else 1}f}{_SPACE}{unit}"
+    return NOTHING if number is None else _unbroken(size_in_words(number))
 
 
 def day(when: datetime | None) -> str:
@@ -67,11 +61,11 @@ def moment(when: datetime | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """6 s, 3 min, 2.5 h."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 90:
-        return f"{seconds:.0f}{_SPACE}s"
-    return f"{seconds / 60:.0f}{_SPACE}min" if seconds < 5400 else f"{seconds / 3600:.1f}{_SPACE}h"
+    return NOTHING if seconds is None else _unbroken(duration_in_words(seconds))
+
+
+def _unbroken(words: str) -> str:
+    return words.replace(" ", _SPACE)
 
 
 def sql(statement: str) -> str:

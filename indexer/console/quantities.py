@@ -1,0 +1,22 @@
+"""Sizes and times as a person reads them."""
+
+from __future__ import annotations
+
+_SIZES = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def size_in_words(count: float) -> str:
+    """205 MB, 3.4 GB: thousands of thousands of bytes."""
+    value, unit = float(count), _SIZES[0]
+    for unit in _SIZES:
+        if value < 999.5 or unit == _SIZES[-1]:
+            break
+        value /= 1000
+    return f"{value:.{0 if unit == _SIZES[0] or value >= 99.95 else 1}f} {unit}"
+
+
+def duration_in_words(seconds: float) -> str:
+    """6 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

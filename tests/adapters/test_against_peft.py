@@ -1,0 +1,230 @@
+"""LoRA factors against what PEFT merges."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from indexer.adapters.adapter import LoraModule, read_lora, whole_weights
+from indexer.errors import Skipped
+from indexer.weights import open_checkpoint
+from indexer.words import ModelRef
+from scripts.loopback_hub import LoopbackHub
+from tests.adapters.written import change_config, read
+
+
+def roberta() -> torch.nn.Module:
+    config = RobertaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=60
+    )
+    return RobertaForSequenceClassification(config)
+
+
+def gpt2() -> torch.nn.Module:
+    return GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=2, n_head=2, vocab_size=60, n_positions=16))
+
+
+def llama() -> torch.nn.Module:
+    config = LlamaConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        vocab_size=60,
+    )
+    return LlamaForCausalLM(config)
+
+
+def trained(model: torch.nn.Module, config: LoraConfig) -> PeftModel:
+    """An adapter whose factors are not zero."""
+    adapted = get_peft_model(copy.deepcopy(model), config)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return adapted
+
+
+def check_against_merging(model: torch.nn.Module, config: LoraConfig, folder: Path) -> dict[str, LoraModule]:
+    """s * B @ A of every module against what PEFT's own merge adds to the base, in (out, in)."""
+    adapted = trained(model, config)
+    adapted.save_pretrained(folder)
+    modules = read(folder)
+    merged = adapted.merge_and_unload().state_dict()
+    base = model.state_dict()
+    changed = {
+        name.removesuffix(".weight")
+        for name in base
+        if name in merged and not torch.equal(base[name], merged[name]) and name.endswith(".weight")
+    }
+    assert changed == set(modules)
+    for path, module in modules.items():
+        delta = merged[f"{path}.weight"] - base[f"{path}.weight"]
+        if type(model.get_submodule(path)).__name__ == "Conv1D":
+            delta = delta.t()
+        assert (module.b.shape[0], module.a.shape[1]) == tuple(delta.shape)
+        torch.testing.assert_close(module.scale * (module.b @ module.a), delta, rtol=1e-3, atol=1e-5)
+    return modules
+
+
+@pytest.mark.parametrize(
+    ("build", "settings_"),
+    [
+        (roberta, {"r": 4, "lora_alpha": 16, "target_modules": ["query", "value"]}),
+        (roberta, {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "SEQ_CLS"}),
+        (roberta, {"r": 4, "lora_alpha": 6, "use_rslora": True, "target_modules": ["query", "dense"]}),
+        (
+            roberta,
+            {
+                "r": 4,
+                "lora_alpha": 8,
+                "target_modules": ["query", "key", "value"],
+                "rank_pattern": {"query": 2, r"layer\.1\..*\.key": 6, "^roberta.*value": 3},
+                "alpha_pattern": {"layer.0.attention.self.query": 5, "(key|value)": 20},
+            },
+        ),
+        (
+            roberta,
+            {
+                "r": 8,
+                "lora_alpha": 16,
+                "use_rslora": True,
+                "target_modules": ["query", "key"],
+                "rank_pattern": {"key": 2},
+                "alpha_pattern": {"key": 3},
+            },
+        ),
+        (
+            gpt2,
+            {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+        ),
+        (llama, {"r": 4, "lora_alpha": 7, "target_modules": ["q_proj", "k_proj", "v_proj", "down_proj"]}),
+        (llama, {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": "gaussian"}),
+        (llama, {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": False}),
+        (llama, {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": "orthogonal"}),
+        (llama, {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": "mica"}),
+        (llama, {"r": 4, "target_modules": ["o_proj"], "layers_to_transform": [1]}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "-".join(value),
+)
+def test_against_peft(tmp_path: Path, build: Callable, settings_: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    assert check_against_merging(build(), LoraConfig(**settings_), tmp_path)
+
+
+def test_the_pickled_form(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    adapted = trained(llama(), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    adapted.save_pretrained(tmp_path, safe_serialization=False)
+    state = torch.load(tmp_path / "adapter_model.bin", weights_only=True)
+    (tmp_path / "adapter_model.safetensors").unlink(missing_ok=True)
+    modules = read(tmp_path)
+    assert len(modules) == 4
+    for path, module in modules.items():
+        assert torch.equal(module.a, state[f"base_model.model.{path}.lora_A.weight"])
+        assert torch.equal(module.b, state[f"base_model.model.{path}.lora_B.weight"])
+
+
+def test_inits_that_are_taken_leave_the_base_alone_and_others_move_it(tmp_path: Path) -> None:
+    """The table of initialisations against what PEFT does with the base's weights."""
+    torch.manual_seed(0)
+    base = llama()
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    for start in (True, False, "gaussian", "orthogonal", "mica", "eva", "pissa", "pissa_niter_2", "olora"):
+        more: dict[str, Any] = {}
+        if start == "eva":
+            more = {"low_cpu_mem_usage": False}
+        config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=start)
+        adapted = get_peft_model(copy.deepcopy(base), config, **more)
+        after = adapted.get_base_model().state_dict()
+        moved = any(
+            not torch.equal(before[name.replace(".base_layer", "")], tensor)
+            for name, tensor in after.items()
+            if "lora_" not in name
+        )
+        folder = tmp_path / str(start)
+        adapted.save_pretrained(folder)
+        if moved:
+            with pytest.raises(Skipped) as skip:
+                read(folder)
+            assert skip.value.reason == "adapter_unsupported"
+            assert str(start) in skip.value.detail
+        else:
+            assert read(folder)
+        assert moved == (str(start).startswith(("pissa", "olora")))
+
+
+def test_dora_is_refused_by_name(tmp_path: Path) -> None:
+    trained(llama(), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)).save_pretrained(tmp_path)
+    with pytest.raises(Skipped) as skip:
+        read(tmp_path)
+    assert skip.value.reason == "adapter_unsupported"
+    assert "DoRA" in skip.value.detail
+    # And where the config keeps silent about it.
+    change_config(tmp_path, use_dora=False)
+    with pytest.raises(Skipped, match="DoRA"):
+        read(tmp_path)
+
+
+def test_what_is_saved_whole_is_told(tmp_path: Path) -> None:
+    config = LoraConfig(
+        r=2, target_modules=["query"], modules_to_save=["classifier", "intermediate.dense"], bias="lora_only"
+    )
+    trained(roberta(), config).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(ModelRef("x", folder=tmp_path), relation="adapter")
+    found = whole_weights(checkpoint)
+    assert "classifier.dense.weight" in found
+    assert "roberta.encoder.layer.1.intermediate.dense.weight" in found
+    assert not any("lora" in name or "modules_to_save" in name for name in found)
+    assert set(read(tmp_path)) == {f"roberta.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
+
+
+def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"], lora_bias=False)
+    trained(llama(), config).save_pretrained(tmp_path, save_embedding_layers=False)
+    assert any("lora_embedding_A" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
+    assert set(read(tmp_path)) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
+    config = LoraConfig(r=2, target_modules=["query"], lora_bias=True)
+    trained(roberta(), config).save_pretrained(tmp_path / "bias")
+    assert any(name.endswith("lora_B.bias") for name in load_file(tmp_path / "bias/adapter_model.safetensors"))
+    assert len(read(tmp_path / "bias")) == 2
+
+
+def test_only_the_factors_travel(tmp_path: Path) -> None:
+    """Response bodies <= 1.02 x factors + 64 KiB a file, though the file also holds a whole embedding."""
+    config = LlamaConfig(
+        hidden_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=512,
+        vocab_size=8000,
+    )
+    lora = LoraConfig(r=16, target_modules="all-linear", modules_to_save=["embed_tokens"])
+    trained(LlamaForCausalLM(config), lora).save_pretrained(tmp_path / "me" / "lora")
+    with LoopbackHub(tmp_path) as hub:
+        checkpoint = open_checkpoint(ModelRef("me/lora"), relation="adapter", endpoint=hub.endpoint)
+        factors = sum(
+            module.a.nbytes + module.b.nbytes for module in read_lora(checkpoint) if "embed" not in module.path
+        )
+        sent = hub.body_bytes("me/lora", "adapter_model.safetensors")
+        assert checkpoint.files[0].size > 8_000_000
+        assert sent <= 1.02 * factors + 65_536
+        assert len([request for request in hub.requests if request.role == "cdn"]) <= 4

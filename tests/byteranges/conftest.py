@@ -1,0 +1,41 @@
+"""A Hub that serves files to be read in ranges, with a patience that tests can wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from indexer.network.session import Manners, install_session
+from scripts.loopback_hub import LoopbackHub
+from tests.byteranges.served import CONTENT, OTHER, SHA, SMALL
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    install_session(Manners(read_seconds=1.0, first_wait=0.01, longest_wait=0.05, retries=3))
+    yield
+    install_session()
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
+    root = tmp_path_factory.mktemp("store")
+    folder = root / "me" / "model"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(CONTENT)
+    (folder / "other.safetensors").write_bytes(OTHER)
+    (folder / "plain.dat").write_bytes(SMALL)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (root / "me" / "model.repo.json").write_text(f'{{"sha": "{SHA}"}}')
+    with LoopbackHub(root) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
+    serving.faults.clear()
+    serving.reset_log()
+    yield serving
+    serving.faults.clear()
+    serving.url_lifetime = 3600.0

@@ -1,0 +1,271 @@
+"""Ranges from a Hub that does not behave."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+import time
+
+import pytest
+
+from indexer.errors import Failed
+from indexer.network.hub_get import Patience, is_own
+from indexer.network.remote_file import RemoteFile
+from scripts.loopback_hub import LoopbackHub
+from tests.byteranges.served import CONTENT, OTHER, QUICK, SHA, cdn_requests, remote
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_dropped_connection_is_resumed_where_it_broke(hub: LoopbackHub, reset: bool) -> None:
+    hub.faults.add("safetensors", role="cdn", drop_after=700_000, reset=reset, first=2)
+    file = remote(hub)
+    assert file.read(1000, 2_900_000) == CONTENT[1000:2_900_000]
+    ranges = cdn_requests(hub)
+    assert len(ranges) == 3
+    starts = [int(str(each).removeprefix("bytes=").partition("-")[0]) for each in ranges]
+    assert starts[0] == 1000
+    assert starts == sorted(starts)
+    # What was received before the break was not asked for again.
+    assert file.bytes_read == 2_899_000
+    assert all(str(each).endswith("-2899999") for each in ranges)
+
+
+def test_a_body_cut_short_with_a_fitting_length_is_resumed(hub: LoopbackHub) -> None:
+    hub.faults.add("safetensors", role="cdn", cut_to=100_000, nth=1)
+    assert remote(hub).read(0, 900_000) == CONTENT[:900_000]
+    assert cdn_requests(hub) == ["bytes=0-899999", "bytes=100000-899999"]
+
+
+def test_bodies_that_are_always_cut_short_end_in_a_failure(hub: LoopbackHub) -> None:
+    hub.faults.add("safetensors", role="cdn", cut_to=1000)
+    with pytest.raises(Failed) as failure:
+        remote(hub).read(0, 900_000)
+    assert failure.value.reason == "short_body"
+    assert len(cdn_requests(hub)) == QUICK.setbacks + 1
+
+
+def test_steady_progress_through_many_breaks_is_no_failure(hub: LoopbackHub) -> None:
+    hub.faults.add("safetensors", role="cdn", cut_to=300_000)
+    assert remote(hub).read(0, len(CONTENT)) == CONTENT
+    assert len(cdn_requests(hub)) == 10
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "plain.dat"])
+def test_a_range_that_is_ignored_is_a_failure_and_costs_little(hub: LoopbackHub, name: str) -> None:
+    file = remote(hub, name)
+    hub.faults.add(name, method="GET", ignore_range=True)
+    with pytest.raises(Failed) as failure:
+        file.read(0, 30_000)
+    assert failure.value.reason == "range_ignored"
+    assert file.bytes_read == 0
+
+
+def test_a_compressed_answer_is_refused(hub: LoopbackHub) -> None:
+    hub.faults.add("safetensors", role="cdn", gzip=True)
+    with pytest.raises(Failed) as failure:
+        remote(hub).read(0, 30_000)
+    assert failure.value.reason == "range_ignored"
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (f"bytes 0-999/{len(CONTENT)}", "range_ignored"),
+        (f"bytes 1-1000/{len(CONTENT)}", "range_ignored"),
+        (f"bytes 0-998/{len(CONTENT)}", "range_ignored"),
+        ("bytes 0-999/*", "range_ignored"),
+        ("bytes */5", "range_ignored"),
+        ("bytes 0-999/" + "9" * 500, "range_ignored"),
+        ("bytes 100-999/2999999", "file_changed"),
+    ],
+)
+def test_a_wrong_content_range_is_refused(hub: LoopbackHub, header: str, reason: str) -> None:
+    hub.faults.add("safetensors", role="cdn", content_range=header)
+    with pytest.raises(Failed) as failure:
+        remote(hub).read(100, 1000)
+    assert failure.value.reason == reason
+
+
+def answering(answer: bytes) -> tuple[str, threading.Thread]:
+    """A server that sends ``answer`` to whoever connects first."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with server, server.accept()[0] as connection:
+            connection.recv(65536)
+            connection.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return f"http://127.0.0.1:{server.getsockname()[1]}/x", thread
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "reason"),
+    [
+        ("Transfer-Encoding: chunked", b"7d0\r\n" + CONTENT[:2000] + b"\r\n0\r\n\r\n", "range_ignored"),
+        ("Content-Length: 2000", CONTENT[:2000], "range_ignored"),
+        ("Content-Length: 50", CONTENT[:50], "network"),
+        ("Content-Length: 5000", CONTENT[:50], "short_body"),
+        ("Content-Length: x", CONTENT[:100], "network"),
+    ],
+    ids=["chunked", "long", "honest but short", "short", "no number"],
+)
+def test_bodies_of_a_wrong_length(hub: LoopbackHub, head: str, body: bytes, reason: str) -> None:
+    """The header promises the 100 bytes that were asked for; the body is another matter."""
+    span = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/{len(CONTENT)}\r\n{head}\r\n\r\n"
+    address, thread = answering(span.encode() + body)
+    file = remote(hub, patience=Patience(setbacks=0 if reason == "short_body" else 1, first_wait=0.01))
+    file._location = dataclasses.replace(file._location, address=address)
+    with pytest.raises(Failed) as failure:
+        file.read(0, 100)
+    assert failure.value.reason == reason
+    assert file.bytes_read <= len(body)
+    thread.join(5)
+
+
+def test_an_expired_address_is_resolved_again(hub: LoopbackHub) -> None:
+    hub.faults.add("resolve", method="HEAD", expired_url=True, nth=1)
+    file = remote(hub)
+    assert file.read(0, 1000) == CONTENT[:1000]
+    assert [request.method for request in hub.requests if request.role == "hub"] == ["HEAD", "HEAD"]
+
+
+def test_an_address_that_expires_half_way_is_resolved_again(hub: LoopbackHub) -> None:
+    hub.url_lifetime = 0.3
+    file = remote(hub)
+    assert file.read(0, 1000) == CONTENT[:1000]
+    time.sleep(0.4)
+    assert file.read(1000, 2000) == CONTENT[1000:2000]
+
+
+def test_addresses_that_never_work_are_given_up(hub: LoopbackHub) -> None:
+    hub.faults.add("resolve", method="HEAD", expired_url=True)
+    with pytest.raises(Failed) as failure:
+        remote(hub).read(0, 1000)
+    assert failure.value.reason == "server_error"
+    assert len(cdn_requests(hub)) == QUICK.setbacks + 1
+
+
+def test_another_file_behind_the_second_address_is_noticed(hub: LoopbackHub) -> None:
+    file = remote(hub)
+    hub.faults.add("repos", role="cdn", status=403, nth=1)
+    hub.faults.add("resolve", method="HEAD", replace_content=OTHER, replace_etag='"' + "0" * 64 + '"')
+    with pytest.raises(Failed) as failure:
+        file.read(0, 1000)
+    assert failure.value.reason == "file_changed"
+
+
+def test_another_etag_between_ranges_is_noticed(hub: LoopbackHub) -> None:
+    file = remote(hub)
+    file.read(0, 1000)
+    hub.faults.add("safetensors", role="cdn", replace_etag='"another"')
+    with pytest.raises(Failed) as failure:
+        file.read(1000, 2000)
+    assert failure.value.reason == "file_changed"
+
+
+def test_another_size_between_ranges_is_noticed(hub: LoopbackHub) -> None:
+    file = remote(hub)
+    hub.faults.add("safetensors", role="cdn", replace_content=CONTENT + b"x")
+    with pytest.raises(Failed) as failure:
+        file.read(1000, 2000)
+    assert failure.value.reason == "file_changed"
+
+
+def test_a_file_that_became_shorter_than_the_range(hub: LoopbackHub) -> None:
+    file = remote(hub)
+    hub.faults.add("safetensors", role="cdn", replace_content=CONTENT[:1000])
+    with pytest.raises(Failed) as failure:
+        file.read(5000, 6000)
+    assert failure.value.reason == "file_changed"
+
+
+def test_another_commit_is_noticed(hub: LoopbackHub) -> None:
+    hub.faults.add("resolve", headers={"X-Repo-Commit": "f" * 40})
+    with pytest.raises(Failed) as failure:
+        remote(hub)
+    assert failure.value.reason == "file_changed"
+
+
+def test_rate_limits_and_server_errors_are_waited_for(hub: LoopbackHub) -> None:
+    hub.faults.add("resolve", status=503, nth=1)
+    hub.faults.add("repos", role="cdn", status=502, nth=1)
+    hub.faults.add("repos", role="cdn", status=429, retry_after=1, nth=2)
+    assert remote(hub).read(0, 1000) == CONTENT[:1000]
+    assert len(cdn_requests(hub)) == 3
+
+
+@pytest.mark.parametrize(("status", "reason"), [(500, "server_error"), (503, "server_error"), (408, "timeout")])
+def test_errors_that_do_not_end_are_failures(hub: LoopbackHub, status: int, reason: str) -> None:
+    file = remote(hub)
+    hub.faults.add("repos", role="cdn", status=status)
+    with pytest.raises(Failed) as failure:
+        file.read(0, 1000)
+    assert failure.value.reason == reason
+    hub.faults.clear()
+    hub.faults.add("resolve", status=status)
+    with pytest.raises(Failed) as failure:
+        remote(hub)
+    assert failure.value.reason == reason
+
+
+def test_a_hanging_body_is_resumed_and_a_dead_one_given_up(hub: LoopbackHub) -> None:
+    fault = hub.faults.add("repos", role="cdn", hang=1.5, hang_after=200_000, nth=1)
+    file = remote(hub)
+    assert file.read(0, 900_000) == CONTENT[:900_000]
+    assert len(cdn_requests(hub)) == 2
+    hub.faults.remove(fault)
+    hub.faults.add("repos", role="cdn", hang=1.5, hang_after=1000)
+    started = time.monotonic()
+    with pytest.raises(Failed) as failure:
+        remote(hub, patience=Patience(setbacks=1, first_wait=0.01)).read(0, 900_000)
+    assert failure.value.reason == "timeout"
+    assert time.monotonic() - started < 6
+
+
+def test_a_server_that_drips_is_given_up(hub: LoopbackHub) -> None:
+    hub.bandwidth = 60_000
+    try:
+        slow = Patience(setbacks=0, slowest=1_000_000, slow_seconds=0.2)
+        with pytest.raises(Failed) as failure:
+            remote(hub, patience=slow).read(0, 900_000)
+        assert failure.value.reason == "timeout"
+    finally:
+        hub.bandwidth = None
+
+
+def test_what_is_not_there_is_told(hub: LoopbackHub) -> None:
+    with pytest.raises(Failed) as failure:
+        remote(hub, "nothing.safetensors")
+    assert failure.value.reason == "not_found"
+    assert "nothing.safetensors" in failure.value.detail
+    with pytest.raises(Failed):
+        RemoteFile("me/nobody", "model.safetensors", SHA, endpoint=hub.endpoint)
+
+
+def test_no_server_at_all_is_a_network_failure() -> None:
+    with pytest.raises(Failed) as failure:
+        RemoteFile("me/model", "model.safetensors", SHA, endpoint="http://127.0.0.1:9")
+    assert failure.value.reason == "network"
+
+
+def test_a_location_that_is_no_address_is_refused(hub: LoopbackHub) -> None:
+    for location in ("file:///etc/passwd", "http://[", "ftp://127.0.0.1/x", "http://127.0.0.1:99999999/"):
+        hub.faults.clear()
+        hub.faults.add("resolve", method="HEAD", headers={"Location": location})
+        with pytest.raises(Failed):
+            remote(hub).read(0, 10)
+
+
+def test_origins() -> None:
+    assert is_own("https://hub.example/a", "https://hub.example")
+    assert is_own("https://HUB.example:443/a", "https://hub.example")
+    for other in (
+        "http://hub.example/a",
+        "https://hub.example:444/",
+        "https://hub.example.evil/",
+        "https://a@evil/",
+    ):
+        assert not is_own(other, "https://hub.example")

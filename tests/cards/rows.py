@@ -1,0 +1,11 @@
+"""Rows of the Hub's listing, and their facts."""
+
+from __future__ import annotations
+
+from indexer.modelcard import read_row
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def facts(**fields_of_row):
+    return read_row({"id": "alice/model", **fields_of_row})

@@ -1,0 +1,254 @@
+"""Clusters of nothing, of little, and what is offered and told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from query.cluster import clusters
+from query.clustering import methods
+from query.clustering.cloud import _clouds, against_clouds
+from query.clustering.methods import by_centres, by_density, coordinates
+from query.clustering.sheet import sheet
+from scripts.loopback_hub import LoopbackHub
+from tests.clusters.populations import names, partition, planted, population
+from tests.conftest import Shell
+from tests.console.speaking import at_terminal, plain_lines
+from tests.world import BASE, DATASETS, make_world
+
+
+def test_structureless_vectors_make_clusters_that_are_not_believed():
+    cloud = np.random.default_rng(0).normal(size=(50, 200))
+    found = clusters(population(cloud, [f"set{i % 4}" for i in range(50)]), draws=99)
+    assert found.clusters  # a method that must find clusters finds them here too
+    (row,) = [row for row in found.agreement if row.against == "cloud"]
+    assert row.p_value > 0.05
+    assert any("structureless" in note for note in found.notes)
+
+
+def test_planted_clusters_are_believed():
+    vectors, truth = planted([8, 6, 5], outliers=5, tightness=0.75)
+    found = clusters(population(vectors, names(truth)), draws=99)
+    (row,) = [row for row in found.agreement if row.against == "cloud"]
+    assert row.p_value == 0.01
+    assert row.chance < row.value == found.to_dict()["silhouette"]
+    assert found.notes == ()
+
+
+def test_a_cloud_has_the_mean_and_the_covariance_of_the_vectors():
+    points = 0.02 * np.random.default_rng(0).normal(size=(30, 4)) * [1, 2, 3, 4] + [0, 0, 0, 1]
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    drawn = np.concatenate(list(_clouds(points, 2000, np.random.default_rng(1))))
+    assert np.linalg.norm(drawn, axis=1) == pytest.approx(1)
+    assert drawn.mean(axis=0) == pytest.approx(points.mean(axis=0), abs=0.002)
+    assert np.cov(drawn.T)[:3, :3] == pytest.approx(np.cov(points.T)[:3, :3], rel=0.1, abs=2e-5)
+
+
+def test_clouds_are_not_drawn_where_they_would_take_minutes(monkeypatch):
+    points = np.eye(6)
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is not None
+    monkeypatch.setattr("query.clustering.cloud.MOST_MODELS", 5)
+    assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is None
+
+
+# ---- small atlases ----
+
+SMALL = {
+    "no model": ([], [], "no model"),
+    "one model": (np.eye(1, 5), ["imdb"], "one model"),
+    "two models": (np.eye(2, 5), ["imdb", "imdb"], "too few"),
+    "two equal models": (np.ones((2, 5)), ["imdb", "squad"], "too few"),
+    "five models": (np.random.default_rng(0).normal(size=(5, 40)), ["a", "a", "b", "b", None], ""),
+    "all equal": (np.ones((12, 5)), ["imdb", "squad"] * 6, "All vectors are equal"),
+    "all apart": (np.eye(12), ["imdb", "squad"] * 6, "denser"),
+    "one dataset": (planted([6, 5])[0], ["imdb"] * 11, "no meaning"),
+    "no dataset": (planted([6, 5])[0], [None] * 11, "No model names a dataset"),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("method", ["hdbscan", "kmeans"])
+@pytest.mark.filterwarnings("error")
+def test_small_atlases_get_sensible_answers(case, method):
+    vectors, datasets, note = SMALL[case]
+    found = clusters(population(vectors, datasets), method=method, draws=19)
+    json.dumps(found.to_dict(), allow_nan=False)
+    json.dumps(sheet(found), allow_nan=False)
+    assert found.to_dict()["models"] == len(datasets)
+    assert len(found.to_df()) == len(found.labels) == len(datasets)
+    assert sum(cluster.size for cluster in found.clusters) + len(found.outliers) == len(datasets)
+    if method == "hdbscan" or "dataset" in case or "equal" in note:
+        assert any(note in remark or note in remark.lower() for remark in ("", *found.notes))
+    if method == "kmeans" and datasets:
+        assert found.clusters
+        assert not found.outliers
+
+
+def test_one_dataset_or_none_has_no_agreement():
+    vectors = planted([6, 5])[0]
+    for datasets in (["imdb"] * 11, [None] * 11):
+        told = clusters(population(vectors, datasets), draws=9).to_dict()
+        assert told["ari"] is told["ami"] is told["homogeneity"] is told["completeness"] is None
+        assert told["silhouette"] > 0
+        assert all(row["value"] is None for row in told["agreement"] if row["labels"] == "datasets")
+
+
+def test_datasets_of_one_uploader_each_are_pointed_out():
+    vectors, truth = planted([6, 5])
+    found = clusters(population(vectors, names(truth), [f"author{t}" for t in truth]), draws=9)
+    assert found.to_dict()["ari"] == pytest.approx(1)
+    assert found.value("datasets", "ari", "cross_author") is None
+    assert any("two authors" in note for note in found.notes)
+    shared = clusters(population(vectors, names(truth), [f"author{i}" for i in range(11)]), draws=9)
+    assert not any("two authors" in note for note in shared.notes)
+    alone = clusters(population(vectors, names(truth), ["ann"] * 11), draws=9)
+    assert any("one author" in note for note in alone.notes)
+
+
+# ---- what is offered ----
+
+
+def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
+    vectors, truth = planted([6, 5], outliers=2, tightness=0.75)
+    found = clusters(population(vectors, names(truth)), draws=99)
+    told = found.to_dict()
+    assert list(told)[:4] == ["clusters", "ari", "ami", "homogeneity"]
+    assert {"silhouette", "base", "representation", "method", "models", "outliers", "left_out", "notes"} <= set(told)
+    assert list(told["clusters"][0])[:5] == ["cluster", "size", "datasets", "authors", "central"]
+    assert [row["model_id"] for row in told["outlier_models"]] == [m.model_id for m in found.outliers]
+    rows = {(row["labels"], row["measure"]) for row in told["agreement"]}
+    assert rows == {
+        *itertools.product(["datasets", "authors"], ["ari", "ami", "homogeneity", "completeness", "silhouette"]),
+        ("clusters", "silhouette"),
+    }
+    frame = found.to_df()
+    assert list(frame["cluster"]) == list(found.labels.values())
+    assert list(frame["model_id"]) == list(found.labels) == sorted(found.labels)
+    assert frame["strength"].between(0, 1).all()
+    assert frame["is_central"].sum() == 2
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_other_draws():
+    vectors, truth = planted([9, 7, 5], outliers=6, tightness=0.5)
+    models = population(vectors, names(truth), [f"author{i % 5}" for i in range(len(truth))])
+    for method in ("hdbscan", "kmeans"):
+        first, again, other = (clusters(models, method=method, seed=seed, draws=29).to_dict() for seed in (1, 1, 2))
+        assert first == again
+        assert [row["chance"] for row in first["agreement"]] != [row["chance"] for row in other["agreement"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "dbscan"}, "hdbscan, kmeans"),
+        ({"count": 3}, "--count"),
+        ({"method": "kmeans", "min_size": 3}, "--min-size"),
+        ({"method": "kmeans", "count": 12}, "12 clusters"),
+        ({"method": "kmeans", "count": 1}, "2 or more"),
+        ({"min_size": 1}, "2 or more"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_clear_line(options, message):
+    with pytest.raises(AtlasError) as caught:
+        clusters(population(planted([6, 5])[0]), **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_chance_needs_a_draw():
+    with pytest.raises(ValueError, match="draws"):
+        clusters(population(planted([6, 5])[0]), draws=0)
+
+
+def test_min_size_is_kept():
+    vectors, _ = planted([8, 5, 3], tightness=0.75)
+    sizes = {size: [c.size for c in clusters(population(vectors), min_size=size, draws=1).clusters] for size in (3, 5)}
+    assert sizes == {3: [8, 5, 3], 5: [8, 5]}
+
+
+def test_many_models_start_k_means_fewer_times(monkeypatch):
+    started = []
+    settled = methods._settled
+    monkeypatch.setattr(methods, "_settled", lambda *given: started.append(1) or settled(*given))
+    points = coordinates(planted([6, 5])[0].astype(np.float32))
+    by_centres(points, 2, 0)
+    monkeypatch.setattr(methods, "_MANY", 10)
+    by_centres(points, 2, 0)
+    assert len(started) == 10 + 3
+
+
+def test_density_looks_at_one_neighbour_less_than_the_smallest_cluster_has():
+    """Models 0.1 rad apart in a row: at three, the nearest counts, and the ends of the row lie as densely as the
+    middle. With the usual second neighbour they would lie half as densely."""
+    angles = np.array([0, 0.1, 0.2, 0.3, 0.4, 1.0, 1.1, 1.2, 1.3, 1.4])
+    labels, strengths = by_density(np.column_stack([np.cos(angles), np.sin(angles)]), 3)
+    assert partition(range(10), labels) == {frozenset(range(5)), frozenset(range(5, 10))}
+    assert strengths == pytest.approx([1] * 10)
+
+
+def test_importing_it_waits_for_no_heavy_library():
+    code = "import sys, query.cluster; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+# ---- on the command line ----
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clustered")
+    with LoopbackHub(make_world(folder / "store", per_dataset=5)) as hub:
+        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
+        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+        assert ran.code == 0, ran.err
+        yield shell
+
+
+def test_the_command_finds_the_planted_datasets(shell):
+    ran = shell("query", "clusters", "--json")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert told["base"] == BASE
+    assert told["ari"] == 1
+    assert {name for cluster in told["clusters"] for name in cluster["datasets"]} == set(DATASETS)
+
+
+def test_the_table_fits_eighty_columns_and_says_everything_once(shell):
+    ran = shell("query", "clusters", "--base", BASE, "--method", "kmeans")
+    assert ran.code == 0, ran.err
+    assert max(map(len, ran.out.splitlines())) <= 80
+    for text in ("3 clusters", *DATASETS, "cross_author", "against cloud"):
+        assert text in ran.out
+
+
+def test_sixty_columns_still_have_tables(shell):
+    code = f"""
+    from query import Atlas
+    from query.clustering.sheet import sheet
+    with Atlas({str(shell.folder / "atlas")!r}) as atlas:
+        emit(sheet(atlas.clusters({BASE!r}, method="kmeans", draws=20)), "table")
+    """
+    lines = plain_lines(at_terminal(code, 60))
+    assert max(map(len, lines)) <= 60
+    heads = [line.split() for line in lines]
+    for head in (
+        ["cluster", "size", "dataset", "share", "authors", "undocumented"],
+        ["cluster", "central", "cohesion"],
+        ["labels", "measure", "among", "value", "chance", "p"],
+    ):
+        assert head in heads
+
+
+def test_a_setting_of_the_other_method_is_refused(shell):
+    ran = shell("query", "clusters", "--count", "3")
+    assert ran.code == 1
+    assert len(ran.err.splitlines()) == 1
+    assert "--method kmeans" in ran.err

@@ -1,0 +1,82 @@
+"""Pipes whose reader leaves, disks that are full, and Ctrl-C, for real."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GROUP = """
+import time, sys
+@click.group(cls=AtlasGroup)
+def main(): pass
+@main.command()
+@click.argument("count", type=int)
+@click.option("--format", "output", default="jsonl")
+def rows(count, output):
+    emit(({"a": "x" * 100, "b": i} for i in range(count)), output)
+@main.command()
+def talk():
+    for i in range(10):
+        print(i)
+@main.command()
+def wait():
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(30)
+main(sys.argv[1:], prog_name="tool")
+"""
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tool") / "tool.py"
+    path.write_text("from indexer.console.terminal import *\nimport click\n" + GROUP)
+    return f"{sys.executable} {path}"
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl", "csv"])
+@pytest.mark.parametrize("count", [1, 300, 20_000])
+def test_a_reader_may_leave(tool, output, count):
+    command = f"{tool} rows {count} --format {output} | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_reader_that_is_gone_before_the_first_line(tool):
+    done = subprocess.run(
+        ["bash", "-c", f"{tool} rows 10 | true; echo ${{PIPESTATUS[0]}}; {tool} rows 10 2>&1 | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0\n0\n", "")
+
+
+@pytest.mark.parametrize("words", ["talk", "--help", "--version"])
+def test_what_was_not_flushed_is_no_traceback_at_exit(tool, words):
+    command = f"{tool} {words} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    done = subprocess.run(["bash", "-c", f"{tool} {words} > /dev/full"], capture_output=True, text=True, check=False)
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("count", [1, 20_000])
+def test_a_full_disk_behind_stdout(tool, count):
+    done = subprocess.run(
+        ["bash", "-c", f"{tool} rows {count} > /dev/full"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "Error: The disk is full. Free space and run it again; what was done stays.\n"
+
+
+def test_ctrl_c_leaves_no_traceback(tool):
+    process = subprocess.Popen([*tool.split(), "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert (out, err) == ("", "Stopped. What was done stays; run it again to go on.\n")

@@ -1,0 +1,189 @@
+"""Progress as a terminal and a pipe show it."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from indexer.console import terminal
+from indexer.console.models import ModelsProgress
+from indexer.console.rate import RecentRate
+from indexer.console.terminal import (
+    Progress,
+    say,
+)
+from indexer.errors import Failed, Skipped
+from indexer.running.worker import Result
+from tests.console.speaking import at_terminal, run
+
+
+def test_plain_progress_speaks_now_and_then(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with Progress(1000, "reading fine-tunes") as progress:
+        for _ in range(500):
+            clock[0] += 0.125
+            progress.update(2, "1 failed\x1b[31m")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 7
+    assert lines[0] == "reading fine-tunes: 160 of 1000, about 52 s left, 1 failed\\x1b[31m"
+    assert lines[-1] == "reading fine-tunes: 1000 of 1000, 1 failed\\x1b[31m"
+
+
+def test_progress_without_a_total_and_without_work(capsys):
+    progress = Progress(None, "pages")
+    progress.update(3)
+    progress.close()
+    progress.close()
+    Progress(10, "nothing").close()
+    assert capsys.readouterr().err == "pages: 3\n"
+
+
+def test_quiet_progress(capsys, monkeypatch):
+    monkeypatch.setattr(terminal.manners, "quiet", True)
+    with Progress(3, "x") as progress:
+        progress.update(3)
+    say("x")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_only_on_a_terminal():
+    code = """
+    with Progress(3, "reading\\x1b[31m") as progress:
+        progress.update(1, "note\\x07")
+        say("a remark")
+        progress.update(2)
+    print("data")
+    """
+    out = at_terminal(code)
+    assert "3/3" in out
+    assert re.search("[\r\n]a remark\n", out)  # on a line of its own, not behind the bar
+    assert "\x1b[31m" not in out
+    assert "\x07" not in out
+    piped = run(code)
+    assert piped.stdout == "data\n"
+    assert piped.stderr == "a remark\nreading\\x1b[31m: 3 of 3\n"
+
+
+# ---- models
+
+
+def test_a_slow_start_is_forgotten(monkeypatch):
+    """Half a minute until the first unit, then one a second: soon the rate is one a second, and not before."""
+    clock = Clock(monkeypatch)
+    rate = RecentRate()
+    assert rate.units_per_second is None
+    assert rate.size_per_second is None
+    clock.now += 30
+    for done in range(1, 101):
+        clock.now += 1
+        rate.note(1, 5.0)
+        expected = done / (30 + done) if done <= 20 else 1.0
+        assert rate.units_per_second == pytest.approx(expected)
+        assert rate.size_per_second == pytest.approx(5 * expected)
+
+
+def test_what_was_long_ago_says_nothing_of_now(monkeypatch):
+    clock = Clock(monkeypatch)
+    rate = RecentRate()
+    for _ in range(500):
+        clock.now += 0.1
+        rate.note(1)
+    for _ in range(61):
+        clock.now += 1
+        rate.note(1)
+    assert rate.units_per_second == pytest.approx(1.0, rel=0.1)
+    clock.now += 61
+    assert rate.units_per_second == pytest.approx(0.5, rel=0.1)  # nothing comes any more
+
+
+def test_few_slow_units_are_a_rate_too(monkeypatch):
+    """Minutes for each: those of the last minute alone would be none or one."""
+    clock = Clock(monkeypatch)
+    rate = RecentRate()
+    for _ in range(100):
+        clock.now += 300
+        rate.note(1)
+    assert rate.units_per_second == pytest.approx(1 / 300)
+
+
+@pytest.mark.parametrize("done", [0, 1, 399, 400])
+def test_beside_the_bar_stands_all_of_it_at_any_width(monkeypatch, done):
+    monkeypatch.setattr(terminal.manners, "quiet", True)
+    clock = Clock(monkeypatch)
+    progress = ModelsProgress(400, "org/base")
+    for number in range(done):
+        clock.now += 5
+        error = {0: Failed("network", "gone"), 1: Skipped("gated", "no")}.get(number % 40)
+        progress.finished(result(error, 0 if error else 7_150_000))
+    for columns in range(59, 160):
+        text, has_bar = progress.beside(columns)
+        assert len(text) + (12 if has_bar else 0) <= columns
+        assert has_bar or columns < 86
+        told = text.replace(",", "").replace("models", "")
+        assert told.startswith(f"{done}/400 {-(-done // 40)} failed {(done + 38) // 40} skipped")
+        if done == 399:
+            assert re.search(r" 2\.7 ?GB 12 ?/min 1\.4 ?MB/s 5 ?s left$", told)
+        if done == 400:
+            assert re.search(r" 2\.7 ?GB 12 ?/min 1\.4 ?MB/s in 33 ?min$", told)
+
+
+def test_a_large_build_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setattr(terminal.manners, "quiet", True)
+    clock = Clock(monkeypatch)
+    progress = ModelsProgress(10_000, "org/base")
+    for number in range(8_000):
+        clock.now += 1.25
+        progress.finished(result(Skipped("gated", "no") if number % 6 == 0 else None, 76_500_000))
+    assert progress.beside(59) == ("8000/10000 0 failed 1334 skipped 612GB 48/min 61MB/s 42min", False)
+
+
+def test_slow_models_are_told_by_the_model(monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with ModelsProgress(10, "org/base") as progress:
+        for _ in range(3):
+            clock.now += 120
+            progress.finished(result(None, 10**9))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == (
+        "reading fine-tunes of org/base: 2 of 10, 0 failed, 0 skipped, 2.0 GB, 120 s a model, 8.3 MB/s, 16 min left"
+    )
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_real_terminal_shows_one_line_that_grows(columns):
+    code = """
+    import time
+    from indexer.console.models import ModelsProgress
+    from indexer.running.worker import Result
+    from indexer.errors import Failed
+    with ModelsProgress(400, "some-organisation/a-base-of-a-rather-long-name") as progress:
+        for number in range(400):
+            time.sleep(0.004)
+            progress.finished(Result(None, Failed("network", "x") if number % 40 == 0 else None, 7_150_000))
+            if number == 200:
+                say("a remark")
+    """
+    out = at_terminal(code, columns)
+    frames = [frame for frame in re.split("[\r\n]", out) if "/400" in frame]
+    assert len(frames) > 5
+    assert max(map(len, frames)) <= columns
+    assert "\n\n" not in out.replace("\r", "")
+    assert "400/400" in frames[-1]
+    assert "10 failed" in frames[-1]
+    assert re.search("[\r\n]a remark\n", out)
+    assert out.count("\n") == 3  # what is read, the remark, the bar's end
+
+
+class Clock:
+    """Time that passes as a test says."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def result(error, bytes_read):
+    return Result(None, error, bytes_read)

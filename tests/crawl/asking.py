@@ -1,0 +1,28 @@
+"""Crawls of a small Hub, and what they claim."""
+
+from __future__ import annotations
+
+from indexer.crawling.claims import Claim
+from indexer.crawling.crawl import crawl
+from indexer.crawling.questions import CrawlRequest
+from tests.hub_ground import (
+    BASE,
+    SHORT,
+    served,
+)
+
+IDS = (BASE, SHORT)
+REQUEST = CrawlRequest(IDS)
+
+
+def claims(pages) -> dict[str, Claim]:
+    found: dict[str, Claim] = {}
+    for page in pages:
+        for row in page.rows:
+            found.setdefault(row.id, row.claim)
+    return found
+
+
+def crawled(store, monkeypatch, request=REQUEST, **settings) -> dict[str, Claim]:
+    with served(store, monkeypatch, **settings):
+        return claims(crawl(request))

@@ -1,0 +1,28 @@
+"""Small Hubs to be listed, and how a listing is looked at."""
+
+from __future__ import annotations
+
+import json
+
+from indexer.crawling.listing import ListedModel
+from indexer.crawling.questions import CrawlRequest
+from tests.hub_ground import BASE, SHORT, add_repo, tags
+
+IDS = (BASE, SHORT)
+
+
+ONE = CrawlRequest((BASE,), relations=("finetune",))
+
+
+def many(store, count: int = 7, **settings) -> None:
+    for number in range(count):
+        moment = f"2024-01-{number + 1:02d}T00:00:00.000Z"
+        add_repo(store, f"a/model{number}", tags=tags(BASE), created_at=moment, **settings)
+
+
+def by_id(listing) -> dict[str, ListedModel]:
+    return {model.id: model for model in listing.models()}
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

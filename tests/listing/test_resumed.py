@@ -1,0 +1,165 @@
+"""A crawl that stopped goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from indexer.crawling.listing import Listing
+from indexer.crawling.questions import CrawlRequest
+from indexer.errors import AtlasError
+from tests.conftest import ROOT
+from tests.hub_ground import BASE, add_repo, asked, served, tags, update_listing
+from tests.listing.hubs import ONE, by_id, lines, many
+
+
+def pages_asked(hub) -> list[str]:
+    return [one.rpartition("cursor=")[2] if "cursor=" in one else "first" for one in asked(hub)]
+
+
+# Going on where a crawl stopped
+
+
+def test_an_interrupted_crawl_goes_on_without_asking_again(store, monkeypatch, path):
+    many(store, 7)
+    with served(store, monkeypatch, page_size=2) as hub:
+        broken = hub.faults.add("cursor=", since=3, status=503)  # the fourth page of the first question
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), ONE)
+        assert len(by_id(Listing(path))) == 6
+        before = pages_asked(hub)
+        hub.faults.remove(broken)
+        hub.reset_log()
+        report = update_listing(Listing(path), ONE)
+        assert report.resumed
+        assert pages_asked(hub)[0] == before[-1]  # the page that failed comes first
+        assert not set(pages_asked(hub)[:1]) & set(before[:3])
+        assert len(hub.requests) == 1 + 4
+    assert len(by_id(Listing(path))) == 7
+    assert report.new == 1
+
+
+def test_finished_questions_are_not_asked_again(store, monkeypatch, path):
+    many(store, 4)
+    with served(store, monkeypatch, page_size=2) as hub:
+        hub.faults.add(f"base_model:{BASE}", status=503)
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), ONE)
+        hub.faults.clear()
+        hub.reset_log()
+        update_listing(Listing(path), ONE)
+        assert not asked(hub, "finetune")
+        hub.reset_log()
+        assert not update_listing(Listing(path), ONE).resumed  # that one was finished: a new one begins
+        assert asked(hub, "finetune")
+
+
+def test_models_seen_before_the_interruption_are_not_gone_after_it(store, monkeypatch, path):
+    many(store, 6)
+    with served(store, monkeypatch, page_size=2) as hub:
+        update_listing(Listing(path), ONE)
+        hub.faults.add("cursor=", since=2, status=503)
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), ONE)
+        hub.faults.clear()
+        report = update_listing(Listing(path), ONE)
+        assert (report.resumed, report.gone) == (True, 0)
+
+
+def test_another_request_starts_over(store, monkeypatch, path):
+    many(store, 6)
+    with served(store, monkeypatch, page_size=2) as hub:
+        hub.faults.add("cursor=", since=2, status=503)
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), ONE)
+        hub.faults.clear()
+        hub.reset_log()
+        report = update_listing(Listing(path), CrawlRequest((BASE,), relations=("finetune", "merge")))
+        assert not report.resumed
+        assert pages_asked(hub)[0] == "first"
+
+
+def test_an_old_crawl_starts_over(store, monkeypatch, path):
+    many(store, 6)
+    with served(store, monkeypatch, page_size=2) as hub:
+        hub.faults.add("cursor=", since=2, status=503)
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), ONE)
+        hub.faults.clear()
+        long_ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
+        told = lines(path)
+        started = next(line for line in told if line["kind"] == "start")
+        path.write_text(path.read_text().replace(started["seen"], long_ago))
+        assert not update_listing(Listing(path), ONE).resumed
+
+
+@pytest.mark.parametrize("status", [400, 404, 410])
+def test_a_saved_cursor_that_is_refused_starts_over(store, monkeypatch, path, status):
+    many(store, 7)
+    with served(store, monkeypatch, page_size=2) as hub:
+        hub.faults.add("cursor=", since=2, status=503)
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), ONE)
+        hub.faults.clear()
+        hub.faults.add("cursor=", nth=1, status=status)
+        assert update_listing(Listing(path), ONE).resumed
+    assert len(by_id(Listing(path))) == 7
+
+
+def test_descendants_are_followed_after_an_interruption(store, monkeypatch, path):
+    add_repo(store, "a/child", tags=tags(BASE))
+    add_repo(store, "a/grandchild", tags=tags("a/child"))
+    add_repo(store, "a/great", tags=tags("a/grandchild"))
+    request = CrawlRequest((BASE,), descendants=True)
+    with served(store, monkeypatch) as hub:
+        broken = hub.faults.add("finetune:a/grandchild", status=503)
+        with pytest.raises(AtlasError):
+            update_listing(Listing(path), request)
+        hub.faults.remove(broken)
+        hub.reset_log()
+        assert update_listing(Listing(path), request).resumed
+        assert not asked(hub, "finetune%3AFacebookAI")
+    found = by_id(Listing(path))
+    assert {name: model.parent for name, model in found.items()} == {
+        "a/child": BASE,
+        "a/grandchild": "a/child",
+        "a/great": "a/grandchild",
+    }
+
+
+CRAWLER = """
+import sys
+from pathlib import Path
+from indexer.crawling.listing import Listing
+from indexer.crawling.questions import CrawlRequest
+from tests.hub_ground import update_listing
+update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
+"""
+
+
+def test_a_killed_crawl_goes_on(store, monkeypatch, path):
+    many(store, 20)
+    with served(store, monkeypatch, page_size=2) as hub:
+        hub.faults.add("cursor=", nth=5, hang=60)
+        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen([sys.executable, "-c", CRAWLER, str(path)], env=environment)
+        limit = time.monotonic() + 60
+        while len(hub.requests) < 6 and time.monotonic() < limit and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(by_id(Listing(path))) == 10
+        before = pages_asked(hub)
+        hub.faults.clear()
+        hub.reset_log()
+        report = update_listing(Listing(path), ONE)
+        assert report.resumed
+        assert pages_asked(hub)[0] == before[-1]
+        assert len(hub.requests) == 5 + 10
+    assert len(by_id(Listing(path))) == 20

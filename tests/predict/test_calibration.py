@@ -1,0 +1,234 @@
+"""Probabilities are frequencies; nobody learns from themselves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from query.predict import predict_subject
+from query.prediction.answers import EVIDENCE, NONE_OF_THESE, uncalibrated
+from query.prediction.calibration import evaluate_documents
+from query.prediction.evidence import Witnesses
+from query.prediction.head_evidence import Head
+from query.prediction.learning import Learnt, learn, lessons
+from query.prediction.out_of_author import deal
+from query.prediction.scoring import judge, score
+from query.prediction.subject import Subject
+from tests.planted_documents import CLASSIFIER, World, documents, joined, undocumented
+from tests.predict.draws import WORLDS
+
+
+@cache
+def fresh_draws(name, seed, is_fitted=True):
+    """Learn from 200 authors; predict models of 200 others, one of each sweep, so that they are independent."""
+    world = WORLDS[name]
+    seen = world.draw(200, "a", seed=100 + seed)
+    fresh = replace(world, longest_sweep=1).draw(200, "b", seed=200 + seed)
+    witnesses = Witnesses.of(joined(seen, undocumented(fresh)), 10)
+    learnt = learn(witnesses, [])
+    if not is_fitted:
+        learnt = Learnt({kind: uncalibrated(kind, learnt.none) for kind in EVIDENCE}, learnt.none, False)
+    names = list(witnesses.voices.answers)
+    truth = np.zeros((len(fresh.models), len(names) + 1))
+    for row, (dataset,) in enumerate(fresh.datasets):
+        truth[row, names.index(dataset) if dataset in names else -1] = 1
+    places = np.arange(len(seen.models), len(witnesses.rows))
+    return learnt.probabilities(witnesses.evidence(places)), truth
+
+
+def best_answers(probabilities, truth):
+    """(probability, whether it came true) of each model's best answer."""
+    rows, top = np.arange(len(truth)), probabilities.argmax(axis=1)
+    return np.stack([probabilities[rows, top], truth[rows, top]])
+
+
+def deviation(chance, happened):
+    """How far what happened is from what was to be expected, in standard errors.
+
+    The binomial variance counts twice: what was learnt came from as many sweeps as are now predicted.
+    """
+    return float((happened - chance).sum() / math.sqrt(2 * (chance * (1 - chance)).sum()))
+
+
+def largest_deviation(chance, happened):
+    """The largest of those of the tenths of probability in which at least 30 models are."""
+    tenths = np.minimum((chance * 10).astype(int), 9)
+    insides = [tenths == tenth for tenth in range(10) if (tenths == tenth).sum() >= 30]
+    return max(abs(deviation(chance[inside], happened[inside])) for inside in insides)
+
+
+SEEDS = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_probabilities_match_frequencies_on_fresh_draws(name, kind):
+    draws = [fresh_draws(name, seed) for seed in SEEDS]
+    chance, right = np.concatenate([best_answers(found[kind], truth) for found, truth in draws], axis=1)
+    assert abs(deviation(chance, right)) < 3.3
+    assert largest_deviation(chance, right) < 3.9  # of up to ten
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_none_of_these_is_as_frequent_as_it_is_probable(name, kind):
+    draws = [fresh_draws(name, seed) for seed in SEEDS]
+    nothing, true = np.concatenate([(found[kind][:, -1], truth[:, -1]) for found, truth in draws], axis=1)
+    assert abs(deviation(nothing, true)) < 3.3
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+def test_without_the_fit_neither_holds(kind):
+    draws = [fresh_draws("blurred", seed, is_fitted=False) for seed in SEEDS]
+    chance, right = np.concatenate([best_answers(found[kind], truth) for found, truth in draws], axis=1)
+    assert largest_deviation(chance, right) > 5
+
+
+def test_what_is_reported_is_what_fresh_draws_show():
+    """Leave-one-author-out on 200 authors says of the next 200 what then comes true."""
+    found, truth = fresh_draws("blurred", 1)
+    reported = {one.evidence: one for one in evaluate_documents(WORLDS["blurred"].draw(200, "a", seed=101)).scores}
+    for kind in EVIDENCE:
+        seen = score(kind, judge(found[kind], truth), np.ones(len(truth)))
+        assert reported[kind].accuracy == pytest.approx(seen.accuracy, abs=0.05)
+        assert reported[kind].brier == pytest.approx(seen.brier, abs=0.05)
+        assert reported[kind].calibration_error < 0.06
+
+
+def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baselines():
+    result = evaluate_documents(WORLDS["blurred"].draw(120, "a", seed=3))
+    loss = {one.evidence: one.log_loss for one in result.scores}
+    assert loss["together"] < min(loss["vectors"], loss["head"])
+    assert max(loss["vectors"], loss["head"]) < min(loss["majority"], loss["chance"])
+
+
+def test_a_model_of_an_unseen_dataset_gets_none_of_these():
+    world = World.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
+    found = world.draw(150, "a", seed=4)
+    rng = np.random.default_rng(9)
+    for number in range(5):
+        vector = rng.normal(size=24)
+        head = Head(CLASSIFIER, 3, frozenset({f"new{number} x", f"new{number} y", "z"}))
+        facts = {"model_id": None, "declared": (), "repeats": (), "notes": ()}
+        unseen = Subject(
+            "zoe/m", "base", "zoe", vector=(vector / np.linalg.norm(vector)).astype(np.float32), head=head, **facts
+        )
+        best = predict_subject(unseen, found, k=10).answers[0]
+        assert best.dataset == NONE_OF_THESE
+        assert best.probability > 0.8
+        assert best.vectors > 3 * 0.1  # the share of new datasets
+    result = evaluate_documents(found)
+    together = next(one for one in result.none_of_these if one.evidence == "together")
+    assert together.share == pytest.approx(0.1, abs=0.06)
+    assert together.probability == pytest.approx(together.share, abs=0.03)
+    assert together.hidden_accuracy > 0.9
+    assert together.hidden_probability > 0.8
+
+
+def test_shuffled_labels_leave_nothing_but_chance():
+    found = WORLDS["clear"].draw(150, "a", seed=5)
+    rng = np.random.default_rng(6)
+    shuffled = [found.datasets[row] for row in rng.permutation(len(found.models))]
+    honest = {one.evidence: one for one in evaluate_documents(found).scores}
+    result = {one.evidence: one for one in evaluate_documents(replace(found, datasets=shuffled)).scores}
+    for kind in EVIDENCE:
+        assert result[kind].accuracy < result["majority"].accuracy + 0.04
+        assert result[kind].accuracy < honest[kind].accuracy - 0.2
+        assert abs(result[kind].brier - result["majority"].brier) < 0.05
+        assert result[kind].log_loss == pytest.approx(result["majority"].log_loss, abs=0.15)
+
+
+# ---- who learns from whom ----
+
+
+def test_nothing_of_an_author_has_a_part_in_judging_that_author():
+    """An author's labels are changed: the predictions for this author stay what they were."""
+    found = WORLDS["blurred"].draw(25, "a", seed=7)
+    author = max(set(found.authors), key=found.authors.count)
+    mine = [row for row, name in enumerate(found.authors) if name == author]
+    common = sorted({name for names in found.datasets for name in names if name in ("d0", "d1", "d2", "d3")})
+    altered = list(found.datasets)
+    for row in mine:
+        altered[row] = frozenset({common[(row + 1) % len(common)]})
+    authors = len(set(found.authors))
+    before = evaluate_documents(found, folds=authors).outcomes
+    after = evaluate_documents(replace(found, datasets=altered), folds=authors).outcomes
+    for row in mine:
+        assert after[row].answer == before[row].answer
+        assert after[row].probability == pytest.approx(before[row].probability, abs=1e-6)
+        assert after[row].none == pytest.approx(before[row].none, abs=1e-6)
+    others = [row for row in range(len(altered)) if row not in mine]
+    assert any(after[row].probability != before[row].probability for row in others)
+
+
+def test_authors_are_dealt_whole_and_evenly():
+    authors = np.array([0] * 50 + [1] * 30 + [2] * 30 + [3] * 10 + [4] * 10 + [5])
+    groups = deal(authors, 3)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(len(authors)))
+    assert sorted(len(group) for group in groups) == [40, 41, 50]
+    for one, other in itertools.combinations(groups, 2):
+        assert not set(authors[one]) & set(authors[other])
+    assert len(deal(authors, 10)) == 6
+
+
+def test_lessons_take_turns_among_voices():
+    voice = np.array([0, 0, 0, 1, 2, 2, -1, 3])
+    withheld = np.array([False] * 7 + [True])
+    assert lessons(voice, withheld).tolist() == [0, 1, 2, 3, 4, 5]
+    assert lessons(voice, withheld, most=3).tolist() == [0, 3, 4]
+    assert lessons(voice, withheld, most=5).tolist() == [0, 1, 3, 4, 5]
+
+
+def test_a_sweep_weighs_as_one_model():
+    """The same models, one author's run repeated forty times: the fit hardly moves, and the scores stay."""
+    found = WORLDS["blurred"].draw(60, "a", seed=8)
+    last = len(found.models) - 1
+    again = replace(
+        found,
+        vectors=np.concatenate([found.vectors, np.repeat(found.vectors[last:], 40, axis=0)]),
+        models=found.models + [f"again/{number}" for number in range(40)],
+        authors=found.authors + found.authors[last:] * 40,
+        datasets=found.datasets + found.datasets[last:] * 40,
+        heads=found.heads + found.heads[last:] * 40,
+    )
+    once, often = learn(Witnesses.of(found, 10), []), learn(Witnesses.of(again, 10), [])
+    for kind in EVIDENCE:
+        np.testing.assert_allclose(often.calibrations[kind].weights, once.calibrations[kind].weights, atol=0.06)
+    assert often.none == pytest.approx(once.none)
+    first, second = evaluate_documents(found), evaluate_documents(again)
+    assert second.models == first.models + 40
+    assert second.sweeps == first.sweeps
+    assert second.scores[0].accuracy == pytest.approx(first.scores[0].accuracy, abs=0.02)
+
+
+def test_without_a_head_vectors_decide_and_a_head_says_what_is_true_on_the_whole():
+    found = WORLDS["blurred"].draw(60, "a", seed=16)
+    witnesses = Witnesses.of(found, 10)
+    learnt = learn(witnesses, [])
+    evidence = witnesses.evidence(np.arange(len(found.models)))
+    headless = np.array([head.kind is None for head in found.heads])
+    chances = learnt.probabilities(evidence)
+    np.testing.assert_array_equal(chances["together"][headless], chances["vectors"][headless])
+    assert (chances["together"][~headless] != chances["vectors"][~headless]).any(axis=1).all()
+    np.testing.assert_allclose(chances["head"][headless, -1], learnt.none)
+    assert chances["head"][~headless, -1].std() > 0.05
+
+
+@pytest.mark.slow
+def test_five_thousand_models_take_well_under_a_minute_of_one_core():
+    rng = np.random.default_rng(15)
+    centres = rng.normal(size=(400, 2052)).astype(np.float32)
+    number = rng.choice(400, size=5000, p=1 / np.arange(1, 401) / (1 / np.arange(1, 401)).sum())
+    vectors = 0.3 * centres[number] + rng.normal(size=(5000, 2052)).astype(np.float32)
+    heads = [Head(CLASSIFIER, int(one % 5 + 2), frozenset({f"{one} a", f"{one} b"})) for one in number]
+    found = documents(vectors, [f"author{row // 2}" for row in range(5000)], [f"d{one}" for one in number], heads)
+    started = time.process_time()
+    result = evaluate_documents(found)
+    assert time.process_time() - started < 40
+    assert result.scores[0].accuracy > 0.9

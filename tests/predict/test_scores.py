@@ -1,0 +1,254 @@
+"""Fits and scores against other solvers and loops, and what an evaluation tells."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+
+from indexer.errors import AtlasError
+from query.prediction import learning
+from query.prediction.answers import EVIDENCE, none_share
+from query.prediction.calibration import evaluate_documents
+from query.prediction.evidence import Witnesses
+from query.prediction.learning import learn
+from query.prediction.out_of_author import try_all
+from query.prediction.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
+from tests.planted_documents import documents
+from tests.predict.draws import WORLDS
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    found = WORLDS["blurred"].draw(40, "a", seed=9)
+    witnesses = Witnesses.of(found, 10)
+    everyone = np.arange(len(found.models))
+    importance = 1 / np.bincount(witnesses.voices.of_model)[witnesses.voices.of_model]
+    shown, hidden = witnesses.evidence(everyone), witnesses.evidence(everyone, is_hidden=True)
+    return learn(witnesses, []), shown, hidden, importance
+
+
+def terms_of(evidence, kind):
+    both = [evidence.log_votes, evidence.share, evidence.log_common]
+    return {"together": [*both, evidence.head], "vectors": both, "head": [evidence.log_common, evidence.head]}[kind]
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+def test_weights_maximise_the_penalised_likelihood(fitted, kind):
+    learnt, shown, _, importance = fitted
+    counted = importance if kind == "vectors" else importance * shown.has_head
+    usual = {"together": [1.5, 0, 0, 1], "vectors": [1.5, 0, 0], "head": [1, 1]}[kind]
+
+    def loss(weights):
+        total = 0.5 * sum((one - other) ** 2 for one, other in zip(weights, usual, strict=True))
+        for row in range(len(counted)):
+            columns = np.flatnonzero(shown.present[row])
+            scores = sum(w * term[row, columns] for w, term in zip(weights, terms_of(shown, kind), strict=True))
+            logs = scores - np.log(np.exp(scores).sum())
+            total -= counted[row] * (shown.truth[row, columns] * logs).sum()
+        return total
+
+    best = minimize(loss, usual, method="BFGS", options={"gtol": 1e-6})
+    np.testing.assert_allclose(learnt.calibrations[kind].weights, best.x, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+def test_familiarity_is_the_logistic_regression_of_scikit_learn(fitted, kind):
+    learnt, shown, hidden, importance = fitted
+    calibration = learnt.calibrations[kind]
+    counted = importance if kind == "vectors" else importance * shown.has_head
+
+    def signs(evidence):
+        scores = sum(w * term for w, term in zip(calibration.weights, terms_of(evidence, kind), strict=True))
+        given = np.exp(np.where(evidence.present, scores, -np.inf))
+        best = np.clip((given / given.sum(axis=1, keepdims=True)).max(axis=1), 1e-4, 1 - 1e-4)
+        fit = np.where(evidence.has_head, np.where(evidence.present, evidence.head, -np.inf).max(axis=1), np.nan)
+        of_head = [] if kind == "vectors" else [fit, evidence.recognised]
+        return np.stack(
+            [*([] if kind == "head" else [evidence.prominence]), *of_head, np.log(best / (1 - best))], axis=1
+        )
+
+    known = counted * shown.truth.sum(axis=1)
+    weights = np.concatenate([known, counted * known.sum() / counted.sum()])
+    both = np.concatenate([signs(shown), signs(hidden)])
+    found = calibration.familiarity
+    for column in range(both.shape[1]):
+        there = ~np.isnan(both[:, column])
+        mean = np.average(both[there, column], weights=weights[there])
+        assert found.centre[column] == pytest.approx(mean, abs=1e-6)
+        variance = np.average((both[there, column] - mean) ** 2, weights=weights[there])
+        assert found.spread[column] == pytest.approx(math.sqrt(variance), abs=1e-6)
+    scaled = np.nan_to_num((both - found.centre) / found.spread)
+    is_seen = np.repeat([1, 0], [len(known), len(known)])
+    other = LogisticRegression(C=1.0, tol=1e-10, max_iter=5000).fit(scaled, is_seen, sample_weight=weights)
+    np.testing.assert_allclose(found.slopes, other.coef_[0], atol=2e-3)
+    assert found.intercept == pytest.approx(other.intercept_[0], abs=2e-3)
+
+
+def test_the_share_of_none_follows_the_rule_of_succession():
+    assert none_share(np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.5, 0.5])) == pytest.approx(1.5 / 4)
+    assert none_share(np.zeros(0), np.zeros(0)) == 0.5
+
+
+# ---- scores, against loops ----
+
+
+@pytest.fixture(scope="module")
+def guesses():
+    rng = np.random.default_rng(10)
+    probabilities = rng.dirichlet(np.full(5, 0.4), size=200)
+    truth = np.zeros((200, 5))
+    for row in range(200):
+        if row % 10:
+            truth[row, rng.choice(5, p=probabilities[row])] = 1
+        else:
+            truth[row, rng.choice(5, size=2, replace=False)] = 0.5
+    return probabilities, truth, rng.uniform(0.1, 1, size=200)
+
+
+def test_scores_are_those_of_a_loop(guesses):
+    probabilities, truth, importance = guesses
+    totals = dict.fromkeys(("accuracy", "top3", "brier", "log_loss"), 0.0)
+    for chances, true, counted in zip(probabilities.tolist(), truth.tolist(), importance.tolist(), strict=True):
+        ranked = sorted(range(5), key=lambda column: -chances[column])
+        totals["accuracy"] += counted * (true[ranked[0]] > 0)
+        totals["top3"] += counted * any(true[column] > 0 for column in ranked[:3])
+        totals["brier"] += counted * sum((p - t) ** 2 for p, t in zip(chances, true, strict=True))
+        totals["log_loss"] -= counted * sum(t * math.log(p) for p, t in zip(chances, true, strict=True) if t)
+    judged = judge(probabilities, truth)
+    got = score("together", judged, importance)
+    for name, total in totals.items():
+        assert getattr(got, name) == pytest.approx(total / importance.sum())
+    error, bins = 0.0, reliability("together", judged, importance)
+    for number in range(10):
+        inside = [row for row in range(200) if min(int(max(probabilities[row]) * 10), 9) == number]
+        if inside:
+            counted = [importance[row] for row in inside]
+            said = np.average([max(probabilities[row]) for row in inside], weights=counted)
+            right = np.average([truth[row, probabilities[row].argmax()] for row in inside], weights=counted)
+            error += sum(counted) / importance.sum() * abs(said - right)
+            (one,) = [one for one in bins if one.probability == pytest.approx(said)]
+            assert (one.models, one.right) == (len(inside), pytest.approx(right))
+            assert one.share == pytest.approx(sum(counted) / importance.sum())
+    assert got.calibration_error == pytest.approx(error) == calibration_error(judged, importance)
+
+
+def test_chance_is_the_mean_over_all_draws():
+    present = np.array([[True, True, False, True], [True, False, False, False]])
+    truth = np.array([[0.5, 0, 0, 0.5, 0], [0, 0, 0, 0, 1.0]])
+    judged = judge_chance(present, truth)
+    for row in range(2):
+        answers = [column for column in range(5) if column == 4 or present[row, column]]
+        firsts = list(itertools.permutations(answers, min(3, len(answers))))
+        assert judged.accuracy[row] == pytest.approx(np.mean([truth[row, drawn[0]] > 0 for drawn in firsts]))
+        assert judged.top3[row] == pytest.approx(np.mean([any(truth[row, c] > 0 for c in drawn) for drawn in firsts]))
+        alike = np.array([1 / len(answers) if column in answers else 0 for column in range(5)])
+        assert judged.brier[row] == pytest.approx(np.square(alike - truth[row]).sum())
+        assert judged.log_loss[row] == pytest.approx(-(truth[row] * np.log(np.maximum(alike, 1e-9))).sum())
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.93, 40), (0.2, 7.5)])
+def test_wilson_solves_its_equation(share, count):
+    for end in wilson(share, count):
+        assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count))
+    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
+    assert wilson(0.0, 10)[0] == 0.0
+
+
+def test_intervals_draw_whole_authors(guesses):
+    probabilities, truth, importance = guesses
+    judged = judge(probabilities, truth)
+    authors = np.arange(200) // 20
+    (got,) = intervals({"together": judged}, importance, authors)
+    rng = np.random.default_rng(99)
+    means = []
+    for _ in range(4000):
+        rows = np.concatenate([np.flatnonzero(authors == author) for author in rng.integers(0, 10, size=10)])
+        means.append(np.average(judged.brier[rows], weights=importance[rows]))
+    assert got.brier == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+    alone = intervals({"together": judged}, importance, np.arange(200))[0]
+    assert alone.brier != got.brier
+
+
+# ---- what is told ----
+
+
+def test_an_evaluation_is_told_in_every_form(tmp_path):
+    found = WORLDS["clear"].draw(30, "a", seed=11)
+    result = evaluate_documents(found, base="base", representation="input")
+    told = json.loads(json.dumps(result.to_dict()))
+    assert (told["models"], told["authors"]) == (len(found.models), 30)
+    assert told["datasets"] == len({name for names in found.datasets for name in names})
+    assert told["with_head"] == sum(head.kind is not None for head in found.heads)
+    assert [row["evidence"] for row in told["scores"]] == [*EVIDENCE, "majority", "chance"]
+    assert all(row["accuracy"][0] <= row["accuracy"][1] for row in told["intervals"])
+    frame = result.to_df()
+    assert frame["model"].tolist() == found.models
+    weights = frame["weight"] / frame["weight"].sum()
+    assert (weights * frame["right"]).sum() == pytest.approx(result.scores[0].accuracy)
+    assert (weights * frame["log_loss"]).sum() == pytest.approx(result.scores[0].log_loss)
+    pictures = {}
+    for theme in ("light", "dark"):
+        for suffix in ("png", "svg"):
+            result.write(tmp_path / f"{theme}.{suffix}", theme=theme)
+            pictures[theme, suffix] = (tmp_path / f"{theme}.{suffix}").read_bytes()
+    assert len(set(pictures.values())) == 4
+    result.write(tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == pictures["light", "svg"]
+    for title in (b"vectors alone", b"head alone", b"together", b"probability of the best answer"):
+        assert title in pictures["light", "svg"]
+    assert evaluate_documents(found, base="base", representation="input") == result
+
+
+def test_points_and_bars_of_the_figure_are_the_bins():
+    result = evaluate_documents(WORLDS["blurred"].draw(40, "a", seed=12))
+    for panel, kind in zip(result.figure().axes, ("vectors", "head", "together"), strict=True):
+        bins = [one for one in result.reliability if one.evidence == kind]
+        points = [tuple(place) for one in panel.collections for place in one.get_offsets().tolist()]
+        assert points == [pytest.approx((one.probability, one.right)) for one in bins]
+        assert [bar.get_height() for bar in panel.patches] == pytest.approx([one.share for one in bins])
+        assert all(
+            bar.get_x() < one.probability < bar.get_x() + 0.1 for bar, one in zip(panel.patches, bins, strict=True)
+        )
+
+
+def test_too_few_to_calibrate_or_to_judge(monkeypatch):
+    with pytest.raises(AtlasError, match="nothing to judge"):
+        evaluate_documents(documents(np.zeros((0, 3)), [], []))
+    with pytest.raises(AtlasError, match="one author"):
+        evaluate_documents(documents(np.eye(3), ["ann"] * 3, ["x", "y", "x"]))
+    two = evaluate_documents(documents(np.eye(2), ["ann", "bob"], ["x", "y"]))
+    assert not two.calibrated
+    assert any("not calibrated" in note for note in two.notes)
+    assert next(one for one in two.none_of_these if one.evidence == "vectors").share == 1
+    with pytest.raises(ValueError, match="k must"):
+        evaluate_documents(documents(np.eye(2), ["ann", "bob"], ["x", "y"]), k=0)
+    found = WORLDS["clear"].draw(12, "a", seed=13)
+    assert evaluate_documents(found).calibrated
+    monkeypatch.setattr(learning, "ENOUGH_MODELS", 10_000)
+    assert not evaluate_documents(found).calibrated
+
+
+def test_several_datasets_share_the_truth():
+    """Half of the models name two datasets: both count as right, and the probability is shared out."""
+    rng = np.random.default_rng(14)
+    centres = rng.normal(size=(4, 12))
+    authors, datasets, vectors = [], [], []
+    for author in range(30):
+        for number in range(4):
+            authors.append(f"author{author}")
+            datasets.append({"a", "b"} if number == 0 else {f"d{number}"})
+            vectors.append(centres[number] + 0.2 * rng.normal(size=12))
+    found = documents(vectors, authors, datasets)
+    trial = try_all(Witnesses.of(found, 10), 10)
+    pairs = np.array([len(found.datasets[row]) == 2 for row in trial.rows])
+    judged = trial.judged["vectors"]
+    assert judged.accuracy.mean() == 1
+    assert judged.right[pairs] == pytest.approx(0.5)
+    assert judged.confidence[pairs].mean() == pytest.approx(0.5, abs=0.03)
+    assert judged.confidence[~pairs].mean() > 0.9

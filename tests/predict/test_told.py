@@ -1,0 +1,227 @@
+"""What a prediction tells, from Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from query import Atlas
+from query.predict import predict_subject
+from query.prediction.answers import NONE_OF_THESE
+from query.prediction.evidence import Witnesses
+from query.prediction.head_evidence import Head
+from query.prediction.learning import learn
+from query.prediction.subject import Repeat
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.planted_documents import CLASSIFIER, World, documents
+from tests.predict.subjects import answer, subject
+from tests.world import AUTHORS, BASE, SIZES, add_model, make_world, plant
+
+
+@pytest.fixture(scope="module")
+def population():
+    return World.of(datasets=12, noise=0.5).draw(60, "a", seed=1)
+
+
+def test_answers_sum_to_one_and_the_rows_are_json(population):
+    prediction = predict_subject(subject(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    chances = [one.probability for one in prediction.answers]
+    assert sum(chances) == pytest.approx(1)
+    assert chances == sorted(chances, reverse=True)
+    for column in ("vectors", "head"):
+        assert sum(getattr(one, column) for one in prediction.answers) == pytest.approx(1)
+    rows = prediction.to_rows()
+    assert NONE_OF_THESE in [row["dataset"] for row in rows]
+    assert list(rows[0])[:3] == ["dataset", "probability", "votes"]
+    assert all(row["calibrated"] for row in rows)
+    assert len(rows) < len(prediction.answers)
+    left_out = {one.dataset for one in prediction.answers} - {row["dataset"] for row in rows}
+    assert all(answer(prediction, name).probability < 0.01 for name in left_out)
+    assert json.loads(json.dumps(prediction.to_dict()))["model"] == "asker/model"
+    frame = prediction.to_df()
+    assert len(frame) == len(prediction.answers)
+    assert frame["probability"].sum() == pytest.approx(1)
+
+
+def test_voters_add_up_to_the_votes(population):
+    prediction = predict_subject(subject(population.vectors[3]), population, k=7)
+    assert len(prediction.voters) == 7
+    assert prediction.voters[0].vote == pytest.approx(1)
+    for one in prediction.answers:
+        heard = [voter for voter in prediction.voters if one.dataset in voter.datasets]
+        assert one.votes == pytest.approx(sum(voter.vote / len(voter.datasets) for voter in heard), abs=1e-5)
+        assert one.models == tuple(voter.model for voter in heard if voter.vote > 0)
+    for voter in prediction.voters:
+        row = population.models.index(voter.model)
+        assert voter.similarity == pytest.approx(float(population.vectors[row] @ population.vectors[3]), abs=1e-5)
+
+
+def test_the_head_speaks_alone_where_the_delta_says_nothing(population):
+    row = next(row for row, head in enumerate(population.heads) if head.names and "d0" in population.datasets[row])
+    prediction = predict_subject(subject(None, population.heads[row]), population, k=10)
+    assert prediction.evidence == "head"
+    assert prediction.answers[0].dataset == "d0"
+    assert prediction.voters == ()
+    assert all(one.vectors is None and one.probability == one.head for one in prediction.answers)
+
+
+def test_the_vectors_speak_alone_where_there_is_no_head(population):
+    prediction = predict_subject(subject(population.vectors[0]), population, k=10)
+    assert prediction.evidence == "vectors"
+    assert all(one.head is None and one.probability == one.vectors for one in prediction.answers)
+    assert any("vectors speak alone" in note for note in prediction.notes)
+
+
+def test_what_it_declares_and_who_has_its_weights_is_told_but_changes_nothing(population):
+    plain = predict_subject(subject(population.vectors[0]), population, k=10)
+    facts = {"declared": ("glue", "d1"), "repeats": (Repeat("bob/copy", ("d2",)),)}
+    told = predict_subject(subject(population.vectors[0], **facts), population, k=10)
+    assert [one.probability for one in told.answers] == [one.probability for one in plain.answers]
+    assert [one.dataset for one in told.answers if one.declared] == ["d1"]
+    assert any("glue, d1" in note for note in told.notes)
+    assert any("bob/copy" in note and "d2" in note for note in told.notes)
+
+
+def test_nobody_to_ask():
+    found = documents(np.eye(3), ["asker"] * 3, ["x", "y", "z"])
+    with pytest.raises(AtlasError, match="nobody to ask"):
+        predict_subject(subject(np.ones(3)), found, k=10)
+    empty = documents(np.zeros((0, 3)), [], [])
+    with pytest.raises(AtlasError, match="nobody to ask"):
+        predict_subject(subject(np.ones(3)), empty, k=10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_small_atlases_get_an_answer_and_a_word_of_caution(count):
+    rng = np.random.default_rng(count)
+    found = documents(rng.normal(size=(count, 6)), [f"author{n}" for n in range(count)], ["x"] * count)
+    prediction = predict_subject(subject(found.vectors[0]), found, k=10)
+    assert not prediction.calibrated
+    assert {one.dataset for one in prediction.answers} == {"x", NONE_OF_THESE}
+    assert sum(one.probability for one in prediction.answers) == pytest.approx(1)
+    assert answer(prediction, "x").probability >= 0.5
+    assert any("not calibrated" in note for note in prediction.notes)
+
+
+def test_nothing_of_the_askers_author_is_learnt_from(population):
+    author = population.authors[0]
+    mine = [row for row, name in enumerate(population.authors) if name == author]
+    altered = [frozenset({"d3"}) if row in mine else names for row, names in enumerate(population.datasets)]
+    vector = population.vectors[mine[0]] + 0.1
+    first = predict_subject(subject(vector, author=author), population, k=10)
+    second = predict_subject(subject(vector, author=author), replace(population, datasets=altered), k=10)
+    known = {one.dataset: one.probability for one in second.answers}
+    assert {one.dataset: one.probability for one in first.answers} == pytest.approx(known, abs=1e-9)
+    everybody = learn(Witnesses.of(population, 10), [])
+    others = learn(Witnesses.of(population, 10), [0])
+    assert everybody.calibrations["vectors"].weights[0] != others.calibrations["vectors"].weights[0]
+
+
+# ---- the command, on a planted Hub ----
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """Twelve models of three datasets by four authors; then some that say nothing of their data."""
+    import torch
+    from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
+
+    folder = tmp_path_factory.mktemp("predict")
+    store = make_world(folder / "store", per_dataset=4)
+    body = RobertaModel.from_pretrained(store / BASE)
+    torch.manual_seed(1)
+    scratch = RobertaForSequenceClassification(RobertaConfig(**SIZES, id2label={0: "bad", 1: "good", 2: "so so"}))
+    add_model(store, "eve/from-scratch", scratch, dataset=None)
+    config = RobertaConfig(**SIZES, id2label={0: "bad", 1: "good", 2: "so so"})
+    model = RobertaForSequenceClassification(config)
+    model.roberta.load_state_dict(body.state_dict(), strict=False)
+    add_model(store, "eve/frozen", model, dataset=None)
+    add_model(store, "eve/mirror", body, dataset=None)
+    plant(model.roberta, 1, seed=999)
+    add_model(store, "eve/in-house", model, dataset=None)
+    add_model(store, "fay/in-house-again", model, dataset="imdb", created="2025-01-01T00:00:00.000Z")
+    shutil.copytree(store / "eve/in-house", folder / "local")
+    with LoopbackHub(store) as hub:
+        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
+        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+        assert ran.code == 0, ran.err
+        yield shell
+
+
+def test_an_undocumented_model_on_the_command_line(planted):
+    ran = planted("query", "predict", "eve/in-house", "--json")
+    assert ran.code == 0, ran.err
+    rows = {row["dataset"]: row for row in ran.json}
+    assert ran.json[0]["dataset"] == "imdb"
+    assert len(rows) >= 3
+    assert NONE_OF_THESE in rows
+    assert rows["imdb"]["votes"] > 1
+    assert rows["imdb"]["authors"] == len(AUTHORS) + 1
+    assert not rows["imdb"]["calibrated"]
+    assert "fay/in-house-again has the same weights and names imdb" in ran.err
+    assert "not calibrated" in ran.err
+    table = planted("query", "predict", "eve/in-house")
+    assert max(map(len, table.out.splitlines())) <= 80
+    assert table.out.splitlines()[1].startswith("imdb")
+
+
+def test_a_local_folder_and_what_it_repeats(planted):
+    ran = planted("query", "predict", "./local", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json[0]["dataset"] == "imdb"
+    assert ran.json[0]["votes"] >= 1
+    assert "fay/in-house-again has the same weights" in ran.err
+    assert ran.json[0]["models"][0] == "eve/in-house"  # the earlier of the two speaks for both
+
+
+def test_its_own_card_has_no_vote(planted):
+    with Atlas(planted.folder / "atlas") as atlas:
+        prediction = atlas.predict("fay/in-house-again")
+        assert prediction.declared == ("imdb",)
+        assert prediction.repeats == ()  # its twin names nothing
+        assert "fay/in-house-again" not in {voter.model for voter in prediction.voters}
+        assert all(one.author in AUTHORS for one in prediction.voters)
+        assert answer(prediction, "imdb").declared
+
+
+def test_copies_and_strangers(planted):
+    mirror = planted("query", "predict", "eve/mirror")
+    assert mirror.code == 1
+    assert "copy of org/tiny-base" in mirror.err
+    assert len(mirror.err.splitlines()) == 1
+    with Atlas(planted.folder / "atlas") as atlas:
+        for name, reason in (("eve/frozen", "copy of"), ("eve/from-scratch", "not made from")):
+            prediction = atlas.predict(name)
+            assert prediction.evidence == "head"
+            assert any(reason in note for note in prediction.notes)
+        with pytest.raises(AtlasError, match="must be at least 1"):
+            atlas.predict("eve/in-house", k=0)
+        with pytest.raises(AtlasError, match="not published"):
+            atlas.predict("eve/in-house", representation="spectrum")
+    unknown = planted("query", "predict", "eve/in-hous")
+    assert unknown.code == 1
+    assert "eve/in-house" in unknown.err
+    assert planted("query", "predict").code == 2
+    assert planted("query", "predict", "eve/in-house", "--out", "x.png").code == 2
+
+
+def test_the_evaluation_on_the_command_line(planted):
+    ran = planted("query", "predict", "--evaluate", "--out", "r.svg", "--json")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert (told["models"], told["authors"], told["datasets"], told["calibrated"]) == (13, 5, 3, False)
+    scores = {row["evidence"]: row for row in told["scores"]}
+    assert set(scores) == {"together", "vectors", "head", "majority", "chance"}
+    assert scores["vectors"]["accuracy"] == 1
+    assert scores["chance"]["accuracy"] == pytest.approx(1 / 4)
+    assert told["file"] == "r.svg"
+    assert (planted.folder / "r.svg").read_text().startswith("<?xml")
+    assert "not calibrated" in ran.err
+    assert planted("query", "predict", "--evaluate", "--out", "r.gif").code == 1
+    assert max(map(len, planted("query", "predict", "--evaluate").out.splitlines())) <= 80

@@ -1,0 +1,134 @@
+"""A study of ranks as the database, the commands and the picture tell it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from query.rank import FamilyRanks, RankStudy
+from tests.ranks.planted import DEPTH
+
+
+def test_the_view_agrees_with_the_study(atlas):
+    rows = atlas.rows("SELECT * FROM rank_by_depth WHERE base = 'org/gpt'")
+    for percent in (50, 80, 90, 95, 99):
+        for of, column in (("delta", f"rank_{percent}"), ("weights", f"weight_rank_{percent}")):
+            studies = [atlas.rank("org/gpt", threshold=percent / 100, of=of, whole=whole) for whole in (False, True)]
+            families = studies[1].families | studies[0].families
+            assert {(row["family"], row["layer"]): row[column] for row in rows} == {
+                (name, layer): pytest.approx(rank)
+                for name, family in families.items()
+                for layer, rank in enumerate(family.ranks)
+            }
+
+
+def test_all_columns_have_comments(atlas):
+    """Tables of ranks, as every other."""
+    rows = atlas.rows(
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE table_name IN ('deltas', 'wholes', 'records') "
+        "AND comment IS NULL"
+    )
+    assert rows == []
+
+
+# ---- what is told
+
+
+def test_json_has_the_documented_keys_first(made):
+    ran = made.shell("query", "rank", "--base", "org/planted", "--threshold", "0.8", "--of", "weights", "--json")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert list(told)[:5] == ["base", "of", "threshold", "models", "families"]
+    assert (told["base"], told["of"], told["threshold"], told["models"]) == ("org/planted", "weights", 0.8, 5)
+    family = told["families"]["query"]
+    assert list(family)[:3] == ["ranks", "spread", "fit"]
+    assert list(family["fit"])[:4] == ["form", "equation", "aic", "loo_error"]
+    assert family["fit"]["equation"] in {fit["equation"] for fit in family["fits"]}
+    assert len(family["ranks"]) == len(family["spread"]) == len(family["counts"]) == DEPTH
+    assert "left out: 1 copy" in ran.err
+
+
+def test_csv_and_data_frame_have_a_row_for_each_family_and_layer(made, atlas):
+    ran = made.shell("query", "rank", "--base", "org/t5", "--format", "csv")
+    header, *rows = ran.out.splitlines()
+    assert header == "family,layer,rank,spread,models,fitted"
+    assert len(rows) == 6 * 2 + 10 * 3
+    frame = atlas.rank("org/t5").to_df()
+    assert list(frame.columns) == header.split(",")
+    assert frame[(frame.family == "decoder.cross_query") & (frame.layer == 1)].models.item() == 2
+
+
+def test_table_out_and_notes(made, tmp_path):
+    ran = made.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.svg"))
+    assert ran.code == 0, ran.err
+    assert "mean rank (decoder, cross-attention)" in ran.out
+    assert "rank ≈ " in ran.out
+    assert (tmp_path / "ranks.svg").read_text().startswith("<?xml")
+    ran = made.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.gif"))
+    assert ran.code == 1
+    assert "none of .png, .svg, .pdf" in ran.err
+
+
+def test_same_atlas_same_answer(atlas):
+    assert json.dumps(atlas.rank("org/gpt").to_dict()) == json.dumps(atlas.rank("org/gpt").to_dict())
+
+
+# ---- the picture
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("base", "panels"), [("org/planted", 6), ("org/gpt", 6), ("org/t5", 16)])
+def test_a_panel_for_each_family_with_its_line_band_and_equation(atlas, base, panels, theme):
+    study = atlas.rank(base)
+    figure = study.figure(theme)
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in shown] == list(study.families)
+    assert len(shown) == panels
+    for axes, family in zip(shown, study.families.values(), strict=True):
+        lines = {line.get_marker(): line for line in axes.lines}
+        np.testing.assert_allclose(lines["o"].get_ydata(), family.ranks)
+        assert family.fit.equation.endswith(axes.texts[0].get_text())
+        assert axes.get_ylim()[1] >= max(
+            rank + spread for rank, spread in zip(family.ranks, family.spread, strict=True)
+        )
+        assert len(axes.collections) == 1
+    assert len({axes.get_ylim() for axes in shown}) == 1
+
+
+@pytest.mark.parametrize(("base", "whole"), [("org/gpt", True), ("org/planted", False)])
+def test_the_legend_is_whole(atlas, base, whole):
+    figure = atlas.rank(base, whole=whole).figure()
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    drawn, room = legend.get_window_extent(), figure.bbox
+    assert room.x0 <= drawn.x0 < drawn.x1 <= room.x1
+    assert room.y0 <= drawn.y0 < drawn.y1 <= room.y1
+
+
+def test_hostile_names_are_drawn_as_they_are(atlas, tmp_path):
+    """A $ is no formula, and a control character is spelt out."""
+    study = atlas.rank("org/t5")
+    hostile = RankStudy(**(vars(study) | {"base": "a/$\\frac{", "model": "b/$x_{1}$\x1b[2J\u202e"}))
+    hostile.write(tmp_path / "hostile.svg")
+    drawn = (tmp_path / "hostile.svg").read_text()
+    assert "$\\frac{" in drawn
+    assert "\x1b" not in drawn
+    assert "\u202e" not in drawn
+
+
+def test_holes_one_layer_and_no_fit_can_be_drawn(tmp_path):
+    from query.population import LeftOut
+    from query.ranking.fits import fit_forms
+
+    def family(*ranks):
+        spread = tuple(None if rank is None else 1.0 for rank in ranks)
+        return FamilyRanks(ranks, spread, tuple(int(rank is not None) for rank in ranks), fit_forms(ranks))
+
+    families = {
+        "query": family(None, 3.0, None, 5.0), "gate_feedforward1": family(None, None), "output": family(7.0),
+    }  # fmt: skip
+    study = RankStudy("a/b", "delta", 0.5, 1, families, None, (), False, LeftOut(), (), ())
+    study.write(tmp_path / "few.png")
+    assert (tmp_path / "few.png").stat().st_size > 5000

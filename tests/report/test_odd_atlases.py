@@ -1,0 +1,127 @@
+"""Small and odd atlases give a page that says what is missing; the command writes it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+
+from indexer.errors import AtlasError
+from query import Atlas
+from tests.conftest import Shell
+from tests.paper_atlas import BASE, Paper, family, write_atlas
+from tests.report.planted import BUILDS, SECTIONS, indexed, skipped
+from tests.report_reader import Page
+
+
+def odd_atlases():
+    """Models, and the sections in which something must be said to be missing; ``SLOW`` of them wait for -m slow."""
+    models = family()
+    silent = [replace(one, datasets=()) for one in models]
+    return {
+        "nothing": ([], {"crawl", "names", "purity", "map", "clusters", "prediction", "rank", "pairs"}),
+        "only skipped": (
+            [skipped("a/b", "gated")],
+            {"names", "purity", "map", "clusters", "prediction", "rank", "pairs"},
+        ),
+        "one": (models[:1], {"purity", "clusters", "prediction", "rank", "pairs"}),
+        "two": ([models[0], models[6]], {"clusters", "rank"}),
+        "two of one dataset": (models[:2], {"clusters", "rank"}),
+        "five": ([*models[:3], *models[6:8]], {"clusters", "rank"}),
+        "only a copy": (
+            [Paper("a/b", is_copy=True)],
+            {"names", "purity", "map", "clusters", "prediction", "rank", "pairs"},
+        ),
+        "no datasets": (silent, {"names", "purity", "prediction", "rank"}),
+        "one author": ([replace(one, author="solo") for one in models], {"prediction", "rank", "pairs"}),
+        "one dataset": ([replace(one, datasets=("d",)) for one in models], {"rank"}),
+        "no ranks": ([replace(one, ranks=None) for one in models], {"rank"}),
+        "all alike": ([replace(one, vector=models[0].vector) for one in models], {"rank"}),
+    }
+
+
+SLOW = ("five", "two of one dataset", "one dataset", "no ranks", "all alike")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in odd_atlases()]
+)
+def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "umap", None)  # its import alone takes longer than all of these
+    models, missing = odd_atlases()[name]
+    builds = [] if name == "nothing" else BUILDS
+    with Atlas(write_atlas(tmp_path, models, builds=builds)) as atlas:
+        report = atlas.report()
+    page = Page(report.html)
+    assert list(report.sections) == SECTIONS
+    assert report.models == len(indexed(models))
+    found = {one.section for one in report.missing if "umap" not in one.why}
+    if name in ("two", "two of one dataset", "five"):
+        found -= {"purity", "prediction"}  # may say something or nothing
+    assert found == missing
+    for one in report.missing:
+        assert one.why in page.missing(one.section)
+        assert len(one.why) > 20
+    assert all(page.said(section) for section in SECTIONS if section != "words")
+
+
+def test_an_atlas_without_any_representation(tmp_path):
+    with Atlas(write_atlas(tmp_path, family(), representations=())) as atlas:
+        report = atlas.report()
+    why = {one.section: one.why for one in report.missing}
+    assert why["purity"] == "No representation is published for this base."
+    assert "index represent input" in why["map"]
+    assert Page(report.html).table("Datasets by number of models").column("models") == ["6", "6", "6"]
+
+
+def test_without_matplotlib_the_pictures_are_sentences_and_the_rest_stays(tmp_path, monkeypatch):
+    folder = write_atlas(tmp_path, family())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with Atlas(folder) as atlas:
+        report = atlas.report()
+    page = Page(report.html)
+    assert not page.attributes("img")
+    for section in ("purity", "prediction", "rank"):
+        assert any("vectors-in-the-wild[studies]" in text for text in page.missing(section))
+    assert "umap-learn" in page.missing("map")[0]
+    assert page.table("Purity by representation").rows
+    assert page.table("Rank of δW by family").rows
+
+
+def test_errors_of_ours_are_not_swallowed(tmp_path, monkeypatch):
+    def broken(*_arguments, **_options):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("query.cluster.clusters", broken)
+    with Atlas(write_atlas(tmp_path, [])) as atlas, pytest.raises(ZeroDivisionError):
+        atlas.report()
+
+
+def test_an_unknown_base_is_refused(folder):
+    with Atlas(folder) as atlas, pytest.raises(AtlasError, match="not a base of this atlas"):
+        atlas.report("somebody/else")
+
+
+# ---- as a person would
+
+
+def test_the_command_writes_the_page(tmp_path):
+    models = [*family()[:5], skipped("a/b", "gated")]  # too few for UMAP, whose import takes long
+    folder = write_atlas(tmp_path / "paper", models, builds=BUILDS)
+    shell = Shell("http://127.0.0.1:9", tmp_path)
+    ran = shell("query", "report", "--atlas", str(folder), "--out", "page.html", "--json")
+    assert ran.code == 0, ran.err
+    written = (tmp_path / "page.html").read_text()
+    assert ran.json["base"] == BASE
+    assert ran.json["models"] == 5
+    assert ran.json["sections"] == SECTIONS
+    assert ran.json["bytes"] == len(written.encode())
+    assert ran.json["file"] == "page.html"
+    assert {one["section"] for one in ran.json["missing"]} >= {"rank", "clusters"}
+    assert [line for line in ran.err.splitlines() if re.match(r"\d+ of 12: ", line)][3].endswith("representation")
+    refused = shell("query", "report", "--atlas", str(folder), "--out", "page.pdf")
+    assert refused.code == 1
+    assert "page.pdf is none of .html" in refused.err

@@ -1,0 +1,304 @@
+"""The report of a planted atlas: its form, and every number counted again."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from query import Atlas
+from query.reporting import wording
+from query.reporting.reasons import REASONS
+from tests.conftest import ROOT
+from tests.paper_atlas import BASE, DELTAS, author_of, family, vectors_of, write_atlas
+from tests.report.planted import BUILDS, SECTIONS, indexed, population
+from tests.report_reader import Page
+
+# ---- the page as a page
+
+
+def test_every_section_is_there_in_order_and_reachable(report, page):
+    assert list(report.sections) == SECTIONS
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert [one for one in ids if one in SECTIONS] == SECTIONS
+    links = [attributes["href"] for attributes in page.attributes("a")]
+    assert {link[1:] for link in links if link.startswith("#")} == set(SECTIONS) - {"words", "method"} | set(SECTIONS)
+    numbered = [text for tag, text in page.headings if tag == "h2"][2:]
+    assert [text.split()[0] for text in numbered] == [str(number) for number in range(1, 13)]
+
+
+def test_markup_says_what_things_are(report, page):
+    assert report.html.startswith('<!doctype html>\n<html lang="en">')
+    levels = [int(tag[1]) for tag, _ in page.headings]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert len(page.tables) >= 15
+    for table in page.tables:
+        assert table.caption
+        assert table.scopes == ["col"] * len(table.head) + ["row"] * len(table.rows)
+        assert all(len(row) == len(table.head) for row in table.rows)
+    assert len({table.caption for table in page.tables}) == len(page.tables)
+    assert all(len(attributes["alt"]) > 40 for attributes in page.attributes("img"))
+
+
+def test_nothing_is_fetched_or_run(page):
+    assert not {"script", "link", "iframe", "object", "form", "base"} & {name for name, _ in page.elements}
+    policy = [one["content"] for one in page.attributes("meta") if one.get("http-equiv") == "Content-Security-Policy"]
+    assert policy[0].startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
+    for attributes in page.attributes("a"):
+        if not attributes["href"].startswith("#"):
+            assert re.fullmatch(r"https://huggingface\.co/[\w.-]+/[\w.-]+", attributes["href"])
+            assert set(attributes["rel"].split()) == {"noopener", "nofollow"}
+    for attributes in page.attributes("source"):
+        assert attributes["media"] == "screen and (prefers-color-scheme: dark)"
+    assert {kind for kind, _ in page.pictures()} == {"image/svg+xml"}
+    assert len(page.pictures()) == 2 * len(page.attributes("img")) == 2 * 4
+
+
+def test_the_same_atlas_and_seed_give_the_same_page(tmp_path):
+    folder = write_atlas(tmp_path, family()[:5], builds=BUILDS)  # too few for UMAP, whose import takes long
+    with Atlas(folder) as atlas, Atlas(folder) as again:
+        html = atlas.report(BASE, seed=3).html
+        assert again.report(seed=3).html == html
+    assert "placed by PCA" in Page(html).text
+    assert "seed 3." in Page(html).text
+
+
+# ---- numbers, counted again
+
+
+def test_what_became_of_the_models(page):
+    models = population()
+    table = page.table("What became of the models found").by_first()
+    counts = Counter(one.status for one in models)
+    assert {status: int(row["models"]) for status, row in table.items()} == counts
+    assert table["indexed"]["share"] == f"{100 * counts['indexed'] / len(models):.0f}\u00a0%"
+    assert page.key_numbers[f"models found that claim {BASE}"] == str(len(models))
+    origins = page.table("How they say they were made").by_first()
+    assert {name: (int(row["found"]), int(row["indexed"])) for name, row in origins.items()} == {
+        "finetune": (len(models) - 1, counts["indexed"] - 1), "adapter": (1, 1),
+    }  # fmt: skip
+    assert origins["adapter"]["claimed by"] == "the Hub's base_model tag (1)"
+
+
+def test_every_reason_is_told_in_plain_words_with_an_example(page):
+    table = page.table("Skipped and failed models by reason").by_first()
+    reasons = Counter(one.reason for one in population() if one.reason)
+    assert {reason: int(row["models"]) for reason, row in table.items()} == reasons
+    assert table["unreadable_format"]["in plain words"] == REASONS["unreadable_format"]
+    assert table["unreadable_format"]["an example"] == "kim/flax"
+    assert table["unreadable_format"]["what was met there"] == "only as flax"
+    assert table["timeout"]["status"] == "failed"
+    assert "No explanation" in table["a_reason_of_tomorrow"]["in plain words"]
+
+
+def test_every_reason_of_the_indexer_is_explained():
+    """Codes as they stand in its source, whoever adds one."""
+    source = "\n".join(file.read_text() for file in sorted((ROOT / "indexer").rglob("*.py")))
+    found = set(re.findall(r'(?:Skipped|Failed)\(\s*"([a-z_]+)"', source))
+    found |= set(re.findall(r'(?:Skipped|Failed), "([a-z_]+)"', source))
+    found |= set(re.findall(r'_failed\("([a-z_]+)"', source))
+    assert len(found) > 20
+    assert found <= set(REASONS)
+
+
+def test_what_was_read_and_when(page):
+    models = indexed(population())
+    said = page.said("crawl")
+    assert f"For the {len(models)} indexed models {len(models)}.0\u00a0kB of the {5 * len(models)}" in said
+    assert "on 1 March 2026" in said
+    assert "generation 3, published on 1 March 2026 by vectors-in-the-wild 0.1.0" in said
+    assert "c" * 40 in page.codes
+    assert "numpy 2.4.6" in said
+    builds = page.table("Builds")
+    assert builds.column("read") == ["0\u00a0bytes", "7.0\u00a0MB"]  # the latest first
+    assert builds.column("took") == ["30\u00a0s", "2.0\u00a0h"]
+    assert builds.column("unchanged") == ["7", "0"]
+
+
+def test_datasets_with_spellings_merged_and_the_share_of_the_largest_author(page):
+    models = indexed(population())
+    table = page.table("Datasets by number of models").by_first()
+    counts = Counter(name for one in models for name in set(one.datasets))
+    assert {name: int(row["models"]) for name, row in table.items()} == counts
+    for name, row in table.items():
+        authors = Counter(author_of(one) for one in models if name in one.datasets)
+        assert int(row["authors"]) == len(authors)
+        assert row["share of its largest author"] == wording.percent(max(authors.values()) / counts[name])
+    assert table["data/set0"]["as spelt"] == "Data/SET0, data/set0"
+    assert list(table) == sorted(counts, key=lambda name: (-counts[name], name))
+    documented = sum(bool(one.datasets) for one in models)
+    assert f"{documented} indexed models name a dataset" in page.said("names")
+    assert "4 datasets in 6 spellings" not in page.said("names")
+    assert f"together they name {len(counts)} datasets in {len(counts) + 1} spellings" in page.said("names")
+
+
+def test_authors(page):
+    models = indexed(population())
+    counts = Counter(author_of(one) for one in models)
+    table = page.table("Authors by number of models").by_first()
+    assert {name: int(row["models"]) for name, row in table.items()} == counts
+    downloads = Counter()
+    for one in models:
+        downloads[author_of(one)] += one.downloads
+    assert {name: int(row["downloads"].replace(",", "")) for name, row in table.items()} == downloads
+    largest = wording.percent(max(counts.values()) / len(models))
+    assert page.key_numbers[f"authors; the largest uploaded {largest} of the models"] == str(len(counts))
+
+
+def brute_purity(models, representation, across):
+    """DESIGN.md's definition, in plain loops: (purity, chance, number of scored models)."""
+    ids, vectors = vectors_of(models, representation)
+    united = {}
+    for place, one in enumerate(models):
+        leader = place if one.duplicate_of is None else one.duplicate_of
+        if one.vector is not None and not one.is_unrelated:
+            united.setdefault(leader, set()).update(one.datasets)
+    places = [place for place in sorted(united) if united[place]]
+    row = {int(identity) - 1: number for number, identity in enumerate(ids)}
+    purities, chances = [], []
+    for place in places:
+        others = [
+            other for other in places
+            if other != place and not (across and author_of(models[other]) == author_of(models[place]))
+        ]  # fmt: skip
+        matching = [other for other in others if united[other] & united[place]]
+        if not matching:
+            continue
+        vector = vectors[row[place]].astype(np.float64)
+        near = sorted(others, key=lambda other: (-round(float(vectors[row[other]] @ vector), 9), other))[
+            : len(matching)
+        ]
+        purities.append(np.mean([other in matching for other in near]))
+        chances.append(len(matching) / len(others))
+    return float(np.mean(purities)), float(np.mean(chances)), len(purities)
+
+
+@pytest.mark.parametrize("representation", ["input", "seed"])
+def test_purity_is_what_plain_loops_give(page, representation):
+    row = page.table("Purity by representation").by_first()[representation]
+    for across, suffix in ((False, ""), (True, ", cross-author")):
+        purity, chance, scored = brute_purity(population(), representation, across)
+        assert row[f"purity{suffix}"] == f"{purity:.2f}"
+        assert row[f"chance{suffix}"] == f"{chance:.3f}"
+        if not across:
+            assert row["models"] == str(scored)
+        low, high = map(float, row[f"95 % interval{suffix}"].split("–"))
+        assert low <= purity + 0.005
+        assert purity - 0.005 <= high
+    if representation == "input":
+        assert f"{wording.percent(brute_purity(population(), 'input', False)[0])} of a model's" in page.said("purity")
+
+
+def test_clusters_are_the_planted_groups(page):
+    table = page.table("Clusters, the largest first")
+    # Each group of seven; the undocumented one is of the first, the adapter of the second.
+    assert Counter(table.column("models")) == Counter({"8": 2, "7": 1})
+    groups = dict(zip(table.column("datasets (models)"), table.column("undocumented members, probably"), strict=True))
+    first = next(name for name in groups if "data/set0" in name)
+    assert groups[first].startswith("1: data/set0 (")
+    assert sum(value == "–" for value in groups.values()) == 2
+    silent = page.table("Members that name no dataset")
+    assert silent.column("model") == ["zoe/silent"]
+    assert silent.column("probably") == ["data/set0"]
+    agreement = page.table("Agreement beside its chance level")
+    rows = [row for row in agreement.rows if row[:3] == ["clusters with datasets", "homogeneity", "those in a cluster"]]
+    assert float(rows[0][3]) > 0.9
+    assert "agree: ARI" in page.said("clusters")
+
+
+def test_the_undocumented_model_gets_the_dataset_of_its_group(page):
+    table = page.table("Probable datasets of undocumented models")
+    assert table.column("model") == ["zoe/silent"]
+    assert table.column("most probable dataset") == ["data/set0"]
+    assert "1 model that was compared names no dataset" in page.said("prediction")
+
+
+def test_prediction_is_told_beside_the_baselines(folder, page):
+    with Atlas(folder) as atlas:
+        evaluation = atlas.evaluate_prediction()
+    # Its accuracy once more, from the single outcomes.
+    right = np.average(
+        [one.right > 0 for one in evaluation.outcomes], weights=[one.weight for one in evaluation.outcomes]
+    )
+    table = page.table("Predictions of documented models")
+    assert table.rows[0][1] == wording.percent(float(right))
+    told = [(row[1], *row[3:]) for row in table.rows]
+    assert told == [
+        (
+            wording.percent(one.accuracy), wording.percent(one.top3), f"{one.brier:.2f}",
+            f"{one.calibration_error:.2f}",
+        )
+        for one in evaluation.scores
+    ]  # fmt: skip
+    assert any(row[0] != row[1] for row in told)
+    assert [row[0].partition(":")[0] for row in table.rows[-2:]] == ["baseline", "baseline"]
+
+
+def test_rank_curves_follow_the_planted_laws(page):
+    table = page.table("Rank of δW by family").by_first()
+    assert table["query"]["equation"] == "rank ≈ 2 + 1·x"
+    assert table["value"]["equation"] == "rank ≈ 5"
+    counted = [
+        one for one in indexed(population()) if not one.is_copy and not one.is_unrelated and one.duplicate_of is None
+    ]
+    for name in ("query", "value"):
+        columns = [place for place, delta in enumerate(DELTAS) if delta.endswith(name)]
+        for title, column in (("first layer", columns[0]), ("last layer", columns[-1])):
+            ranks = [one.ranks[column] for one in counted if one.ranks[column]]
+            assert table[name][title] == f"{np.mean(ranks):.1f}"
+    assert table["query"]["models"] == str(len(counted))  # the adapter touches the first query
+    (why,) = page.missing("rank")
+    assert why.startswith("The weights W: ")
+    assert why.endswith(f"index build --base {BASE} --spectra")
+
+
+def test_copies_and_duplicates(page):
+    assert page.table("2 copies of the base").column("model") == ["kim/copy0", "kim/copy1"]
+    (row,) = page.table("1 duplicate").rows
+    assert row[:3] == ["kim/again", population()[14].model, "another author"]
+    assert page.key_numbers["copies of the base under another name"] == "2"
+    assert page.key_numbers["duplicate of an earlier upload"] == "1"
+
+
+def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
+    models = population()
+    ids, vectors = vectors_of(models)
+    usable = [
+        n
+        for n, identity in enumerate(ids)
+        if models[identity - 1].duplicate_of is None and not models[identity - 1].is_unrelated
+    ]
+    pairs = [
+        (float(vectors[a] @ vectors[b]), models[ids[a] - 1].model, models[ids[b] - 1].model)
+        for a in usable for b in usable
+        if a < b and author_of(models[ids[a] - 1]) != author_of(models[ids[b] - 1])
+    ]  # fmt: skip
+    best = sorted(pairs, reverse=True)
+    table = page.table("The most similar pairs by different authors")
+    shown = [(float(row[2]), frozenset(row[:2])) for row in table.rows]
+    assert [similarity for similarity, _ in shown] == [round(similarity, 3) for similarity, *_ in best[:20]]
+    assert {names for _, names in shown} == {frozenset(names) for _, *names in best[:20]}
+    more, command = re.search(r"and ([\d,]+) more\. All: (query sql .*)", page.said("pairs")).groups()
+    assert int(more.replace(",", "")) + 20 == len(best)
+    with Atlas(folder) as atlas:
+        assert len(atlas.sql(shlex.split(command)[-1]).rows) == len(best)
+
+
+def test_suspicious_claims(page):
+    (row,) = page.table("1 claim that the weights contradict").rows
+    assert row == ["kim/stranger", "kim", "finetune", "the Hub's base_model tag", "−0.012", "7"]
+    assert "Of 1 model the weights cannot say" in page.said("claims")
+
+
+def test_the_ceiling_of_adapters_is_computed_from_their_matrices(page):
+    share = sum(rank > 0 for rank in population()[22].ranks) / len(DELTAS)
+    assert population()[22].relation == "adapter"
+    assert f"(ceiling {np.sqrt(share):.2f})" in page.text
+    assert any(code.startswith("pip install") and "index represent seed" in code for code in page.codes)

@@ -1,0 +1,110 @@
+"""The report's words and parts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+import pytest
+
+from query import Atlas
+from query.figures import new_figure
+from query.reporting import purity as purity_section
+from query.reporting import wording
+from query.reporting.markup import element, joined, model
+from query.reporting.pictures import add_picture
+from query.reporting.section import Writer
+from tests.paper_atlas import Paper, write_atlas
+from tests.report_reader import Page
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0, "0 %"), (1, "100 %"), (0.5, "50 %"), (0.085, "8.5 %"), (0.0949, "9.5 %"), (0.1, "10 %"), (0.994, "99 %"),
+     (0.9951, "99.5 %"), (0.99999, "> 99.9 %"), (0.0001, "< 0.1 %"), (None, "–")],
+)  # fmt: skip
+def test_percent(share, shown):
+    assert wording.percent(share).replace("\u00a0", " ") == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (72_600_000, "72.6 MB"), (205_092_904, "205 MB"),
+     (999_600, "1.0 MB"), (3_200_000_000_000_000, "3200 TB")],
+)  # fmt: skip
+def test_size(number, shown):
+    assert wording.size(number).replace("\u00a0", " ") == shown
+
+
+def test_numbers():
+    assert wording.decimal(-0.0001) == "0.00"
+    assert wording.decimal(-0.126) == "−0.13"
+    assert wording.duration(89.0) == "89\u00a0s"
+    assert wording.duration(150.0) == "2\u00a0min"
+    assert wording.counted(1, "copy", "copies") == "1 copy"
+    assert wording.counted(1234, "copy", "copies") == "1,234 copies"
+    assert wording.literal("o'rg") == "'o''rg'"
+    assert shlex.split(wording.sql("SELECT 'it''s $HOME'")) == ["query", "sql", "SELECT 'it''s $HOME'"]
+
+
+def test_parts_are_escaped_unless_they_are_markup():
+    assert (
+        str(element("p", "<b>", element("i", "&"), title='"x"')) == '<p title="&quot;x&quot;">&lt;b&gt;<i>&amp;</i></p>'
+    )
+    assert str(joined("<", None, 3)) == "&lt;3"
+    assert 'href="https://huggingface.co/owner/name"' in str(model("owner/name"))
+    for strange in ("/home/me/model", "../x", "a/b/c", "owner/na me", "javascript:x", "owner/..", "", "a" * 500):
+        assert "href" not in str(model(strange))
+
+
+def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
+    models = [Paper(f"a{n}/m", datasets=(f"set{n:02}",)) for n in range(40)]
+    folder = write_atlas(tmp_path, models, base="o'rg/base")
+    with Atlas(folder) as atlas:
+        page = Page(atlas.report().html)
+        assert len(page.table("Datasets by number of models").rows) == 25
+        more, command = re.search(r"and (\d+) more\. All: (query sql .*dataset_counts.*)", page.said("names")).groups()
+        assert int(more) == 15
+        assert len(atlas.sql(shlex.split(command)[-1]).rows) == 40
+
+
+def test_pictures_of_many_points_are_images():
+    def figure(theme):
+        drawn, axes = new_figure(2, 1, theme)
+        axes.plot([0, 1])
+        return drawn
+
+    kinds = []
+    for marks in (1500, 1501):
+        writer = Writer("map", "The map")
+        add_picture(writer, figure, "what it shows", "caption", marks=marks)
+        kinds += {kind for kind, _ in Page(str(writer.done().body)).pictures()}
+    assert kinds == ["image/svg+xml", "image/png"]
+
+
+def score(purity, chance, p_value):
+    from query.purity import Score
+
+    return Score(models=9, candidates=9, datasets=2, purity=purity, chance=chance, p_value=p_value, note="Why not.")
+
+
+@pytest.mark.parametrize(
+    ("plain", "across", "ending"),
+    [
+        ((0.8, 0.1, 0.001), (0.8, 0.1, 0.001), "not only because one person made them."),
+        ((0.8, 0.1, 0.001), (0.2, 0.1, 0.3), "habits of single uploaders."),
+        ((0.2, 0.1, 0.3), (0.2, 0.1, 0.3), "do not show that the vectors know the data."),
+        ((0.05, 0.1, 0.001), (0.2, 0.1, 0.3), "do not show that the vectors know the data."),
+        ((0.8, 0.1, 0.001), (None, None, None), "only whose scripts were used."),
+    ],
+)  # fmt: skip
+def test_the_verdict_on_purity_says_no_more_than_the_numbers(plain, across, ending):
+    from query.purity import PurityResult
+
+    result = PurityResult(**vars(score(*plain)), base="b", representation="input", cross_author=score(*across))
+    sentences = purity_section.verdict(result)
+    assert sentences[-1].endswith(ending)
+    if across[0] is None:
+        assert "Why not." in sentences[-1]

@@ -1,0 +1,31 @@
+"""The database that is asked, made once."""
+
+from __future__ import annotations
+
+import os
+
+import duckdb
+import pytest
+
+from tests.sql.databases import SECRET
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """An atlas's folder: a database, a vector file beside it, and a stranger's file."""
+    root = tmp_path_factory.mktemp("atlas")
+    path = root / "atlas.duckdb"
+    with duckdb.connect(str(path), config={"storage_compatibility_version": "v1.4.0"}) as connection:
+        connection.execute("CREATE TABLE facts (model_id INTEGER, author VARCHAR, downloads BIGINT)")
+        connection.execute("INSERT INTO facts SELECT i, 'author' || i % 7, i * 10 FROM range(1000) t(i)")
+        connection.execute("CREATE VIEW models AS SELECT * FROM facts")
+        connection.execute("CREATE MACRO nearest(k) AS TABLE SELECT * FROM facts WHERE model_id < k")
+        connection.execute("CHECKPOINT")
+    (root / "roberta-base.input.0123.faiss").write_bytes(os.urandom(2000))
+    (root / "secret.csv").write_text(f"word\n{SECRET}\n")
+    return root
+
+
+@pytest.fixture(scope="session")
+def database(folder):
+    return folder / "atlas.duckdb"

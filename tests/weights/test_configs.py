@@ -1,0 +1,166 @@
+"""What config.json and the index of shards may say, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from indexer.errors import Skipped
+from indexer.weights import open_checkpoint
+from indexer.words import ModelRef
+from tests.weights.folders import a_state, folder_reference, save_sharded, write_config
+
+
+def skipped(folder: Path, **options: Any) -> Skipped:
+    with pytest.raises(Skipped) as skip:
+        open_checkpoint(folder_reference(folder), **options)
+    return skip.value
+
+
+# Configs.
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "malformed"),
+        (b"[]", "malformed"),
+        (b"{", "malformed"),
+        (b"\xff\xfe{\x00}\x00", "malformed"),
+        (b"[" * 100_000, "malformed"),
+        (b'{"a":' * 100_000, "malformed"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "malformed"),
+        (b'{"a": "' + b"x" * 5_000_000 + b'"}', "malformed"),
+        (b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized"),
+        (b'{"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}', "quantized"),
+        (b'{"quantization_config": {"quant_method": "fp8"}}', "quantized"),
+        (b'{"quantization_config": "awq"}', "quantized"),
+        (b'{"compression_config": {"format": "x"}}', "quantized"),
+    ],
+)
+def test_configs_that_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    save_file(a_state(), tmp_path / "model.safetensors")
+    skip = skipped(tmp_path)
+    assert skip.reason == reason
+    if method := re.search(rb'"quant_method": "(\w+)"', content):
+        assert method[1].decode() in skip.detail
+
+
+@pytest.mark.parametrize("name", ["layer.0.qweight", "layer.0.weight.SCB", "layer.0.weight.quant_map"])
+def test_quantised_weights_are_known_by_their_parts(tmp_path: Path, name: str) -> None:
+    write_config(tmp_path)
+    save_file(a_state() | {name: torch.ones(2)}, tmp_path / "model.safetensors")
+    skip = skipped(tmp_path)
+    assert skip.reason == "quantized"
+    assert name in skip.detail
+
+
+def test_quantisation_that_is_switched_off_is_none(tmp_path: Path) -> None:
+    off = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
+    write_config(tmp_path, quantization_config=off)
+    save_file(a_state(), tmp_path / "model.safetensors")
+    assert open_checkpoint(folder_reference(tmp_path)).kind == "full"
+    write_config(tmp_path, quantization_config=None)
+    assert open_checkpoint(folder_reference(tmp_path)).kind == "full"
+
+
+def test_a_missing_config_may_be_stood_in_for(tmp_path: Path) -> None:
+    save_file(a_state(), tmp_path / "model.safetensors")
+    assert skipped(tmp_path).reason == "malformed"
+    checkpoint = open_checkpoint(folder_reference(tmp_path), config={"model_type": "roberta"})
+    assert checkpoint.config == {"model_type": "roberta"}
+
+
+def test_an_adapter_needs_its_own_config_only(tmp_path: Path) -> None:
+    factors = {f"base_model.model.q.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    assert skipped(tmp_path, relation="adapter").reason == "malformed"
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    for relation in ("adapter", "finetune"):
+        checkpoint = open_checkpoint(folder_reference(tmp_path), relation=relation)
+        assert checkpoint.kind == "adapter"
+        assert checkpoint.adapter_config == {"peft_type": "LORA"}
+        assert checkpoint.files[0].format == "adapter-safetensors"
+    (tmp_path / "config.json").write_text("not JSON")
+    assert open_checkpoint(folder_reference(tmp_path)).config == {}
+    (tmp_path / "adapter_config.json").write_text("[1]")
+    assert skipped(tmp_path).reason == "malformed"
+
+
+def test_subfolders(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    (tmp_path / "checkpoint-10").mkdir()
+    save_file(a_state(1), tmp_path / "checkpoint-10" / "model.safetensors")
+    checkpoint = open_checkpoint(folder_reference(tmp_path))
+    assert checkpoint.folder == "checkpoint-10/"
+    assert checkpoint.config == {"model_type": "bert"}
+    write_config(tmp_path / "checkpoint-10", hidden_size=3)
+    assert open_checkpoint(folder_reference(tmp_path)).config["hidden_size"] == 3
+    inner = ModelRef(id=str(tmp_path), folder=tmp_path, subfolder="checkpoint-10")
+    assert torch.equal(
+        dict(open_checkpoint(inner).stream(["layer.0.weight"]))["layer.0.weight"],
+        a_state(1)["layer.0.weight"],
+    )
+    for climbing in ("..", "/etc", "a/../.."):
+        with pytest.raises(Skipped):
+            open_checkpoint(ModelRef(id="x", folder=tmp_path, subfolder=climbing))
+
+
+# Shards.
+
+
+def write_index(folder: Path, weight_map: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "reason"),
+    [
+        (None, "malformed"),
+        ({}, "malformed"),
+        ([1], "malformed"),
+        ({"a": 3}, "malformed"),
+        ({"a": "../secret.safetensors"}, "malformed"),
+        ({"a": "/etc/passwd"}, "malformed"),
+        ({"a": "sub/model.safetensors"}, "malformed"),
+        ({"a": ".."}, "malformed"),
+        ({"a": "config.json"}, "malformed"),
+        ({"a": "a\x1b[31m.safetensors"}, "malformed"),
+        ({"a": "missing.safetensors"}, "corrupt_file"),
+        ({f"t{i}": f"{i}.safetensors" for i in range(2000)}, "malformed"),
+    ],
+)
+def test_indexes_of_shards_that_are_refused(tmp_path: Path, weight_map: Any, reason: str) -> None:
+    write_config(tmp_path)
+    write_index(tmp_path, weight_map)
+    skip = skipped(tmp_path)
+    assert skip.reason == reason
+    assert skip.detail.isprintable()
+
+
+def test_a_missing_shard_is_told(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    save_sharded(tmp_path, a_state())
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    skip = skipped(tmp_path)
+    assert skip.reason == "corrupt_file"
+    assert "model-00002-of-00002.safetensors" in skip.detail
+
+
+def test_the_index_decides_which_shard_a_tensor_comes_from(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    first, second = {"a": torch.zeros(2), "b": torch.zeros(2)}, {"a": torch.ones(2), "c": torch.ones(2)}
+    save_file(first, tmp_path / "one.safetensors")
+    save_file(second, tmp_path / "two.safetensors")
+    write_index(tmp_path, {"b": "one.safetensors", "a": "two.safetensors", "d": "two.safetensors"})
+    checkpoint = open_checkpoint(folder_reference(tmp_path))
+    assert set(checkpoint.tensors) == {"a", "b"}
+    assert dict(checkpoint.stream(["a"]))["a"].sum() == 2
