@@ -7,170 +7,134 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from indexer.atlas import STORAGE_VERSION, AtlasFolder, schema_sql
-from indexer.publishing.neighbours import nearest
-from indexer.vectors import Vectors, open_index, search, write_vectors
-from indexer.words import FAMILIES, DeltaKey
-from scripts.bench.measure import Table, Timing, interleaved, say
+from query import Atlas
+from scripts.bench.measure import NotMeasuredError, Table, interleaved, say
+from scripts.bench.population import BASE, LENGTH, MODELS, Model, ten_thousand
+from scripts.terminal import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[2]
-BASE = "FacebookAI/roberta-base"
-MODELS, LENGTH, GROUPS = 10_000, 72 * 57, 200
-REPEATS = 7
+SHELL_REPEATS = 7
+SEARCH_REPEATS = 21
+NEAREST = 10
+TIMES_BARE = 1.2
+RIVAL = "python -c 'import faiss, duckdb'"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command after ``python``, and the seconds it may take."""
+
+    arguments: tuple[str, ...]
+    bar: float | None = None
 
 
 def measure_start(work: Path) -> list[Table]:
     """Whole commands from the shell, each beside a Python that only imports faiss and duckdb."""
-    atlas = _atlas(work)
-    python = [sys.executable]
-    query = [*python, "-m", "query"]
+    where = ("--atlas", str(ten_thousand(work)))
+    similar = ("-m", "query", "similar", Model(MODELS // 2).name, *where)
     commands = {
-        "python -c 'import faiss, duckdb'": [*python, "-c", "import faiss, duckdb"],
-        "query --help": [*query, "--help"],
-        "query similar <indexed id>": [*query, "similar", "user5/m5", "--atlas", str(atlas)],
-        "query similar --where": [*query, "similar", "user5/m5", "--atlas", str(atlas), "--where", "downloads > 5000"],
-        "query similar --other-authors": [*query, "similar", "user5/m5", "--atlas", str(atlas), "--other-authors"],
+        RIVAL: Command(("-c", "import faiss, duckdb")),
+        "query --help": Command(("-m", "query", "--help"), 0.15),
+        "query similar <indexed id>": Command(similar, 0.5),
+        "query similar --where": Command((*similar, "--where", "downloads > 5000"), 0.7),
+        "query similar --other-authors": Command((*similar, "--other-authors"), 0.7),
     }
-    bars = {
-        "query --help": 0.15,
-        "query similar <indexed id>": 0.5,
-        "query similar --where": 0.7,
-        "query similar --other-authors": 0.7,
-    }
-    timings = {name: Timing() for name in commands}
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-
-    def run(name: str) -> Callable[[], None]:
-        def once() -> None:
-            started = time.perf_counter()
-            subprocess.run(commands[name], env=environment, capture_output=True, check=True)
-            timings[name].seconds.append(time.perf_counter() - started)
-
-        return once
-
-    interleaved({name: run(name) for name in commands}, REPEATS)
-    rival = timings["python -c 'import faiss, duckdb'"]
+    say(f"start: {SHELL_REPEATS} repeats of {len(commands)} commands")
+    times = interleaved({name: partial(_seconds_of, command) for name, command in commands.items()}, SHELL_REPEATS)
     table = Table(
-        f"start: a question from the shell, {MODELS:,} models of {LENGTH:,} numbers",
-        ["command", "seconds", "spread", "÷ import faiss, duckdb", "bar"],
+        f"start: a question from the shell, {MODELS:,} models of {LENGTH:,} numbers; {SHELL_REPEATS} interleaved "
+        "repeats, median (range)",
+        ["command", "s", "÷ import faiss, duckdb", "bar, s"],
     )
-    for name, timing in timings.items():
-        table.add(name, timing.median, timing.spread, timing.ratio_to(rival), bars.get(name, ""))
-        if name in bars:
-            table.promises[f"{name} ≤ {bars[name]} s"] = timing.median <= bars[name]
+    for name, command in commands.items():
+        bar = command.bar
+        table.add(name, times[name], times[name].ratio_to(times[RIVAL]), "" if bar is None else bar)
+        if bar is not None:
+            table.promises[f"{name} ≤ {bar} s"] = times[name].median <= bar
     return [table]
+
+
+def _seconds_of(command: Command) -> float:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *command.arguments],
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2]
+        raise NotMeasuredError(f"{' '.join(command.arguments)} ended with exit code {done.returncode}: {said}")
+    return seconds
 
 
 def measure_search(work: Path) -> list[Table]:
-    """One query in process, beside bare FAISS on the same vectors."""
+    """One query in process, beside bare FAISS and NumPy on the same vectors; all must find the same."""
     import faiss
 
     faiss.omp_set_num_threads(1)
-    folder = AtlasFolder(_atlas(work))
-    vectors, file = _vectors(), _file(folder)
-    ours = open_index(folder.root, file)
-    bare = faiss.IndexFlatIP(LENGTH)
-    bare.add(vectors.matrix)
-    timings = {"ours": Timing(), "bare FAISS": Timing(), "NumPy": Timing()}
-    queries = iter(range(10_000))
-
-    def timed(name: str, ask: Callable[[np.ndarray[Any, Any]], object]) -> Callable[[], None]:
-        def once() -> None:
-            query = vectors.matrix[next(queries)]
-            started = time.perf_counter()
-            ask(query)
-            timings[name].seconds.append(time.perf_counter() - started)
-
-        return once
-
-    methods = {
-        "ours": timed("ours", lambda query: search(ours, query, 10)),
-        "bare FAISS": timed("bare FAISS", lambda query: bare.search(query[None, :], 10)),
-        "NumPy": timed("NumPy", lambda query: np.argpartition(-(vectors.matrix @ query), 10)[:10]),
-    }
-    interleaved(methods, 21)
-    ratio = timings["ours"].ratio_to(timings["bare FAISS"])
+    with Atlas(ten_thousand(work)) as atlas:
+        index, vectors = atlas.index(BASE), atlas.vectors(BASE)
+        matrix = np.ascontiguousarray(vectors.matrix)
+        bare = faiss.IndexFlatIP(LENGTH)
+        bare.add(matrix)
+        names = {row["model_id"]: row["model"] for row in atlas.rows("SELECT model_id, model FROM fine_tunes")}
+        ways: dict[str, Callable[[int], set[int]]] = {
+            "ours": lambda place: {found for found, _ in index.search(matrix[place], NEAREST)},
+            "bare FAISS": lambda place: set(
+                vectors.ids[bare.search(matrix[place : place + 1], NEAREST)[1][0]].tolist()
+            ),
+            "NumPy": lambda place: set(vectors.ids[_nearest(matrix, matrix[place])].tolist()),
+        }
+        _check(ways)
+        asked = "whole question: Atlas.similar(other_authors=True)"
+        questions: dict[str, Callable[[int], object]] = ways | {
+            asked: lambda place: atlas.similar(names[int(vectors.ids[place])], NEAREST, other_authors=True)
+        }
+        times = interleaved({name: _timed(ask) for name, ask in questions.items()}, SEARCH_REPEATS)
     table = Table(
-        f"search: one query among {MODELS:,} vectors of {LENGTH:,} numbers, one thread",
+        f"search: one query among {MODELS:,} vectors of {LENGTH:,} numbers, one thread; {SEARCH_REPEATS} interleaved "
+        "repeats, median (range)",
         ["method", "ms", "÷ bare FAISS"],
     )
-    for name, timing in timings.items():
-        table.add(name, 1000 * timing.median, timing.ratio_to(timings["bare FAISS"]))
-    table.promises["within 1.2 × bare FAISS"] = ratio <= 1.2
+    for name, seconds in times.items():
+        table.add(name, seconds.times(1000), seconds.ratio_to(times["bare FAISS"]))
+    ratio = times["ours"].ratio_to(times["bare FAISS"])
+    table.promises[f"within {TIMES_BARE} × bare FAISS"] = ratio.median <= TIMES_BARE
     return [table]
 
 
-def _vectors() -> Vectors:
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(GROUPS, LENGTH)).astype(np.float32)
-    matrix = centres[rng.integers(0, GROUPS, MODELS)] + rng.normal(size=(MODELS, LENGTH)).astype(np.float32)
-    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    return Vectors(np.arange(1, MODELS + 1), matrix)
+def _timed(ask: Callable[[int], object]) -> Callable[[], float]:
+    """Another model each time."""
+    places = count()
+
+    def once() -> float:
+        place = 37 * next(places)
+        started = time.perf_counter()
+        ask(place)
+        return time.perf_counter() - started
+
+    return once
 
 
-def _file(folder: AtlasFolder) -> Any:
-    return write_vectors(folder.root, BASE, "input", _vectors())
+def _nearest(matrix: np.ndarray[Any, Any], query: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    similarities = matrix @ query
+    best = np.argpartition(-similarities, NEAREST)[:NEAREST]
+    return best[np.argsort(-similarities[best])]
 
 
-def _atlas(work: Path) -> Path:
-    """A synthetic atlas in the real schema, made once."""
-    import duckdb
-
-    folder = AtlasFolder(work / f"atlas-{MODELS}")
-    if folder.database.exists():
-        return folder.root
-    say(f"making an atlas of {MODELS:,} synthetic models (once)")
-    folder.root.mkdir(parents=True, exist_ok=True)
-    vectors, file = _vectors(), _file(folder)
-    ids = vectors.ids.tolist()
-    keys = [DeltaKey("", layer, family) for layer in range(12) for family in FAMILIES if family in _BERT]
-    near = list(zip(*nearest(vectors, 50), strict=True))
-    unfinished = folder.database.with_suffix(".unfinished")
-    unfinished.unlink(missing_ok=True)
-    with duckdb.connect(str(unfinished), config={"storage_compatibility_version": STORAGE_VERSION}) as connection:
-        connection.execute(schema_sql())
-        connection.execute("INSERT INTO atlas_info VALUES (1, 1, now()::TIMESTAMP, 'bench', ?)", [MODELS + 1])
-        _insert(connection, "bases", base=[BASE], commit=["0" * 40], aliases=[["roberta-base"]], deltas=[list(map(str, keys))])
-        _insert(
-            connection, "fine_tunes", model_id=ids, model=[f"user{i % 700}/m{i}" for i in ids], base=[BASE] * MODELS,
-            author=[f"user{i % 700}" for i in ids], status=["indexed"] * MODELS, relation=["finetune"] * MODELS,
-            downloads=ids, record_key=["0"] * MODELS,
-        )  # fmt: skip
-        _insert(connection, "records", model_id=ids, record_key=["0"] * MODELS)
-        _insert(
-            connection, "model_datasets", model_id=ids, dataset=[f"data-{i % GROUPS}" for i in ids],
-            raw=["x"] * MODELS, source=["tag"] * MODELS,
-        )  # fmt: skip
-        connection.execute(
-            "INSERT INTO deltas BY NAME SELECT model_id, '' AS stack, layer, family, 768 AS out_features, "
-            "768 AS in_features, 1 AS norm, 0.01 AS relative_norm, 0.6 AS energy, [1.0, 0.9] AS singular_values "
-            "FROM fine_tunes, range(12) AS layers(layer), (SELECT unnest(?) AS family)",
-            [list(_BERT)],
-        )
-        _insert(
-            connection, "neighbours", representation=["input"] * len(near[0]), model_id=near[0], rank=near[1],
-            neighbour_id=near[2], similarity=near[3],
-        )  # fmt: skip
-        _insert(
-            connection, "representations", base=[BASE], representation=["input"], version=[1], rank=[8],
-            length=[LENGTH], vectors=[MODELS], per_delta=[True], faiss_file=[file.name], faiss_sha256=[file.sha256],
-            faiss_bytes=[file.size], factory=["IDMap2,Flat"],
-        )  # fmt: skip
-    unfinished.rename(folder.database)
-    return folder.root
-
-
-_BERT = ("query", "key", "value", "output", "feedforward1", "feedforward2")
-
-
-def _insert(connection: Any, table: str, **columns: Any) -> None:
-    import pyarrow
-
-    connection.register("incoming", pyarrow.table(columns))
-    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
-    connection.unregister("incoming")
+def _check(ways: dict[str, Callable[[int], set[int]]]) -> None:
+    """Raises NotMeasuredError where the ways disagree: then there is nothing to compare."""
+    for place in range(0, MODELS, MODELS // 5):
+        found = {name: ask(place) for name, ask in ways.items()}
+        if len({frozenset(ids) for ids in found.values()}) != 1:
+            raise NotMeasuredError(f"not all find the same models: {found}")

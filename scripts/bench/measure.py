@@ -1,4 +1,4 @@
-"""Timing and tables: interleaved repeats, medians with their spread, and nothing that was not measured."""
+"""Timing and tables: interleaved repeats, medians with their range, and nothing that was not measured."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits
 
-Cell = str | int | float
+Item = TypeVar("Item")
 
 
 class NotMeasuredError(Exception):
@@ -22,37 +22,67 @@ class NotMeasuredError(Exception):
 
 
 @dataclass
-class Timing:
-    """Seconds of one thing done several times."""
+class Repeats:
+    """What was measured of one thing in several repeats: seconds, bytes, or ratios of two of them."""
 
-    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        """The middle of the measurements. Raises NotMeasuredError if there are none."""
-        if not self.seconds:
-            raise NotMeasuredError("no time was taken")
-        return statistics.median(self.seconds)
+        """The middle of the measurements. Raises NotMeasuredError if there are none, or one that is no number."""
+        return statistics.median(self._measured())
 
     @property
-    def spread(self) -> str:
-        """The fastest and the slowest time."""
-        if not self.seconds:
-            raise NotMeasuredError("no time was taken")
-        return f"{min(self.seconds):.3f}–{max(self.seconds):.3f}"
+    def lowest(self) -> float:
+        """The smallest of them; raises as ``median`` does."""
+        return min(self._measured())
 
-    def times(self, factor: float) -> Timing:
+    @property
+    def highest(self) -> float:
+        """The largest of them; raises as ``median`` does."""
+        return max(self._measured())
+
+    def times(self, factor: float) -> Repeats:
         """The same thing done ``factor`` times, by proportion."""
-        return Timing([seconds * factor for seconds in self.seconds])
+        return Repeats([value * factor for value in self.values])
 
-    def ratio_to(self, other: Timing) -> float:
-        """Median of the ratios within each repeat: what slows a machine down slows both.
+    def ratio_to(self, other: Repeats) -> Repeats:
+        """The ratio within each repeat: what slows a machine down slows both.
 
         Raises NotMeasuredError unless both were measured in the same repeats.
         """
-        if not self.seconds or len(self.seconds) != len(other.seconds):
-            raise NotMeasuredError("the two were not measured in the same repeats")
-        return statistics.median(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
+        mine, its = self._measured(), other._measured()
+        if len(mine) != len(its):
+            raise NotMeasuredError(f"one was measured {len(mine)} times, the other {len(its)} times")
+        if not all(its):
+            raise NotMeasuredError("the other took no time at all")
+        return Repeats([one / another for one, another in zip(mine, its, strict=True)])
+
+    def larger_of(self, other: Repeats) -> Repeats:
+        """The larger of the two within each repeat; raises as ``ratio_to`` does."""
+        mine, its = self._measured(), other._measured()
+        if len(mine) != len(its):
+            raise NotMeasuredError(f"one was measured {len(mine)} times, the other {len(its)} times")
+        return Repeats([max(pair) for pair in zip(mine, its, strict=True)])
+
+    def as_json(self) -> dict[str, float]:
+        """Median, range and number of repeats."""
+        return {"median": self.median, "lowest": self.lowest, "highest": self.highest, "repeats": len(self.values)}
+
+    def __str__(self) -> str:
+        if len(self._measured()) == 1:
+            return f"{self.median:.3g}"
+        return f"{self.median:.3g} ({self.lowest:.3g}–{self.highest:.3g})"
+
+    def _measured(self) -> list[float]:
+        if not self.values:
+            raise NotMeasuredError("nothing was measured")
+        if not all(math.isfinite(value) for value in self.values):
+            raise NotMeasuredError(f"not every measurement is a number: {self.values}")
+        return self.values
+
+
+Cell = str | int | float | Repeats
 
 
 class Stopwatch:
@@ -83,16 +113,42 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def interleaved(methods: Mapping[str, Callable[[], None]], repeats: int) -> None:
-    """Run every method once before any of them runs again, each time in another order; the first round is warm-up.
+def interleaved(methods: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True) -> dict[str, Repeats]:
+    """What each method says of itself (mostly the seconds it took), ``repeats`` times.
 
-    The methods keep their own time: which of it counts is theirs to know.
+    Every method has its turn before any of them has another, each round in another order. With ``warm_up`` there
+    is one round more, the first, which counts for nothing.
     """
     names = list(methods)
-    for repeat in range(repeats + 1):
-        turn = repeat % len(names)
+    found = {name: Repeats() for name in names}
+    for number in range(-1 if warm_up else 0, repeats):
+        turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            methods[name]()
+            value = methods[name]()
+            if number >= 0:
+                found[name].values.append(value)
+    return found
+
+
+def interleaved_over(
+    methods: Mapping[str, Callable[[Item], object]], items: Sequence[Item], repeats: int
+) -> dict[str, Repeats]:
+    """Seconds that each method takes for all ``items``, ``repeats`` times; on one item all have their turn.
+
+    For what takes long: the shorter the turns, the less does it matter what else the machine does meanwhile.
+    """
+    names = list(methods)
+    found = {name: Repeats() for name in names}
+    for number in range(repeats):
+        watches = {name: Stopwatch() for name in names}
+        for position, item in enumerate(items):
+            turn = (number + position) % len(names)
+            for name in names[turn:] + names[:turn]:
+                with watches[name].running():
+                    methods[name](item)
+        for name, watch in watches.items():
+            found[name].values.append(watch.seconds)
+    return found
 
 
 @dataclass
@@ -106,16 +162,21 @@ class Table:
     promises: dict[str, bool] = field(default_factory=dict)
 
     def add(self, *cells: Cell) -> None:
-        """Add a row. Raises NotMeasuredError for a number that is none."""
+        """Add a row; an empty cell is what was not measured. Raises NotMeasuredError for a number that is none."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         for column, cell in zip(self.columns, cells, strict=True):
-            if isinstance(cell, float) and not math.isfinite(cell):
-                raise NotMeasuredError(f"{column} of {cells[0]} is {cell}")
+            try:
+                if isinstance(cell, float):
+                    cell = Repeats([cell])
+                if isinstance(cell, Repeats):
+                    str(cell)
+            except NotMeasuredError as error:
+                raise NotMeasuredError(f"{column} of {cells[0]}: {error}") from error
         self.rows.append(cells)
 
     def text(self) -> str:
-        """The table for people; empty cells are what was not measured."""
+        """The table for people."""
         lines = [list(self.columns), *([_shown(cell) for cell in row] for row in self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
         body = [
@@ -130,11 +191,15 @@ class Table:
         return "\n".join([self.title, *body, *self.notes, *kept])
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The same for programs; what was not measured is not there."""
         return {
             "title": self.title,
             "rows": [
-                {column: cell for column, cell in zip(self.columns, row, strict=True) if cell != ""}
+                {
+                    column: cell.as_json() if isinstance(cell, Repeats) else cell
+                    for column, cell in zip(self.columns, row, strict=True)
+                    if cell != ""
+                }
                 for row in self.rows
             ],
             "notes": self.notes,

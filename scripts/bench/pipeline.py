@@ -1,9 +1,10 @@
 """How well reading and computing overlap: a build at a throttled Hub against each of the two alone.
 
-The Hub serves one roberta-base-sized fine-tune (float16) under several names. "Compute alone" is the same work on
-the same files from a warm disk, "transfer alone" the same requests with nothing done to what comes; each runs in the
-same pool of processes. The rate of the line is set so that both take about as long, the hardest case; then once
-more to a rate at which the line is the bottleneck by far, as it mostly is.
+The Hub serves one float16 fine-tune under several names. "Compute alone" is the same work on the same files from a
+warm disk, "transfer alone" the same requests with nothing done to what comes; each runs in as many processes of its
+own. The clock runs from the moment the first process begins its first model to the last result: what a process
+takes to start is in none of the three. In each repeat the line is throttled so that the transfer takes as long as
+computing just did, the hardest case: where one of them is the bottleneck by far, there is little to overlap.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -23,94 +24,99 @@ from huggingface_hub import HfApi
 
 from indexer.delta import layout_against
 from indexer.executor import ProcessExecutor
-from indexer.record import Spec
+from indexer.identity import SPECTRA_FORM, Spec
 from indexer.running.resources import Resources
 from indexer.running.worker import Place
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
-from scripts.bench.checkpoints import Checkpoints, roberta_base
-from scripts.bench.measure import NotMeasuredError, Table, Timing, interleaved, say
+from scripts.bench.checkpoints import FEW, Checkpoints, few_layers
+from scripts.bench.hub import served
+from scripts.bench.inputs import made_once
+from scripts.bench.measure import NotMeasuredError, Repeats, Table, say
 from scripts.loopback_hub import LoopbackHub
 
-MODELS = 6
 WORKERS = 2
-REPEATS = 2
-SLOW_BYTES_PER_SECOND = 60e6
+MODELS = 4
+REPEATS = 3
+PROMISE = 1.15
+COMPUTE, TRANSFER, BOTH = "compute alone", "transfer alone", "both at once"
+
+_TEMPLATE = Unit(
+    model=ModelRef("bench/base"),
+    commit="0" * 40,
+    base="bench/base",
+    base_commit="0" * 40,
+    relation="finetune",
+    spec=Spec(spectra=SPECTRA_FORM, svd=SVD_METHOD),
+)
 
 
 def measure(work: Path) -> list[Table]:
-    """Rows for a balanced line (with spectra, which are the most work there is) and for a slow one."""
-    made = roberta_base(work)
-    store = _store(work, made)
-    with LoopbackHub(store) as hub:
-        hub.prepare()
-        os.environ["HF_ENDPOINT"] = hub.endpoint  # the processes of the pools inherit it
-        here = _units(store, None, spectra=True)
-        _, size = _block_tensors(made, here[0])
-        say("pipeline: how long computing alone takes")
-        balanced = MODELS * size / _run(here, made)
-        return [
-            _row("both take about as long", hub, made, store, balanced, spectra=True),
-            _row("the line is the bottleneck", hub, made, store, SLOW_BYTES_PER_SECOND, spectra=False),
-        ]
+    """One table: compute alone (with spectra, which are the most work there is), transfer alone, both at once."""
+    made = few_layers(work)
+    store = made_once(work / f"pipeline-{MODELS}-of-{FEW}-layers", partial(_make_store, made))
+    here = _units_on_disk(store)
+    names, size = _block_tensors(made, here[0])
+    with served(store) as hub:
+        there = _units_on_hub(store, hub)
+        say(f"pipeline: {REPEATS} repeats")
+        times = {name: Repeats() for name in (COMPUTE, TRANSFER, BOTH)}
+        for number in range(REPEATS):
+            alone = _run(here, made)
+            times[COMPUTE].values.append(alone)
+            # Anew each time: what slows the machine down must not make one of the two the bottleneck.
+            hub.bandwidth = MODELS * size / alone
+            ways = [(TRANSFER, lambda: _drain(there, names)), (BOTH, lambda: _run(there, made))]
+            for name, way in ways if number % 2 else reversed(ways):
+                times[name].values.append(way())
+        return [_table(times, MODELS * size / 1e6)]
 
 
-def _row(title: str, hub: LoopbackHub, made: Checkpoints, store: Path, rate: float, spectra: bool) -> Table:
-    here, remote = _units(store, None, spectra), _units(store, hub, spectra)
-    names, _ = _block_tensors(made, here[0])
-    times = {name: Timing() for name in ("compute alone", "transfer alone", "both at once")}
-    ways: dict[str, Callable[[], float]] = {
-        "compute alone": lambda: _run(here, made),
-        "transfer alone": lambda: _drain(remote, names),
-        "both at once": lambda: _run(remote, made),
-    }
-
-    def timed(name: str) -> None:
-        hub.bandwidth = rate
-        times[name].seconds.append(ways[name]())
-
-    say(f"pipeline: {title}")
-    interleaved({name: partial(timed, name) for name in ways}, REPEATS)
-    for timing in times.values():
-        del timing.seconds[0]
+def _table(times: Mapping[str, Repeats], megabytes: float) -> Table:
+    """Of the seconds of the three, and the megabytes that were transferred in them."""
+    larger = times[COMPUTE].larger_of(times[TRANSFER])
     table = Table(
-        f"pipeline: {MODELS} float16 roberta-base-sized fine-tunes at {rate / 1e6:.0f} MB/s, {WORKERS} workers, "
-        f"{title}; medians of {REPEATS} interleaved repeats, the start of the workers included",
-        ("what", "s", "range s"),
+        f"pipeline: {MODELS} float16 fine-tunes of {FEW} layers ({megabytes:.0f} MB), with spectra, {WORKERS} workers; "
+        f"{REPEATS} repeats, median (range); the start of the workers not counted",
+        ("what", "s", "÷ the larger of the two alone"),
     )
-    for name, timing in times.items():
-        table.add(name, timing.median, timing.spread)
-    larger = [max(pair) for pair in zip(times["compute alone"].seconds, times["transfer alone"].seconds, strict=True)]
-    ratio = times["both at once"].ratio_to(Timing(larger))
-    table.add("both ÷ the larger", ratio, "")
-    table.promises["wall ≤ 1.15 × max(transfer alone, compute alone)"] = ratio <= 1.15
+    for name, taken in times.items():
+        table.add(name, taken, taken.ratio_to(larger))
+    ratio = times[BOTH].ratio_to(larger)
+    table.promises[f"wall ≤ {PROMISE} × max({TRANSFER}, {COMPUTE})"] = ratio.median <= PROMISE
     return table
 
 
 def _run(units: Sequence[Unit], made: Checkpoints) -> float:
+    spans = []
     with tempfile.TemporaryDirectory() as atlas:
         place = Place(Path(atlas), made.matrices.path, Resources(WORKERS))
-        started = time.perf_counter()
         for result in ProcessExecutor(WORKERS).run(units, place):
             if result.error is not None:
                 raise NotMeasuredError(f"{result.unit.model}: {result.error}")
-        return time.perf_counter() - started
+            spans.append((time.monotonic() - result.seconds, time.monotonic()))
+    return _from_first_to_last(spans)
 
 
 def _drain(units: Sequence[Unit], names: Sequence[str]) -> float:
-    started = time.perf_counter()
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        list(pool.map(partial(_read_all, names), units))
-    return time.perf_counter() - started
+        return _from_first_to_last(list(pool.map(partial(_read_all, names), units)))
 
 
-def _read_all(names: Sequence[str], unit: Unit) -> None:
+def _from_first_to_last(spans: Sequence[tuple[float, float]]) -> float:
+    return max(stop for _, stop in spans) - min(start for start, _ in spans)
+
+
+def _read_all(names: Sequence[str], unit: Unit) -> tuple[float, float]:
+    """When it began and when it was over; all processes of a machine share this clock."""
+    started = time.monotonic()
     checkpoint = open_checkpoint(unit.model, commit=unit.commit, filenames=unit.filenames)
     for _ in checkpoint.stream(names):
         pass
     checkpoint.close()
+    return started, time.monotonic()
 
 
 def _block_tensors(made: Checkpoints, unit: Unit) -> tuple[list[str], int]:
@@ -123,24 +129,18 @@ def _block_tensors(made: Checkpoints, unit: Unit) -> tuple[list[str], int]:
         checkpoint.close()
 
 
-def _units(store: Path, hub: LoopbackHub | None, spectra: bool) -> list[Unit]:
-    """The models as folders, or as the Hub serves them."""
-    template = Unit(
-        model=ModelRef("bench/base"),
-        commit="0" * 40,
-        base="bench/base",
-        base_commit="0" * 40,
-        relation="finetune",
-        spec=Spec(spectra=spectra, svd=SVD_METHOD),
-    )
-    if hub is None:
-        return [replace(template, model=ModelRef.parse(str(folder))) for folder in _folders(store)]
+def _units_on_disk(store: Path) -> list[Unit]:
+    return [replace(_TEMPLATE, model=ModelRef.parse(str(folder))) for folder in _folders(store)]
+
+
+def _units_on_hub(store: Path, hub: LoopbackHub) -> list[Unit]:
+    """Each with the commit and the file names that a listing tells of it."""
     api = HfApi(endpoint=hub.endpoint)
     units = []
     for folder in _folders(store):
         found = api.model_info(f"bench/{folder.name}")
         names = tuple(path.name for path in folder.iterdir())
-        units.append(replace(template, model=ModelRef(found.id), commit=str(found.sha), filenames=names))
+        units.append(replace(_TEMPLATE, model=ModelRef(found.id), commit=str(found.sha), filenames=names))
     return units
 
 
@@ -148,20 +148,12 @@ def _folders(store: Path) -> list[Path]:
     return sorted(folder for folder in (store / "bench").iterdir() if folder.is_dir())
 
 
-def _store(work: Path, made: Checkpoints) -> Path:
-    store = work / "pipeline-store"
-    if store.is_dir():
-        return store
+def _make_store(made: Checkpoints, folder: Path) -> None:
     import torch
     from transformers import RobertaForSequenceClassification
 
-    unfinished = work / "unfinished-pipeline-store"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model = RobertaForSequenceClassification.from_pretrained(made.fine_tunes["trained"], dtype=torch.float16)
-    model.save_pretrained(unfinished / "bench" / "model-0")
+    model = RobertaForSequenceClassification.from_pretrained(made.fine_tunes["planted"], dtype=torch.float16)
+    first = folder / "bench" / "model-0"
+    model.save_pretrained(first)
     for number in range(1, MODELS):
-        shutil.copytree(
-            unfinished / "bench" / "model-0", unfinished / "bench" / f"model-{number}", copy_function=os.link
-        )
-    unfinished.rename(store)
-    return store
+        shutil.copytree(first, folder / "bench" / f"model-{number}", copy_function=os.link)

@@ -1,121 +1,102 @@
-"""Rows ``reading`` and ``memory``: what a roberta-base-sized checkpoint costs over HTTP, in bytes and in memory."""
+"""The row ``reading``: the bytes that a checkpoint of roberta-base's size costs over HTTP, counted by the Hub."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 from scripts.bench.checkpoints import Checkpoints, roberta_base
+from scripts.bench.hub import read_model, served
+from scripts.bench.inputs import made_once
 from scripts.bench.measure import Table
-from scripts.loopback_hub import LoopbackHub
 
-PROJECT = Path(__file__).resolve().parents[2]
-BASE = "bench/base"
-MIB = 1 << 20
-
-# Vectorises one model in a process of its own, and says how far its memory rose over what it was when idle.
-_WORK = """
-import json, resource, sys
-from pathlib import Path
-import torch
-from indexer.base import BaseMatrices
-from indexer.identity import Spec
-from indexer.network.session import install_session
-from indexer.svd import SVD_METHOD
-from indexer.unit import Unit, vectorise
-from indexer.words import ModelRef
-
-def resident():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-model, base_file, is_resident = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resident"
-torch.set_num_threads(1)
-install_session()
-torch.linalg.svd(torch.randn(64, 64))
-base = BaseMatrices(base_file, resident=is_resident)
-unit = Unit(ModelRef(model), "main", base.base, base.commit, "finetune", Spec(svd=SVD_METHOD))
-base.layout
-idle = resident()
-Path("/proc/self/clear_refs").write_text("5")
-record = vectorise(unit, base)
-status = Path("/proc/self/status").read_text().splitlines()
-peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-print(json.dumps({"rise": peak - idle, "base": base.block_bytes, "blocks": record.block_bytes}))
-"""
+ALLOWED_SHARE, ALLOWED_PER_FILE = 1.02, 64 << 10
+EXCEPTED = ("legacy-bin",)
+WEIGHTS = (".safetensors", ".bin")
+LAYERS, WIDTH, INNER = 12, 768, 3072
+LORA_RANK, LORA_FAMILIES = 8, ("attention.self.query", "attention.self.value")
+# Numbers in what must be read: four square matrices and two oblong ones a layer; the factors of two square ones.
+BLOCK_NUMBERS = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
+FACTOR_NUMBERS = LAYERS * len(LORA_FAMILIES) * 2 * LORA_RANK * WIDTH
 
 
 def measure(work: Path) -> list[Table]:
-    """Serve one fine-tune in four forms, vectorise each over HTTP, count bytes on the server."""
+    """Serve one fine-tune in several forms, vectorise each over HTTP, count what the Hub sent of its weight files."""
     made = roberta_base(work)
-    store = _store(work, made)
-    bytes_table = Table(
-        "reading: response bodies for a checkpoint, counted by the Hub",
-        ["form", "file, MB", "block matrices, MB", "sent, MB", "sent ÷ blocks", "requests"],
+    store = made_once(work / "reading-store", partial(_make_store, made))
+    table = Table(
+        "reading: response bodies for a checkpoint of roberta-base's size, counted by the Hub (exact: one reading each)",
+        ["form", "files", "file, MB", "needed, MB", "sent, MB", "sent ÷ needed", "sent ÷ whole file", "requests"],
     )
-    memory_table = Table(
-        "memory: peak resident size over idle while a checkpoint is read over HTTP",
-        ["form", "file, MB", "base held", "rise, MiB", "rise − base, MiB"],
+    with served(store) as hub:
+        for folder in sorted(path for path in (store / "bench").iterdir() if path.is_dir()):
+            hub.reset_log()
+            model, relation = f"bench/{folder.name}", "adapter" if folder.name == "lora" else "finetune"
+            read_model(model, made.matrices.path, resident=True, relation=relation)
+            files = [path for path in folder.iterdir() if path.suffix in WEIGHTS]
+            size = sum(path.stat().st_size for path in files)
+            sent = sum(hub.body_bytes(model, path.name) for path in files)
+            needed = _needed(folder.name)
+            gets = sum(request.role == "cdn" for request in hub.requests)
+            table.add(
+                folder.name, len(files), size / 1e6, needed / 1e6, sent / 1e6,
+                round(sent / needed, 4), round(sent / size, 4), gets,
+            )  # fmt: skip
+            if folder.name not in EXCEPTED:
+                promise = f"{folder.name}: bodies ≤ {ALLOWED_SHARE} × what is needed + 64 KiB a file"
+                table.promises[promise] = sent <= ALLOWED_SHARE * needed + ALLOWED_PER_FILE * len(files)
+    table.notes.append(
+        "Needed: the block matrices, of LoRA the factors. A download reads whole files. No promise is made for legacy .bin."
     )
-    with LoopbackHub(store) as hub:
-        hub.prepare()
-        for model in sorted(path.name for path in (store / "bench").iterdir() if path.is_dir()):
-            for held in ("resident", "on disk"):
-                hub.reset_log()
-                told = _vectorise(f"bench/{model}", made.matrices.path, held, hub.endpoint)
-                files = [path for path in (store / "bench" / model).iterdir() if path.suffix in (".safetensors", ".bin")]
-                size = sum(path.stat().st_size for path in files)
-                if held == "resident":
-                    sent = sum(hub.body_bytes(f"bench/{model}", path.name) for path in files)
-                    gets = sum(request.role == "cdn" for request in hub.requests)
-                    ratio = sent / told["blocks"]
-                    bytes_table.add(model, size / 1e6, told["blocks"] / 1e6, sent / 1e6, round(ratio, 4), gets)
-                    bytes_table.promises[f"{model}: bodies ≤ 1.02 × block matrices + 64 KiB a file"] = (
-                        sent <= 1.02 * told["blocks"] + 65536 * len(files)
-                    )
-                base = told["base"] if held == "resident" else 0
-                over = (told["rise"] - base) / MIB
-                memory_table.add(model, size / 1e6, held, told["rise"] / MIB, over)
-                memory_table.promises[f"{model}, base {held}: ≤ 250 MiB + base where held"] = over <= 250
-    return [bytes_table, memory_table]
+    return [table]
 
 
-def _vectorise(model: str, base_file: Path, held: str, endpoint: str) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, "-c", _WORK, model, str(base_file), held],
-        env={**os.environ, "HF_ENDPOINT": endpoint, "PYTHONPATH": str(PROJECT), "HF_HUB_DISABLE_TELEMETRY": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+def _needed(form: str) -> int:
+    """Bytes of the block matrices, of LoRA the factors, in the dtype they are stored in."""
+    if form == "lora":
+        return 4 * FACTOR_NUMBERS
+    return (2 if form == "float16" else 4) * BLOCK_NUMBERS
 
 
-def _store(work: Path, made: Checkpoints) -> Path:
-    """The planted fine-tune as one file, in shards, and as zip and legacy pickles."""
+def _make_store(made: Checkpoints, folder: Path) -> None:
+    """The planted fine-tune as one file, in shards, in float16, as zip and legacy pickles; and a LoRA."""
     import torch
     from transformers import RobertaForSequenceClassification
 
-    store = work / "reading-store"
-    if store.is_dir():
-        return store
-    unfinished = work / "unfinished-store"
-    shutil.rmtree(unfinished, ignore_errors=True)
     source = made.fine_tunes["planted"]
-    shutil.copytree(source, unfinished / "bench" / "one-file")
+    shutil.copytree(source, folder / "bench" / "one-file")
     model = RobertaForSequenceClassification.from_pretrained(source)
-    model.save_pretrained(unfinished / "bench" / "shards", max_shard_size="120MB")
+    model.save_pretrained(folder / "bench" / "shards", max_shard_size="120MB")
     for name, is_zip in (("zip-bin", True), ("legacy-bin", False)):
-        folder = unfinished / "bench" / name
-        folder.mkdir()
-        shutil.copy(source / "config.json", folder)
-        torch.save(model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
-    unfinished.rename(store)
-    return store
+        target = folder / "bench" / name
+        target.mkdir()
+        shutil.copy(source / "config.json", target)
+        torch.save(model.state_dict(), target / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+    model.half().save_pretrained(folder / "bench" / "float16")
+    _make_lora(folder / "bench" / "lora")
+
+
+def _make_lora(folder: Path) -> None:
+    """Factors for queries and values as PEFT saves them, and a classifier that nobody needs."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    settings = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "bench/base",
+        "r": LORA_RANK,
+        "lora_alpha": 2 * LORA_RANK,
+        "target_modules": [name.rpartition(".")[2] for name in LORA_FAMILIES],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    generator = torch.Generator().manual_seed(0)
+    tensors = {"base_model.model.classifier.modules_to_save.weight": torch.randn(WIDTH, WIDTH, generator=generator)}
+    for layer in range(LAYERS):
+        for name in LORA_FAMILIES:
+            path = f"base_model.model.roberta.encoder.layer.{layer}.{name}"
+            tensors[f"{path}.lora_A.weight"] = torch.randn(LORA_RANK, WIDTH, generator=generator) / 100
+            tensors[f"{path}.lora_B.weight"] = torch.randn(WIDTH, LORA_RANK, generator=generator) / 100
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,51 @@
+"""Vectorises one model in a process of its own, as a build does, and tells how far its memory rose.
+
+``python -m scripts.bench.one_model MODEL BASE_FILE resident|"on disk" RELATION`` prints JSON, bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from indexer.base import BaseMatrices
+from indexer.identity import Spec
+from indexer.network.session import install_session
+from indexer.running.resources import AHEAD_BYTES
+from indexer.svd import SVD_METHOD
+from indexer.unit import Unit, vectorise
+from indexer.words import ModelRef
+
+
+def main(model: str, base_file: str, held: str, relation: str) -> None:
+    """Do it once, from idle: everything loaded, nothing read."""
+    torch.set_num_threads(1)
+    install_session()
+    torch.linalg.svd(torch.randn(64, 64))
+    base = BaseMatrices(Path(base_file), resident=held == "resident")
+    unit = Unit(ModelRef(model), "main", base.base, base.commit, relation, Spec(svd=SVD_METHOD))
+    _ = base.layout, base.norms
+    idle = _resident()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    record = vectorise(unit, base, ahead_bytes=AHEAD_BYTES)
+    rise = _peak() - idle
+    factors = [array for delta in record.deltas for array in (delta.s, delta.u, delta.v) if array is not None]
+    kept = sum(array.nbytes for array in factors)
+    print(json.dumps({"rise": rise, "base": base.block_bytes, "kept": kept}))
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
