@@ -44,14 +44,19 @@ class Build:
     """One base's build. The caller holds the writer's lock."""
 
     def __init__(
-        self, folder: AtlasFolder, facts: BaseFacts, options: BuildOptions, watcher: Watcher | None = None
+        self,
+        folder: AtlasFolder,
+        facts: BaseFacts,
+        options: BuildOptions,
+        watcher: Watcher | None = None,
+        listing: Listing | None = None,
     ) -> None:
         self.folder = folder
         self.facts = facts
         self.options = options
         self.watcher = watcher or Watcher()
         self.store = RecordStore(folder)
-        self.listing = Listing(folder.listing(facts.id))
+        self.listing = listing or Listing(folder.listing(facts.id))
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,10 @@ def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
     return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
 
 
-def _with_any_spectra(identity: Identity) -> list[Identity]:
+def _with_any_spectra(identity: Identity) -> Iterator[Identity]:
     """The same with all spectra, with those of δW alone (the first form), and with none."""
-    return [replace(identity, spec=replace(identity.spec, spectra=form)) for form in (SPECTRA_FORM, True, False)]
+    for form in (SPECTRA_FORM, True, False):
+        yield replace(identity, spec=replace(identity.spec, spectra=form))
 
 
 def commit_of(row: dict[str, Any]) -> str | None:

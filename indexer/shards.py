@@ -82,7 +82,8 @@ def publish_records(atlas: str, bases: Sequence[str], options: BuildOptions, wat
     stored: dict[str, BaseMatrices] = {}
     for matrices in stored_bases(folder):  # the newest commit first
         stored.setdefault(matrices.base, matrices)
-    known = {name.lower(): base for base in stored for name in (base, *Listing(folder.listing(base)).aliases())}
+    listings = {base: Listing(folder.listing(base)) for base in stored}
+    known = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
     wanted = [known.get(name.lower()) for name in bases]
     for name, found in zip(bases, wanted, strict=True):
         if found is None:
@@ -93,13 +94,19 @@ def publish_records(atlas: str, bases: Sequence[str], options: BuildOptions, wat
     if not stored:
         raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
     with folder.locked("index publish"):
-        return [_publish(folder, stored[base], options, watcher) for base in dict.fromkeys(wanted or stored) if base]
+        return [
+            _publish(folder, stored[base], listings[base], options, watcher)
+            for base in dict.fromkeys(wanted or stored)
+            if base
+        ]
 
 
-def _publish(folder: AtlasFolder, matrices: BaseMatrices, options: BuildOptions, watcher: Watcher) -> BuildReport:
+def _publish(
+    folder: AtlasFolder, matrices: BaseMatrices, listing: Listing, options: BuildOptions, watcher: Watcher
+) -> BuildReport:
     config: dict[str, Any] = dict(matrices.config)
-    aliases = Listing(folder.listing(matrices.base)).aliases()
-    build = Build(folder, BaseFacts(matrices.base, matrices.commit, aliases, config), options, watcher)
+    facts = BaseFacts(matrices.base, matrices.commit, listing.aliases(), config)
+    build = Build(folder, facts, options, watcher, listing)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
     build.report = replace(

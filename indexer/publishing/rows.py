@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from indexer.crawling.listing import ListedModel
 from indexer.energy import RANK_THRESHOLDS
-from indexer.identity import canonical_json
 from indexer.local import facts_of
 from indexer.modelcard import MalformedRow, ModelFacts
 from indexer.record import DeltaRecord, Record, WholeRecord
@@ -49,7 +48,9 @@ class Entry:
             [self.base, self.commit, self.record_key],
             asdict(self.outcome) if self.outcome else None,
         ]
-        return hashlib.sha256(canonical_json(_plain(parts)).encode()).hexdigest()[:32]
+        # NaN and the like are welcome here: what a hostile row holds must not stop a publish.
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -213,14 +214,3 @@ def _rank_columns(measured: DeltaRecord | WholeRecord) -> Row:
     shares = {percent: percent / 100 for percent in RANK_THRESHOLDS}
     changes = {f"rank_{percent}": measured.change_rank(share) for percent, share in shares.items()}
     return changes | {f"weight_rank_{percent}": measured.weight_rank(share) for percent, share in shares.items()}
-
-
-def _plain(value: Any) -> Any:
-    """JSON without NaN, for hashing only: what a hostile row holds must not stop a publish."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
