@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from indexer.adapters.adapter import factor_names
 from indexer.base import BaseMatrices
 from indexer.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
 from indexer.errors import Skipped
@@ -205,5 +206,5 @@ def _dtype_of(checkpoint: Checkpoint) -> str:
 
 def _block_bytes(checkpoint: Checkpoint, layout: Layout | None) -> int:
     """Bytes of what had to be read: the block matrices as stored, or an adapter's factors."""
-    names = checkpoint.tensors if layout is None else layout.tensors
+    names = factor_names(checkpoint) if layout is None else layout.tensors
     return sum(checkpoint.tensors[name].nbytes for name in names)

@@ -96,6 +96,11 @@ def lora_paths(checkpoint: Checkpoint) -> list[str]:
     return [pair.path for pair in _pairs(checkpoint)]
 
 
+def factor_names(checkpoint: Checkpoint) -> list[str]:
+    """The tensors that ``read_lora`` reads, from the index alone. Raises Skipped as it does."""
+    return [name for pair in _pairs(checkpoint) for name in (pair.a, pair.b)]
+
+
 def whole_weights(checkpoint: Checkpoint) -> list[str]:
     """Tensors of an adapter that replace one of the base's (``modules_to_save``, resized embeddings, biases).
 

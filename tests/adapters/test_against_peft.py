@@ -20,7 +20,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from indexer.adapters.adapter import LoraModule, read_lora, whole_weights
+from indexer.adapters.adapter import LoraModule, factor_names, read_lora, whole_weights
 from indexer.errors import Skipped
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
@@ -194,6 +194,9 @@ def test_what_is_saved_whole_is_told(tmp_path: Path) -> None:
     assert "roberta.encoder.layer.1.intermediate.dense.weight" in found
     assert not any("lora" in name or "modules_to_save" in name for name in found)
     assert set(read(tmp_path)) == {f"roberta.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
+    factors = factor_names(checkpoint)
+    assert sorted(factors) == sorted(name for name in checkpoint.tensors if ".lora_" in name)
+    assert not set(factors) & set(found)
 
 
 def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
