@@ -1,0 +1,166 @@
+"""Vectors only, as many as fit on a disk: written, added to, searched. No listing, no records, no table of models.
+
+``python -m scripts.scale.million STEP ROOT COUNT SEED`` does one step in this process and prints its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import numpy as np
+
+from indexer.atlas import STORAGE_VERSION, schema_sql
+from indexer.publishing.tables import Tables
+from indexer.publishing.vectors import Incoming, PublishedVectors
+from indexer.representation import DEFAULT, representation_named
+from indexer.vectors.published import Published, read_published
+from scripts.scale.asking import recall_of
+from scripts.scale.cards import BASE
+from scripts.scale.child import run_module
+from scripts.scale.figures import Figures, Value
+from scripts.scale.labels import draw_labels
+from scripts.scale.making import RANK
+from scripts.scale.measuring import FEW, QUERIES, Say
+from scripts.scale.population import Floats, Population
+
+# Where a filter is tried, it lets one model in so many through.
+FILTERED = 100
+
+
+def measure_vectors(root: Path, count: int, seed: int, say: Say) -> Figures:
+    """Write so many vectors into ``root`` and measure what can be done with them."""
+    figures = Figures()
+    root.mkdir(parents=True, exist_ok=True)
+    for name, what in STEPS.items():
+        say(f"{count:,} vectors: {what}")
+        ran = run_module("scripts.scale.million", name, str(root), str(count), str(seed))
+        for key, value in ran.output.items():
+            figures.put(key, value)
+        if name in ("write", "add", "search"):
+            figures.put(f"{name}_peak", ran.peak_bytes)
+    return figures
+
+
+STEPS = {
+    "write": "writing them and their index",
+    "add": f"{FEW} more",
+    "search": "searching",
+    "filtered": "searching among a few",
+    "recall": "recall",
+}
+
+
+def step(name: str, root: Path, count: int, seed: int) -> dict[str, Value]:
+    """The figures of one step."""
+    if name in ("write", "add"):
+        models = range(count) if name == "write" else range(count, count + FEW)
+        seconds = _change(root, _population(count, seed), models)
+        return {f"{name}_seconds": seconds} | (_sizes(root) if name == "write" else {})
+    queries = _queries(count, seed)
+    with _database(root) as tables:
+        index = _published(tables).opened(root)
+    if name == "recall":
+        return {"recall_at_10": recall_of(index, queries)}
+    allowed = index.ids[::FILTERED] if name == "filtered" else None
+    index.search(queries[0], 10, allowed)
+    milliseconds = []
+    for query in queries:
+        started = time.perf_counter()
+        index.search(query, 10, allowed)
+        milliseconds.append(1000 * (time.perf_counter() - started))
+    return {
+        f"{name}_p50": float(np.percentile(milliseconds, 50)),
+        f"{name}_p99": float(np.percentile(milliseconds, 99)),
+    }
+
+
+def _population(count: int, seed: int) -> Population:
+    return Population(draw_labels(count + FEW + 2 * QUERIES, seed), seed)
+
+
+def _queries(count: int, seed: int) -> Floats:
+    """Vectors of models that are not there, copies of the base left out."""
+    drawn = _population(count, seed).vectors(count + FEW, count + FEW + 2 * QUERIES)
+    return drawn[drawn.any(axis=1)][:QUERIES]
+
+
+def _change(root: Path, population: Population, models: range) -> float:
+    """Publish the vectors of more models; seconds of that alone, without drawing them."""
+    drawing = 0.0
+    started = time.perf_counter()
+    with _database(root) as tables:
+        representation = representation_named(DEFAULT)
+        tables.run("BEGIN")
+        stored = PublishedVectors(
+            root, tables, BASE, representation, RANK, lambda sentence: print(sentence, file=sys.stderr)
+        )
+        incoming = Incoming(root, BASE, representation)
+        for start in range(models.start, models.stop, _STRETCH):
+            begun = time.perf_counter()
+            vectors = population.vectors(start, min(start + _STRETCH, models.stop))
+            drawing += time.perf_counter() - begun
+            for model, vector in enumerate(vectors, start):
+                incoming.add(model, vector)
+        stored.change(incoming, [], None)
+        tables.run("COMMIT")
+    seconds = time.perf_counter() - started - drawing
+    _collect(root)
+    return seconds
+
+
+def _collect(root: Path) -> None:
+    """Remove segments that were merged into others, as a publish does."""
+    with _database(root) as tables:
+        named = {file.name for file in _published(tables).files}
+    for path in root.glob("*.faiss"):
+        if path.name not in named:
+            path.unlink()
+
+
+_STRETCH = 2_048
+
+
+def _sizes(root: Path) -> dict[str, Value]:
+    with _database(root) as tables:
+        published = _published(tables)
+    sizes: dict[str, Value] = {"vectors_bytes": sum(segment.file.size for segment in published.segments)}
+    compressed = published.compressed
+    if compressed is None or compressed.file is None:
+        return sizes | {"index_type": "exact"}
+    return sizes | {
+        "compressed_bytes": compressed.file.size,
+        "index_type": f"{compressed.factory} {compressed.parameters}".strip(),
+        "recall_at_publish": compressed.recall,
+    }
+
+
+def _published(tables: Tables) -> Published:
+    found = read_published(tables.connection, BASE, DEFAULT)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def _database(root: Path) -> Iterator[Tables]:
+    """The tables that name the vectors' files; those of models are there and stay empty."""
+    path = root / "vectors.duckdb"
+    is_new = not path.exists()
+    with duckdb.connect(str(path), config={"storage_compatibility_version": STORAGE_VERSION}) as connection:
+        if is_new:
+            connection.execute(schema_sql())
+        yield Tables(connection)
+
+
+def main() -> None:
+    name, root, count, seed = sys.argv[1:]
+    print(json.dumps(step(name, Path(root), int(count), int(seed))))
+
+
+if __name__ == "__main__":
+    main()
