@@ -338,6 +338,7 @@ CREATE TABLE compressed_indexes (
     representation VARCHAR NOT NULL,
     factory VARCHAR NOT NULL,
     parameters VARCHAR NOT NULL,
+    candidates INTEGER NOT NULL,
     trained_on INTEGER NOT NULL,
     vectors INTEGER NOT NULL,
     recall_at_10 DOUBLE NOT NULL,
@@ -351,6 +352,7 @@ COMMENT ON COLUMN compressed_indexes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN compressed_indexes.representation IS 'Name of the representation.';
 COMMENT ON COLUMN compressed_indexes.factory IS 'FAISS factory string of the index.';
 COMMENT ON COLUMN compressed_indexes.parameters IS 'FAISS search parameters, e.g. nprobe=16; empty where the index has none.';
+COMMENT ON COLUMN compressed_indexes.candidates IS 'Models that it proposes, to be compared exactly, for ten results.';
 COMMENT ON COLUMN compressed_indexes.trained_on IS 'Models in the atlas when it was trained.';
 COMMENT ON COLUMN compressed_indexes.vectors IS 'Vectors in it.';
 COMMENT ON COLUMN compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured when this was published.';

@@ -82,7 +82,7 @@ def brute_recall(index, ids: np.ndarray, matrix: np.ndarray, candidates: int) ->
 @pytest.mark.parametrize("factory", ["SQ8", "PCA16,IVF32,SQ4", "PCA64,RR,RaBitQ", "HNSW4"])
 def test_the_recall_is_what_a_brute_force_finds(factory, monkeypatch):
     monkeypatch.setattr(room, "QUERIES", 10_000)
-    monkeypatch.setattr(room, "RERANK", 15)
+    monkeypatch.setattr(room, "CANDIDATES", (15,))
     parts = [Vectors(IDS[:500], MATRIX[:500]), Vectors(IDS[500:1300], MATRIX[500:1300])]
     made = compress(parts, factory, promised=0.9)
     assert made.queries == made.count == 1300
@@ -91,7 +91,7 @@ def test_the_recall_is_what_a_brute_force_finds(factory, monkeypatch):
 
 
 def test_a_sampled_recall_is_near_that_of_all_models(monkeypatch):
-    monkeypatch.setattr(room, "RERANK", 15)
+    monkeypatch.setattr(room, "CANDIDATES", (15,))
     sampled = compress(OLD, "PCA16,SQ8", promised=0.9)
     assert sampled.queries == room.QUERIES
     assert sampled.recall == pytest.approx(brute_recall(sampled.index, IDS[:2700], MATRIX[:2700], 15), abs=0.06)
@@ -175,7 +175,7 @@ def test_the_search_is_as_thorough_as_the_promise_asks():
 
 
 def test_a_promise_that_cannot_be_kept_is_reported(monkeypatch):
-    monkeypatch.setattr(room, "RERANK", 15)
+    monkeypatch.setattr(room, "CANDIDATES", (15,))
     made = compress(OLD, "PCA4,IVF16,SQ4", promised=0.95)
     assert made.parameters == "nprobe=16"
     assert made.recall < 0.6
@@ -183,7 +183,7 @@ def test_a_promise_that_cannot_be_kept_is_reported(monkeypatch):
 
 def test_an_extension_that_the_training_does_not_fit_is_measured(monkeypatch):
     """The new vectors lie where the old ones never were: the old directions cannot tell them apart."""
-    monkeypatch.setattr(room, "RERANK", 15)
+    monkeypatch.setattr(room, "CANDIDATES", (15,))
     random = np.random.default_rng(4)
     old, new = np.zeros((1000, LENGTH), np.float32), np.zeros((2000, LENGTH), np.float32)
     old[:, :40], new[:, 40:] = random.standard_normal((1000, 40)), random.standard_normal((2000, LENGTH - 40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,16 @@ from indexer.vectors.choice import AUTO, EXACT, IndexChoice
 from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.published import StoredIndex
 from indexer.vectors.search import INSTANT_BYTES
-from indexer.vectors.segments import OpenSegment, Segment
+from indexer.vectors.segments import OpenSegment, Segment, Vectors
 
 if TYPE_CHECKING:
     from indexer.vectors.compressed import Compressed, CompressedSearch
 
 # Vectors beside the compressed index are compared exactly; past this many bytes of them they go into it.
 EXTEND_ABOVE = INSTANT_BYTES // 4
+
+# Factories are tried on a sample of this many vectors before they are tried on all.
+PILOT = 25_000
 
 # An index is trained again once there are this many times the models that it was trained on.
 TRAIN_AGAIN = 2.0
@@ -55,7 +59,9 @@ class Compression:
         beside = [one for one in segments if not one.in_compressed]
         if _bytes(beside) > EXTEND_ABOVE:
             return self._extended(segments, choice, stored)
-        return list(segments), CompressedSearch(open_index(self.root, stored.file), stored.parameters)
+        return list(segments), CompressedSearch(
+            open_index(self.root, stored.file), stored.parameters, stored.candidates
+        )
 
     def forget(self) -> None:
         """There is none from now on."""
@@ -70,10 +76,10 @@ class Compression:
 
         parts = [OpenSegment(self.root, one).vectors() for one in segments]
         count = sum(len(part) for part in parts)
+        factories = [choice.index]
         if choice.index == AUTO:
             factories = auto_factories(count, segments[0].file.length, choice.memory)
-        else:
-            factories = [choice.index]
+            factories = _promising(parts, factories, choice)
         best: Compressed | None = None
         for factory in factories:
             self.say(f"{self.base}, {self.representation}: training a compressed index, {factory}")
@@ -101,6 +107,7 @@ class Compression:
             index,
             stored.factory,
             stored.parameters,
+            stored.candidates,
             stored.recall,
             stored.queries,
             trained_on=stored.trained_on,
@@ -131,7 +138,9 @@ class Compression:
         elif choice.index == AUTO:
             self.say(f"no compressed index fits {choice.memory:,} bytes: searches stay exact")
         marked = [replace(one, in_compressed=file is not None) for one in segments]
-        return marked, CompressedSearch(made.index, made.parameters) if made is not None and file is not None else None
+        if made is None or file is None:
+            return marked, None
+        return marked, CompressedSearch(made.index, made.parameters, made.candidates)
 
     def _write(self, made: Compressed, trained_on: int, file: VectorFile | None) -> None:
         self.tables.insert(
@@ -142,6 +151,7 @@ class Compression:
                     "representation": self.representation,
                     "factory": made.factory,
                     "parameters": made.parameters,
+                    "candidates": made.candidates,
                     "trained_on": trained_on,
                     "vectors": int(made.index.ntotal),
                     "recall_at_10": made.recall,
@@ -152,6 +162,22 @@ class Compression:
                 }
             ],
         )
+
+
+def _promising(parts: Sequence[Vectors], factories: list[str], choice: IndexChoice) -> list[str]:
+    """Without those that lose too much among a sample already: among all there are more near models to confuse.
+
+    Inverted lists are left out of it: they change the time, and what they miss can be had by visiting more.
+    """
+    from indexer.vectors.compressed import compress
+    from indexer.vectors.recall import sample
+
+    if sum(len(part) for part in parts) < 2 * PILOT:
+        return factories
+    pilot = list(sample(parts, PILOT, seed=1))
+    bare = {factory: re.sub("IVF[0-9]+,", "", factory) for factory in factories}
+    recall = {one: compress(pilot, one, choice.promised, memory=choice.memory).recall for one in set(bare.values())}
+    return [factory for factory in factories if recall[bare[factory]] >= choice.promised]
 
 
 def _bytes(segments: Sequence[Segment]) -> int:

@@ -23,6 +23,7 @@ class StoredIndex:
 
     factory: str
     parameters: str
+    candidates: int
     trained_on: int
     recall: float
     queries: int
@@ -59,7 +60,9 @@ class Published:
         if self.compressed is not None and self.compressed.file is not None:
             from indexer.vectors.compressed import CompressedSearch
 
-            search = CompressedSearch(open_index(root, self.compressed.file), self.compressed.parameters)
+            search = CompressedSearch(
+                open_index(root, self.compressed.file), self.compressed.parameters, self.compressed.candidates
+            )
         return VectorIndex([OpenSegment(root, one) for one in self.segments], self.length, search)
 
 
@@ -83,8 +86,8 @@ def read_published(connection: duckdb.DuckDBPyConnection, base: str, representat
         key,
     ).fetchall()
     compressed = connection.execute(
-        "SELECT factory, parameters, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, faiss_bytes, vectors "
-        "FROM compressed_indexes WHERE base = ? AND representation = ?",
+        "SELECT factory, parameters, candidates, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, "
+        "faiss_bytes, vectors FROM compressed_indexes WHERE base = ? AND representation = ?",
         key,
     ).fetchall()
     return Published(
@@ -109,6 +112,6 @@ def read_published(connection: duckdb.DuckDBPyConnection, base: str, representat
 
 
 def _stored(row: tuple[Any, ...], length: int) -> StoredIndex:
-    factory, parameters, trained_on, recall, queries, name, sha256, size, stored = row
+    factory, parameters, candidates, trained_on, recall, queries, name, sha256, size, stored = row
     file = VectorFile(name, sha256, size, stored, length) if name is not None else None
-    return StoredIndex(factory, parameters, trained_on, recall, queries, file)
+    return StoredIndex(factory, parameters, candidates, trained_on, recall, queries, file)

@@ -90,13 +90,11 @@ class VectorIndex:
         self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> Found:
         """Candidates that count and are allowed, compared exactly; ever more of them until there are enough."""
-        from indexer.vectors.compressed import RERANK
-
         covered = [one for one in self.segments if one.segment.in_compressed]
         others = [one for one in self.segments if not one.segment.in_compressed]
         known = sum(one.segment.count for one in covered)
         share = 1.0 if allowed is None else len(allowed) / max(len(self), 1)
-        enough = max(RERANK, 4 * k)
+        enough = max(compressed.fewest, 4 * k)
         wanted = int(enough / min(share, 1.0))
         while wanted < known // 2:
             proposed = np.unique(compressed.candidates(query, wanted))
