@@ -225,7 +225,8 @@ class TestTruncated:
         assert mismatch(factors, plain) < 1e-3
         assert not any(part.requires_grad for part in (factors.u, factors.s, factors.v))
         assert all(part.is_contiguous() for part in (factors.u, factors.s, factors.v))
-        assert spectrum(view).tolist() == pytest.approx(exact(plain)[1].tolist(), abs=1e-3 * float(factors.s[0]))
+        # A σ below a few thousandths of the largest is only known to be that small.
+        assert spectrum(view).tolist() == pytest.approx(exact(plain)[1].tolist(), abs=2e-3 * float(factors.s[0]))
 
     def test_input_is_left_alone(self) -> None:
         matrix = random(300, 200) * 1e-9
