@@ -26,7 +26,7 @@ from indexer.formats.safetensors_index import SafetensorsIndex, read_index
 from indexer.formats.stored_tensor import DTYPE_NAMES
 from indexer.layout import Layout
 from indexer.network.byterange import LocalFile
-from indexer.svd import spectrum
+from indexer.spectrum import spectrum
 from indexer.weights import Checkpoint
 from indexer.words import DeltaKey
 

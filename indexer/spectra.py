@@ -15,7 +15,8 @@ from indexer.base import BaseMatrices
 from indexer.delta import DenseDelta, LoraDelta
 from indexer.errors import Skipped
 from indexer.record import WholeRecord
-from indexer.svd import lora_svd, spectrum
+from indexer.spectrum import spectrum
+from indexer.svd import lora_svd
 from indexer.words import DeltaKey
 
 Values = NDArray[np.float32]

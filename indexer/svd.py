@@ -1,4 +1,4 @@
-"""Singular values and vectors of weight changes: the leading few, those of a LoRA, or the whole spectrum.
+"""Singular values and vectors of weight changes: the leading few, or those of a LoRA.
 
 Everything here is a pure function of its arguments: random starts come from a generator of their own, so that
 the same matrix, rank and seed give the same bits on one machine with one number of threads, which the caller
@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
+from indexer.scaling import PRECISE_BELOW, in_safe_range
 
 # Names the algorithm and its constants below; part of every record's spec. Change it when results change.
 SVD_METHOD = "block-krylov-1"
@@ -37,13 +33,7 @@ _LEFT_BY_GAP = 0.1
 _MOST_PROJECTIONS = 3
 # Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
 _GRAM_RANGE = 1e-3
-# Up to this width float64 costs next to nothing.
-_PRECISE_BELOW = 128
-# Columns of the Gram matrix made at a time: only what lies on and above the diagonal is needed.
-_GRAM_COLUMNS = 96
 _TINY = 1e-7
-# Frobenius norms within which σ⁴ stays well inside the range of float32.
-_SAFE_NORM = (1e-4, 1e4)
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
     _check_rank(rank)
     if matrix.ndim != 2:
         raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
-    scaled, scale, norm = _scaled(matrix, norm)
+    scaled, scale, norm = in_safe_range(matrix, norm)
     shape = (matrix.shape[0], matrix.shape[1])
     if norm == 0:
         return _zeros(shape, rank, matrix.device)
@@ -112,26 +102,6 @@ def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Facto
     kept = min(rank, len(s))
     found = _Triplets(q_left @ u[:, :kept], s[:kept], q_right @ vt[:kept].t())
     return _factors(found, shape, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
-
-
-@torch.no_grad()
-def spectrum(matrix: torch.Tensor) -> torch.Tensor:
-    """All singular values of ``matrix`` (out, in): (min(out, in),) float32, descending.
-
-    Square roots of the eigenvalues of the float32 Gram matrix of the shorter side, several times faster than
-    ``torch.linalg.svdvals``. Squares are good to a few 1e-6 · σ_1²: shares of energy come out right, but a σ
-    below a few thousandths of σ_1 is only known to be that small.
-
-    Raises ValueError: not two-dimensional, NaN or Inf.
-    """
-    if matrix.ndim != 2:
-        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
-    scaled, scale, norm = _scaled(matrix, None)
-    if norm == 0:
-        return torch.zeros(min(matrix.shape), device=matrix.device)
-    gram = _upper_gram(scaled if scaled.shape[0] >= scaled.shape[1] else scaled.t())
-    squares = _eigenvalues(gram).flip(0)
-    return (squares.clamp_min(0).sqrt().double() * scale).float()
 
 
 @dataclass(frozen=True)
@@ -258,76 +228,10 @@ def _exact(matrix: torch.Tensor, rank: int) -> _Triplets:
     """LAPACK's decomposition, of the tall side up (the other way takes four times as long)."""
     wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.t() if wide else matrix
-    precise = tall.double() if tall.shape[1] <= _PRECISE_BELOW else tall
+    precise = tall.double() if tall.shape[1] <= PRECISE_BELOW else tall
     u, s, vt = torch.linalg.svd(precise, full_matrices=False)
     u, s, v = u[:, :rank], s[:rank], vt[:rank].t()
     return _Triplets(v, s, u) if wide else _Triplets(u, s, v)
-
-
-def _eigenvalues(upper: torch.Tensor) -> torch.Tensor:
-    """Eigenvalues, ascending, of the symmetric matrix whose upper triangle is given."""
-    if upper.device.type == "cpu" and upper.dtype == torch.float32:
-        from scipy.linalg import LinAlgError, eigh
-
-        # OpenBLAS reduces it in two thirds of the time that MKL takes, in column order, from the upper triangle.
-        columns = np.asfortranarray(upper.numpy())
-        try:
-            with _blas_threads().limit(limits=1, user_api="blas"):
-                return torch.from_numpy(eigh(columns, lower=False, eigvals_only=True, driver="ev", check_finite=False))
-        except LinAlgError:
-            pass
-    try:
-        return torch.linalg.eigvalsh(upper, UPLO="U")
-    except torch.linalg.LinAlgError:
-        # Single precision gives up on many matrices with columns of zeros (a partly frozen layer).
-        return torch.linalg.eigvalsh(upper.double(), UPLO="U")
-
-
-@lru_cache(maxsize=1)
-def _blas_threads() -> ThreadpoolController:
-    """Two thread counts give different last bits. Looking for the libraries takes long, so it is done once."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-def _upper_gram(tall: torch.Tensor) -> torch.Tensor:
-    """AᵀA, block by block, of which the blocks below the diagonal are left zero."""
-    size = tall.shape[1]
-    if size <= _PRECISE_BELOW:
-        precise = tall.double()
-        return precise.t() @ precise
-    gram = tall.new_zeros(size, size)
-    for start in range(0, size, _GRAM_COLUMNS):
-        stop = start + _GRAM_COLUMNS
-        torch.mm(tall[:, start:stop].t(), tall[:, start:], out=gram[start:stop, start:])
-    return gram
-
-
-def _scaled(matrix: torch.Tensor, norm: float | None) -> tuple[torch.Tensor, float, float]:
-    """The matrix in float32, divided by a power of two if its scale calls for it; that power; its norm.
-
-    Raises ValueError on NaN and Inf.
-    """
-    matrix = matrix.detach().to(torch.float32)
-    if norm is None:
-        norm = float(torch.linalg.vector_norm(matrix))
-    scale = 1.0
-    if not _SAFE_NORM[0] <= norm <= _SAFE_NORM[1]:
-        largest = float(matrix.abs().max()) if matrix.numel() else 0.0
-        if not math.isfinite(largest):
-            raise ValueError("a matrix to decompose holds NaN or infinite values")
-        if largest == 0:
-            return matrix, scale, 0.0
-        exponent = math.frexp(largest)[1]
-        scale = 2.0**exponent
-        # In two steps: the reciprocal of the smallest float32 is not a float32.
-        first = -exponent // 2
-        matrix = matrix * 2.0**first * 2.0 ** (-exponent - first)
-        norm = float(torch.linalg.vector_norm(matrix)) * scale
-    rows, columns = matrix.stride()
-    dense = (columns == 1 and rows >= matrix.shape[1]) or (rows == 1 and columns >= matrix.shape[0])
-    return matrix if dense else matrix.contiguous(), scale, norm
 
 
 def _floor(shape: tuple[int, ...]) -> float:

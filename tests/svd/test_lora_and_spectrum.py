@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from indexer.energy import rank_at
-from indexer.svd import lora_svd, spectrum, truncated_svd
+from indexer.spectrum import spectrum
+from indexer.svd import lora_svd, truncated_svd
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
