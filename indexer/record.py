@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.energy import rank_at
+from indexer.energy import ranks_at
 from indexer.errors import AtlasError
 from indexer.identity import FORMAT_VERSION, Identity, Spec, canonical_json
 from indexer.words import DeltaKey
@@ -69,18 +69,18 @@ class DeltaRecord:
             return 0.0
         return min(1.0, float(np.square(self.s, dtype=np.float64).sum() / self.norm**2))
 
-    def change_rank(self, threshold: float) -> int | None:
-        """Singular values of δW that hold ``threshold`` of its energy, 0 for a zero delta.
+    def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """How many singular values of δW hold each of these shares of its energy, 0 for a zero delta.
 
         From all of them where they are kept, else from the largest and the norm; None where these cannot say.
         """
         if self.spectrum is not None:
-            return rank_at(self.spectrum, threshold)
-        return rank_at(self.s, threshold, self.norm)
+            return ranks_at(self.spectrum, thresholds)
+        return ranks_at(self.s, thresholds, self.norm)
 
-    def weight_rank(self, threshold: float) -> int | None:
-        """Singular values of W that hold ``threshold`` of its energy; None where they are not kept."""
-        return None if self.weights is None else rank_at(self.weights, threshold)
+    def weight_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """How many singular values of W hold each of these shares of its energy; None where they are not kept."""
+        return [None] * len(thresholds) if self.weights is None else ranks_at(self.weights, thresholds)
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class WholeRecord:
         """``3.query_key_value``, or ``decoder.3.query_key_value`` where there are two stacks."""
         return f"{self.parts[0]}".removesuffix(self.parts[0].family) + self.family
 
-    def change_rank(self, threshold: float) -> int:
-        """As that of a delta."""
-        return 0 if self.spectrum is None else rank_at(self.spectrum, threshold) or 0
+    def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """As those of a delta."""
+        return [0] * len(thresholds) if self.spectrum is None else ranks_at(self.spectrum, thresholds)
 
-    def weight_rank(self, threshold: float) -> int:
-        """As that of a delta."""
-        return rank_at(self.weights, threshold) or 0
+    def weight_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """As those of a delta."""
+        return ranks_at(self.weights, thresholds)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from indexer.errors import AtlasError
@@ -57,10 +58,15 @@ class DeltaKey:
     @classmethod
     def parse(cls, text: str) -> DeltaKey:
         """The inverse of ``str``. Raises ValueError on anything else."""
-        *stack, layer, family = text.split(".")
-        if len(stack) > 1 or family not in FAMILIES:
-            raise ValueError(f"{text!r} is not the name of a delta")
-        return cls(stack[0] if stack else "", int(layer), family)
+        return _parsed(text)
+
+
+@lru_cache(maxsize=4096)  # the same few hundred names stand in every record
+def _parsed(text: str) -> DeltaKey:
+    *stack, layer, family = text.split(".")
+    if len(stack) > 1 or family not in FAMILIES:
+        raise ValueError(f"{text!r} is not the name of a delta")
+    return DeltaKey(stack[0] if stack else "", int(layer), family)
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ def check_record(record: Record, kind: Kind, base: dict, tuned: dict) -> None:
         check_values(delta.spectrum, place.get(changes))
         check_values(delta.weights, place.get(tuned))
         for threshold in THRESHOLDS:
-            assert delta.change_rank(threshold) == world.rank_of(place.get(changes), threshold)
-            assert delta.weight_rank(threshold) == world.rank_of(place.get(tuned), threshold)
+            assert delta.change_ranks([threshold])[0] == world.rank_of(place.get(changes), threshold)
+            assert delta.weight_ranks([threshold])[0] == world.rank_of(place.get(tuned), threshold)
     expected = {(stack, layer, name) for stack, layer, _ in kind.places for name in kind.wholes}
     assert {(one.parts[0].stack, one.parts[0].layer, one.family) for one in record.wholes} == expected
     for whole in record.wholes:
@@ -92,8 +92,8 @@ def check_record(record: Record, kind: Kind, base: dict, tuned: dict) -> None:
         check_values(whole.spectrum, kind.whole(changes, *where))
         check_values(whole.weights, kind.whole(tuned, *where))
         for threshold in THRESHOLDS:
-            assert whole.change_rank(threshold) == world.rank_of(kind.whole(changes, *where), threshold)
-            assert whole.weight_rank(threshold) == world.rank_of(kind.whole(tuned, *where), threshold)
+            assert whole.change_ranks([threshold])[0] == world.rank_of(kind.whole(changes, *where), threshold)
+            assert whole.weight_ranks([threshold])[0] == world.rank_of(kind.whole(tuned, *where), threshold)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -142,7 +142,7 @@ def test_an_adapter_against_numpy(name, modules, tmp_path):
         place = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
         is_touched = place.tensor in modules.values()
         assert (delta.spectrum is not None) == is_touched
-        assert delta.change_rank(1.0) == (3 if is_touched else 0)
+        assert delta.change_ranks([1.0])[0] == (3 if is_touched else 0)
         check_values(delta.weights, place.get(merged))
         if is_touched:
             assert delta.spectrum.shape == (min(delta.shape),)
@@ -150,7 +150,7 @@ def test_an_adapter_against_numpy(name, modules, tmp_path):
     for whole in record.wholes:
         where = whole.parts[0].stack, whole.parts[0].layer, whole.family
         is_touched = kind.places[where[0], where[1], kind.wholes[whole.family][0]].tensor in modules.values()
-        assert whole.change_rank(1.0) == (3 if is_touched else 0)
+        assert whole.change_ranks([1.0])[0] == (3 if is_touched else 0)
         check_values(whole.weights, kind.whole(merged, *where))
         if is_touched:
             check_values(whole.spectrum, kind.whole(changes, *where))
@@ -201,7 +201,7 @@ def test_untouched_and_unchanged_matrices_have_weights_and_no_change(tmp_path):
     assert record.is_copy
     assert record.has_spectra
     assert {delta.spectrum for delta in record.deltas} == {whole.spectrum for whole in record.wholes} == {None}
-    assert {delta.change_rank(0.5) for delta in record.deltas} == {0}
+    assert {delta.change_ranks([0.5])[0] for delta in record.deltas} == {0}
     for delta in record.deltas:
         check_values(delta.weights, kind.places[delta.key.stack, delta.key.layer, delta.key.family].get(weights))
 

@@ -20,6 +20,9 @@ from indexer.words import author_of
 
 Row = dict[str, Any]
 
+_CHANGE_RANKS = [f"rank_{percent}" for percent in RANK_THRESHOLDS]
+_WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -211,6 +214,6 @@ def whole_rows(model_id: int, record: Record) -> list[Row]:
 
 def _rank_columns(measured: DeltaRecord | WholeRecord) -> Row:
     """Ranks of δW and of W at every share of the energy that has a column."""
-    shares = {percent: percent / 100 for percent in RANK_THRESHOLDS}
-    changes = {f"rank_{percent}": measured.change_rank(share) for percent, share in shares.items()}
-    return changes | {f"weight_rank_{percent}": measured.weight_rank(share) for percent, share in shares.items()}
+    shares = [percent / 100 for percent in RANK_THRESHOLDS]
+    changes = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))
+    return changes | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))

@@ -154,7 +154,7 @@ def _ranks_in(record: Record, of: str, threshold: float) -> dict[Cell, float]:
     for whole in record.wholes:
         measured[Cell(whole.parts[0].stack, whole.parts[0].layer, whole.family)] = whole
     ranks = {
-        cell: one.weight_rank(threshold) if of == "weights" else one.change_rank(threshold)
+        cell: (one.weight_ranks if of == "weights" else one.change_ranks)([threshold])[0]
         for cell, one in measured.items()
     }
     return {cell: float(rank) for cell, rank in ranks.items() if rank is not None}
