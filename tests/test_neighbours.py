@@ -234,3 +234,13 @@ def test_merging_takes_the_newest_of_like_size(tmp_path):
     assert to_merge(sized(GROWTH * 10 + 1, 10)) == []
     assert to_merge(sized(GROWTH * 10, 10)) == [0, 1]
     assert to_merge(sized(1000, 30, 10)) == [1, 2]
+
+
+def test_full_segments_are_passed_over_and_small_ones_behind_them_still_merge(tmp_path, monkeypatch):
+    """As after a first publish of very many: all alike, and merged four by four."""
+    segments = [write_segment(tmp_path, "b", "input", unit_rows(10, 3, seed=seed)) for seed in range(9)]
+    monkeypatch.setattr("indexer.vectors.segments.MOST_BYTES", 4 * segments[0].bytes)
+    assert to_merge(segments) == [5, 6, 7, 8]
+    full = write_segment(tmp_path, "b", "input", unit_rows(40, 3, seed=99))
+    assert to_merge([*segments[:5], full]) == [1, 2, 3, 4]
+    assert to_merge([segments[0], full, full]) == []

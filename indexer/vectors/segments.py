@@ -118,16 +118,19 @@ def to_merge(segments: Sequence[Segment]) -> list[int]:
     """Which of ``segments`` (oldest first, all in the compressed index or none) are to become one; empty if none.
 
     Those at the end that are not GROWTH times larger than what came after them, and, alone, the first that is
-    mostly removed.
+    mostly removed. A segment of more than half of MOST_BYTES is as large as it should be and passed over.
     """
-    total, first = 0, len(segments)
-    for position in range(len(segments) - 1, -1, -1):
+    growing = [position for position, segment in enumerate(segments) if segment.bytes <= MOST_BYTES // 2]
+    total = 0
+    chosen: list[int] = []
+    for position in reversed(growing):
         size = segments[position].bytes
         if total + size > MOST_BYTES or (total and size > GROWTH * total):
             break
-        total, first = total + size, position
-    if len(segments) - first > 1:
-        return list(range(first, len(segments)))
+        total += size
+        chosen.insert(0, position)
+    if len(chosen) > 1:
+        return chosen
     rotten = (
         position
         for position, segment in enumerate(segments)
