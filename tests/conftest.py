@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,10 @@ os.environ.update(
 )
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_ATLAS", "NO_COLOR"):
     os.environ.pop(name, None)
+
+# A shell that starts this in the background leaves Ctrl-C ignored, and so it would be in every child that is sent one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 

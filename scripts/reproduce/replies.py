@@ -96,7 +96,7 @@ def state_of(atlas: Path, base: str) -> str:
             [base],
         )
         vectors = opened.rows(
-            "SELECT representation, faiss_sha256 FROM representations WHERE base = ? ORDER BY representation", [base]
+            "SELECT representation, segment, faiss_sha256 FROM segments WHERE base = ? ORDER BY ALL", [base]
         )
     return hashlib.sha256(json.dumps([models, vectors, code()], default=str).encode()).hexdigest()
 
