@@ -35,6 +35,10 @@ def main() -> None:
 @output_options
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder."""
+    if options["where"]:
+        from query.sql import prepare
+
+        prepare()
     with opened_atlas(atlas) as opened:
         found = opened.similar(model, options.pop("k"), **options)
         rows = [neighbour.as_row() for neighbour in found]

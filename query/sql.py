@@ -28,9 +28,10 @@ from typing import Any
 from indexer.errors import AtlasError
 from query.sandbox.locked import MEMORY, connect_locked
 
-__all__ = ["SqlResult", "check_condition", "connect_locked", "run_sql"]
+__all__ = ["SqlResult", "check_condition", "connect_locked", "prepare", "run_sql"]
 
 PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
+_prepared: list[subprocess.Popen[bytes]] = []
 CONDITION_SECONDS = 20.0
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 
@@ -105,6 +106,25 @@ def _told_apart(names: Sequence[str]) -> list[str]:
     return list(taken)
 
 
+def prepare() -> None:
+    """Start the process of the next statement now: it gets ready while the caller opens the atlas.
+
+    One that is never asked ends with this process, whose end closes its input.
+    """
+    _prepared.append(_started())
+
+
+def _started() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", str(PROCESS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=PROCESS.anchor,
+        env=_bare_environment(),
+    )
+
+
 def _ask_process(request: dict[str, Any]) -> dict[str, Any]:
     seconds = request["seconds"]
     if not (math.isfinite(seconds) and seconds > 0):
@@ -115,21 +135,16 @@ def _ask_process(request: dict[str, Any]) -> dict[str, Any]:
         raise AtlasError(
             f"A parameter cannot be handed over: {error}.", "Give text, numbers, booleans or None."
         ) from error
+    process = _prepared.pop() if _prepared else _started()
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(PROCESS)],
-            input=question,
-            capture_output=True,
-            timeout=seconds + START_SECONDS,
-            check=False,
-            cwd=PROCESS.anchor,
-            env=_bare_environment(),
-        )
+        output, complaint = process.communicate(question, timeout=seconds + START_SECONDS)
     except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
         raise _too_long(seconds) from error
-    answer = _answer_in(done.stdout)
+    answer = _answer_in(output)
     if answer is None:
-        raise _death(done.returncode, done.stderr, seconds)
+        raise _death(process.returncode, complaint, seconds)
     if answer.get("late"):
         raise _too_long(seconds)
     if answer.get("large"):

@@ -45,6 +45,8 @@ class _Refused(Exception):
 
 def _serve() -> None:
     """Answer one request: JSON on stdin, JSON on stdout."""
+    import duckdb  # noqa: F401 - takes longest, and the request may still be on its way
+
     request = json.load(sys.stdin)
     try:
         text = _answer(request)

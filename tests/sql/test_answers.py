@@ -326,3 +326,19 @@ def test_importing_it_costs_nothing():
     code = "import sys, query.sql; print('duckdb' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_a_process_that_was_prepared_answers_once_and_one_that_is_not_asked_ends(database):
+    sql.prepare()
+    waiting = sql._prepared[-1]
+    assert run_sql(database, "SELECT count(*) FROM models").rows == [[1000]]
+    assert waiting.poll() is not None, "it was the one that answered"
+    assert sql._prepared == []
+    code = "from query import sql; sql.prepare(); print(sql._prepared[0].pid)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{int(done.stdout)}/cmdline"):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("it waits for ever")
