@@ -21,6 +21,7 @@ reproduce: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 

@@ -163,9 +163,7 @@ class Architecture:
             if prefix in candidates:
                 return prefix
         some = ", ".join(quoted(prefix) for prefix in candidates[:NAMES_TOLD])
-        raise Skipped(
-            "malformed", f"{what} come under {len(candidates)} prefixes and any could be meant: {some}"
-        )
+        raise Skipped("malformed", f"{what} come under {len(candidates)} prefixes and any could be meant: {some}")
 
     def _layer(
         self,
@@ -181,9 +179,7 @@ class Architecture:
             out, inner = _oriented(tensor, shapes[tensor], self.transposed)
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
                 key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
-                matrices[family] = Matrix(
-                    key, tensor, shape, self.transposed, rows, pattern.whole if rows else None
-                )
+                matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
         query, output = matrices["query"], matrices["output"]
         if query.rows and query.shape[0] != output.shape[1]:
             raise Skipped(
@@ -236,9 +232,7 @@ def _matrices_of(
         raise Skipped("layer_mismatch", f"the adapter changes {quoted(module)}, the base has {depth}")
     for family in pattern.families:
         if family not in layer:
-            raise Skipped(
-                "missing_matrices", f"the adapter changes {quoted(module)}, the base has no {family}"
-            )
+            raise Skipped("missing_matrices", f"the adapter changes {quoted(module)}, the base has no {family}")
     matrices = tuple(layer[family] for family in pattern.families)
     if len(matrices) == 1:
         # A module of its own in memory may be fused in the base's file; then no rows are to be cut from B.
@@ -255,7 +249,5 @@ def _oriented(tensor: str, shape: tuple[int, ...], transposed: bool) -> tuple[in
     """(out, in) of a stored shape. Raises Skipped("malformed") on anything but two positive numbers."""
     if len(shape) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in shape):
         sizes = " × ".join(told(size) for size in tuple(shape)[:8]) or "of one number"
-        raise Skipped(
-            "malformed", f"{quoted(tensor)} has the shape {sizes}, a block matrix has two sizes above zero"
-        )
+        raise Skipped("malformed", f"{quoted(tensor)} has the shape {sizes}, a block matrix has two sizes above zero")
     return (shape[1], shape[0]) if transposed else (shape[0], shape[1])

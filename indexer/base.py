@@ -186,9 +186,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "commit": commit,
             "file_hashes": [facts.sha256 for facts in checkpoint.files],
             "config": dict(checkpoint.config),
-            "shapes": {
-                matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices
-            },
+            "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
         }
         _assemble(header | {"__metadata__": {"base": json.dumps(description)}}, data, path)
@@ -214,8 +212,6 @@ def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
 
 def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[BaseMatrices]:
     """Bases kept in the atlas (all commits of ``base``, or of every base), newest first."""
-    paths = sorted(
-        folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name)
-    )
+    paths = sorted(folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name))
     found = [BaseMatrices(path, resident=False) for path in paths]
     return [one for one in found if base is None or one.base == base]

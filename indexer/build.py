@@ -210,9 +210,7 @@ class Build:
         self.report.seconds = round(time.monotonic() - self.started, 3)
         return self.report
 
-    def work(
-        self, planned: Sequence[Planned], base: BaseMatrices, settled: dict[str, Entry]
-    ) -> Iterator[Result]:
+    def work(self, planned: Sequence[Planned], base: BaseMatrices, settled: dict[str, Entry]) -> Iterator[Result]:
         """Do what is planned; after each model ``settled`` (by id) says what became of it. Nothing is published."""
         units = [one.unit for one in planned if one.unit is not None]
         self.watcher.started(self.facts.id, len(units), planned)

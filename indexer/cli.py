@@ -73,9 +73,7 @@ _index_options = _together(
 
 
 @main.command()
-@click.option(
-    "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more."
-)
+@click.option("--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more.")
 @_selection_options
 @_record_options
 @_resource_options
@@ -171,9 +169,7 @@ def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
         report = add_model(atlas, model, base, _options(chosen), view)
     emit(report.as_row(), output)
     if not report.is_success:
-        raise AtlasError(
-            f"Not indexed: {report.problem or 'it was refused before'}.", f"See: query show {model}"
-        )
+        raise AtlasError(f"Not indexed: {report.problem or 'it was refused before'}.", f"See: query show {model}")
 
 
 @main.command()

@@ -76,9 +76,7 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
         aliases = Listing(folder.listing(base.base)).aliases()
         if name.lower() in {base.base.lower(), *(alias.lower() for alias in aliases)}:
             return BaseFacts(base.base, base.commit, aliases, dict(base.config))
-    raise AtlasError(
-        f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub."
-    )
+    raise AtlasError(f"The base {name} is not in this atlas, and HF_HUB_OFFLINE is set.", "Unset it to ask the Hub.")
 
 
 def update_listing(build: Build, watcher: Watcher) -> None:

@@ -115,9 +115,7 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, with_weights: bool) -> DenseDelta:
     """The delta takes the place of ``weight`` in memory where that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
-        raise Skipped(
-            "shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
-        )
+        raise Skipped("shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}")
     # Through the narrow dtype and then the stored one: a bfloat16 model saved as float16 was rounded twice.
     reference = base.to(narrowest_dtype(weight)).to(weight.dtype).to(torch.float32)
     delta = weight.to(torch.float32)

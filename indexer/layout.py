@@ -77,11 +77,7 @@ class Matrix:
         PEFT's factors do not follow the checkpoint's orientation, so nothing is transposed here.
         Raises Skipped("shape_mismatch") where the factors do not fit this matrix.
         """
-        fits = (
-            a.ndim == b.ndim == 2
-            and b.shape == (self.stored_rows, a.shape[0])
-            and a.shape[1] == self.shape[1]
-        )
+        fits = a.ndim == b.ndim == 2 and b.shape == (self.stored_rows, a.shape[0]) and a.shape[1] == self.shape[1]
         if not fits:
             raise Skipped(
                 "shape_mismatch",
@@ -151,6 +147,4 @@ def compare(base: Layout, layout: Layout) -> None:
 
 
 def _depth(layout: Layout) -> str:
-    return ", ".join(
-        f"{count} {stack} layers".replace("  ", " ") for stack, count in sorted(layout.depth.items())
-    )
+    return ", ".join(f"{count} {stack} layers".replace("  ", " ") for stack, count in sorted(layout.depth.items()))

@@ -72,9 +72,7 @@ def _config(folder: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return (
-        {key: found[key] for key in ("architectures", "model_type") if key in found}
-        if isinstance(found, dict)
-        else {}
+        {key: found[key] for key in ("architectures", "model_type") if key in found} if isinstance(found, dict) else {}
     )
 
 

@@ -263,9 +263,7 @@ def _dataset_claims(
 ) -> tuple[DatasetClaim, ...]:
     claims: dict[DatasetClaim, None] = {}
 
-    def claim(
-        raw: str, found: tuple[CanonicalDataset, ...], source: Literal["tag", "card", "model-index"]
-    ) -> None:
+    def claim(raw: str, found: tuple[CanonicalDataset, ...], source: Literal["tag", "card", "model-index"]) -> None:
         for dataset in found:
             claims[DatasetClaim(dataset.name, raw, source, dataset.parent, dataset.subtask)] = None
         if not found and not is_placeholder(raw):

@@ -172,15 +172,9 @@ class Stack:
             return
         sizes = [max(numbers) + 1 for numbers in zip(*present, strict=True)]
         # Lazy on purpose: a hostile number makes the grid huge, but a gap comes within len(present) steps.
-        gaps = (
-            (pattern, index) for index in _grid(sizes) for pattern in chosen if index not in chosen[pattern]
-        )
-        if some := [
-            quoted(f"{prefix}{pattern.name(index)}.weight") for pattern, index in islice(gaps, NAMES_TOLD)
-        ]:
-            raise Skipped(
-                "missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}"
-            )
+        gaps = ((pattern, index) for index in _grid(sizes) for pattern in chosen if index not in chosen[pattern])
+        if some := [quoted(f"{prefix}{pattern.name(index)}.weight") for pattern, index in islice(gaps, NAMES_TOLD)]:
+            raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}")
         for index in _grid(sizes):
             yield {pattern: names[index] + ".weight" for pattern, names in chosen.items()}
 
@@ -207,9 +201,7 @@ class Settings:
             if value is None:
                 continue
             if type(value) is not int or not 1 <= value <= MAX_HEADS:
-                raise Skipped(
-                    "malformed", f"config.json says {key} = {told(value)}, not a number of 1 to {MAX_HEADS}"
-                )
+                raise Skipped("malformed", f"config.json says {key} = {told(value)}, not a number of 1 to {MAX_HEADS}")
             return value
         if name == "kv_heads":
             return self.count("heads")
@@ -248,6 +240,4 @@ def told(value: object) -> str:
     # A huge int must not be turned into digits (quadratic, and refused by Python past 4,300).
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number with more than 38 digits"
-    return (
-        printable(repr(value)[:60]) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-    )
+    return printable(repr(value)[:60]) if isinstance(value, str | int | float) else f"a {type(value).__name__}"

@@ -127,9 +127,7 @@ def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> d
     return {
         "models": len(units),
         "adapters": len(units) - len(full),
-        "bytes": sum(
-            block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full
-        ),
+        "bytes": sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
     }
 
 

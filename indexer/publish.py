@@ -116,13 +116,9 @@ class _Publisher:
             for entry in self.publication.entries
             if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint
         ]
-        reread = [
-            entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key
-        ]
+        reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
         stale = [ids[entry.listed.id] for entry in reread]
-        duplicates = DuplicateGroups(
-            self.tables, self.store, self.base, self.publication.thresholds.duplicate_within
-        )
+        duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
         touched = duplicates.members_with(stale)
         self._listing_tables(changed, ids)
         published = self._wanted(representations)
@@ -219,9 +215,7 @@ class _Publisher:
             for name in names
         ]
 
-    def _vectors(
-        self, vectors: PublishedVectors, arriving: Incoming, stale: Sequence[int], is_complete: bool
-    ) -> None:
+    def _vectors(self, vectors: PublishedVectors, arriving: Incoming, stale: Sequence[int], is_complete: bool) -> None:
         """The FAISS files, their rows, and the neighbours of one representation."""
         if not is_complete:
             for model_id, record_key in self.tables.rows(

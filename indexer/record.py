@@ -250,9 +250,7 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
     identity = dict(header["identity"])
     spec = Spec(**identity.pop("spec"))
     if spec.format > FORMAT_VERSION:
-        raise AtlasError(
-            f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade."
-        )
+        raise AtlasError(f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade.")
     deltas = tuple(
         DeltaRecord(
             key=DeltaKey.parse(row["key"]),

@@ -82,9 +82,7 @@ def _sketched(side: str) -> Callable[[Record], Vector]:
 def _sketched_block(delta: DeltaRecord, side: str) -> NDArray[np.float64]:
     if delta.norm == 0.0 or delta.u is None or delta.v is None:
         return np.zeros(SKETCH_LENGTH)
-    left, right = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}[
-        side
-    ]
+    left, right = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}[side]
     # Where a and b are the same vector the two hashes must still be independent.
     first = _count_sketch(left.astype(np.float64), f"{delta.key}|first")
     second = _count_sketch(right.astype(np.float64), f"{delta.key}|second")
@@ -99,9 +97,7 @@ def _count_sketch(columns: NDArray[np.float64], seed: str) -> NDArray[np.float64
     """CountSketch of each column of an (n, r) array: (SKETCH_LENGTH, r)."""
     buckets, signs = _hashes(seed, columns.shape[0])
     signed = columns * signs[:, None]
-    return np.stack(
-        [np.bincount(buckets, weights=column, minlength=SKETCH_LENGTH) for column in signed.T], axis=1
-    )
+    return np.stack([np.bincount(buckets, weights=column, minlength=SKETCH_LENGTH) for column in signed.T], axis=1)
 
 
 @lru_cache(maxsize=4096)
@@ -164,9 +160,7 @@ REPRESENTATIONS: dict[str, Representation] = {
         Representation("input", 1, "input side: Σ σ v vᵀ per delta, sketched", True, _sketched("input")),
         Representation("output", 1, "output side: Σ σ u uᵀ per delta, sketched", True, _sketched("output")),
         Representation("delta", 1, "the delta: Σ σ u vᵀ per delta, sketched", True, _sketched("delta")),
-        Representation(
-            "seed", 1, "U_r with fixed signs, layers averaged (the original method)", False, _seed(False)
-        ),
+        Representation("seed", 1, "U_r with fixed signs, layers averaged (the original method)", False, _seed(False)),
         Representation("seed_scaled", 1, "U_r Σ_r with fixed signs, layers averaged", False, _seed(True)),
         Representation("spectrum", 1, "top singular values of every delta", True, _spectrum_vector),
     )

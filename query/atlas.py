@@ -221,9 +221,7 @@ class Atlas:
             rows = matching
         if len(rows) > 1:
             found = ", ".join(row["base"] for row in rows)
-            raise AtlasError(
-                f"{rows[0]['model']} has records for several bases ({found}).", "Say which with --base."
-            )
+            raise AtlasError(f"{rows[0]['model']} has records for several bases ({found}).", "Say which with --base.")
         return IndexedModel(**rows[0]) if rows else None
 
     def holds(self, model: str, base: str) -> bool:
@@ -235,9 +233,7 @@ class Atlas:
 
         Raises AtlasError where there is none, or nothing is published for it.
         """
-        canonical = (
-            self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
-        )
+        canonical = self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
         rows = self.rows(
             'SELECT "commit", rank FROM bases JOIN representations USING (base) '
             "WHERE base = ? AND representation = 'input'",

@@ -23,9 +23,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("model")
-@click.option(
-    "-k", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many."
-)
+@click.option("-k", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
 @click.option("--where", metavar="SQL", help='Only models for which this holds, e.g. "downloads > 100".')
 @click.option("--other-authors", is_flag=True, help="Leave the model's own author out.")
 @click.option("--representation", default="input", show_default=True, help="Which vectors.")
@@ -86,9 +84,7 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
 @main.command()
 @click.argument("statement")
 @click.option("--limit", default=10_000, show_default=True, type=click.IntRange(min=1), help="Most rows.")
-@click.option(
-    "--timeout", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Most seconds."
-)
+@click.option("--timeout", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Most seconds.")
 @atlas_option
 @output_options
 def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
@@ -123,9 +119,7 @@ def _tell_ceiling(opened: Atlas, model: str, base: str | None, output: str) -> N
         return
     highest = ceiling(opened, known) if known is not None else None
     if highest is not None:
-        say(
-            f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}"
-        )
+        say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
 
 
 for study in STUDIES:

@@ -24,12 +24,8 @@ def show(atlas: Atlas, model: str, base: str | None = None) -> dict[str, Any]:
     known = atlas.find(reference, base)
     if known is None:
         raise atlas.unknown_model(model, f"Add it: index add {model} --base {base_in_hint(atlas, base)}")
-    shown = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [known.model_id])[
-        0
-    ]
-    weights = atlas.rows(
-        "SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [known.model_id]
-    )
+    shown = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [known.model_id])[0]
+    weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [known.model_id])
     if weights:
         shown |= weights[0]
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])

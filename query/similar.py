@@ -102,9 +102,7 @@ def _fulfilling(database: Path, where: str) -> list[int]:
     return check_condition(database, where)
 
 
-def _allowed(
-    atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other_authors: bool
-) -> list[int]:
+def _allowed(atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other_authors: bool) -> list[int]:
     """Ids that may be found, decided before the search."""
     rows = atlas.rows(
         "SELECT model_id, author FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",

@@ -35,6 +35,7 @@ _prepared: list[subprocess.Popen[bytes]] = []
 CONDITION_SECONDS = 20.0
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 
+
 @dataclass(frozen=True)
 class SqlResult:
     """Rows of JSON's own types (times as ISO text, NaN as None); ``truncated``: there were more than the limit.

@@ -284,9 +284,7 @@ NEIGHBOURS = {
         "self_attn.longformer_self_attn.query self_attn.longformer_self_attn.key "
         "self_attn.longformer_self_attn.value self_attn.output"
     ).but(attention_window=[8, 8, 8]),
-    "bigbird_pegasus": bart_with(
-        "self_attn.self.query self_attn.self.key self_attn.self.value self_attn.output"
-    ),
+    "bigbird_pegasus": bart_with("self_attn.self.query self_attn.self.key self_attn.self.value self_attn.output"),
     "umt5": t5("SelfAttention", "wi_0 wi_1 wo"),
     "longt5": t5("LocalSelfAttention", "wi wo", local_radius=3),
     "longt5 global": t5(
@@ -303,9 +301,7 @@ NEIGHBOURS = {
     "dinov2 giant": GATED_DINOV2,
     "dinov2_with_registers": DINOV2,
     "dinov2_with_registers giant": GATED_DINOV2,
-    **dict.fromkeys(
-        ["wav2vec2", "data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wavlm"], WAV2VEC2
-    ),
+    **dict.fromkeys(["wav2vec2", "data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wavlm"], WAV2VEC2),
     "sew": WAV2VEC2.but(squeeze_factor=2),
     "clip_text_model": CLIP,
     "clip_vision_model": CLIP,
@@ -320,13 +316,9 @@ NEIGHBOURS = {
     "gpt_bigcode per head": BIGCODE.but(multi_query=False),
     "gptj": one("h.*", "attn.q_proj attn.k_proj attn.v_proj attn.out_proj", "mlp.fc_in mlp.fc_out"),
     "gpt_neox_japanese": one("layers.*", fused("attention.query_key_value", "attention.dense"), QKV_MLP),
-    "persimmon": one(
-        "layers.*", fused("self_attn.query_key_value", "self_attn.dense"), QKV_MLP, hidden_size=32
-    ),
+    "persimmon": one("layers.*", fused("self_attn.query_key_value", "self_attn.dense"), QKV_MLP, hidden_size=32),
     "mpt": one("blocks.*", fused("attn.Wqkv", "attn.out_proj"), "ffn.up_proj ffn.down_proj"),
-    "modernbert-decoder": one(
-        "layers.*", "attn.q_proj attn.k_proj attn.v_proj attn.Wo", "mlp.Wi mlp.Wi mlp.Wo"
-    ),
+    "modernbert-decoder": one("layers.*", "attn.q_proj attn.k_proj attn.v_proj attn.Wo", "mlp.Wi mlp.Wi mlp.Wo"),
     "nomic_bert": LLAMA,
     "openai-gpt": BIGCODE,
     "xlm": XLM,
@@ -364,9 +356,7 @@ TOWER = {
     "patch_size": 8,
 }
 LANGUAGE = Live({"": {family: f"language_model.{path}" for family, path in LLAMA.stacks[""].items()}})
-QWEN_TEXT = TEXT | {
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-}
+QWEN_TEXT = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 NESTED = {
     "gemma3": LANGUAGE.but(text_config=TEXT, vision_config=TOWER, mm_tokens_per_image=4),
     "llava": LANGUAGE.but(

@@ -60,9 +60,7 @@ def read_after(
     return seen.pop().reshape(rows, length, -1)
 
 
-def fused_rows(
-    model: nn.Module, families: list[str], module: nn.Module, reader: nn.Module
-) -> dict[str, list[int]]:
+def fused_rows(model: nn.Module, families: list[str], module: nn.Module, reader: nn.Module) -> dict[str, list[int]]:
     """The output rows of a fused module that the forward pass uses as each of its families.
 
     ``reader`` is the module that takes in the result. Attention: over a single token the softmax is 1, so

@@ -31,13 +31,10 @@ def located(tensors: dict[str, torch.Tensor], config: dict[str, object]) -> Layo
     return architecture.locate({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config)
 
 
-def found_deltas(
-    base: dict, tuned: dict, base_layout: Layout, layout: Layout
-) -> dict[DeltaKey, torch.Tensor]:
+def found_deltas(base: dict, tuned: dict, base_layout: Layout, layout: Layout) -> dict[DeltaKey, torch.Tensor]:
     ours = {matrix.key: matrix for matrix in layout.matrices}
     return {
-        matrix.key: ours[matrix.key].extract(tuned[ours[matrix.key].tensor])
-        - matrix.extract(base[matrix.tensor])
+        matrix.key: ours[matrix.key].extract(tuned[ours[matrix.key].tensor]) - matrix.extract(base[matrix.tensor])
         for matrix in base_layout.matrices
     }
 
@@ -171,9 +168,7 @@ def adapter(name: str, folder: Path) -> tuple[nn.Module, dict[str, tuple[torch.T
     model.save_pretrained(folder)
     stored = load_file(folder / "adapter_model.safetensors")
     paths = {
-        key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        for key in stored
-        if ".lora_A." in key
+        key.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for key in stored if ".lora_A." in key
     }
     return model, {
         path: tuple(stored[f"base_model.model.{path}.{factor}.weight"] for factor in ("lora_A", "lora_B"))
@@ -189,9 +184,7 @@ def test_lora_factors_make_the_difference_of_the_merged_weights(name: str, tmp_p
     model, factors = adapter(name, tmp_path / "adapter")
     head_base, head_config = saved(build(name, LORA[name][0]), tmp_path / "head")
     merged, _ = saved(model.merge_and_unload(), tmp_path / "merged")
-    differences = found_deltas(
-        head_base, merged, located(head_base, head_config), located(merged, head_config)
-    )
+    differences = found_deltas(head_base, merged, located(head_base, head_config), located(merged, head_config))
 
     found = load_architecture(str(config["model_type"])).locate_modules(list(factors), base_layout)
     made: dict[DeltaKey, torch.Tensor] = {}

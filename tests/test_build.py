@@ -60,9 +60,7 @@ def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(world):
     again = build(world)
     assert counts(again) == {"discovered": 12, "indexed": 0, "unchanged": 12, "skipped": 0, "failed": 0}
     assert not [
-        request
-        for request in world.hub.requests
-        if "/resolve/" in request.path and "safetensors" in request.path
+        request for request in world.hub.requests if "/resolve/" in request.path and "safetensors" in request.path
     ]
 
 
@@ -144,9 +142,7 @@ def test_a_failing_download_is_tried_again_by_the_next_build(world):
     first = build(world)
     world.hub.faults.remove(fault)
     assert counts(first)["failed"] == 1
-    assert rows(world, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [
-        ("ann/glue-0", "failed")
-    ]
+    assert rows(world, "SELECT model, status FROM fine_tunes WHERE status <> 'indexed'") == [("ann/glue-0", "failed")]
     second = build(world)
     assert counts(second) == {"discovered": 12, "indexed": 1, "unchanged": 11, "skipped": 0, "failed": 0}
 
@@ -172,9 +168,7 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
     report = build(world)
     assert report["indexed"] + report["unchanged"] == 12
     assert world("index", "verify").code == 0
-    leftovers = [
-        path.name for path in (world.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))
-    ]
+    leftovers = [path.name for path in (world.folder / "atlas").iterdir() if path.name.endswith((".tmp", ".wal"))]
     assert leftovers == []
 
 
@@ -188,10 +182,7 @@ def test_ctrl_c_publishes_what_was_done(world):
         text=True,
     )
     deadline = time.monotonic() + 60
-    while (
-        not any("imdb-3/resolve" in request.path for request in world.hub.requests)
-        and time.monotonic() < deadline
-    ):
+    while not any("imdb-3/resolve" in request.path for request in world.hub.requests) and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)

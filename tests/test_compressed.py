@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 
+import faiss
 import numpy as np
 import pytest
 
@@ -19,9 +20,8 @@ from indexer.vectors.compressed import (
     auto_factories,
     compress,
     extend,
-    index_bytes,
-    open_compressed,
 )
+from indexer.vectors.factories import read_factory
 from indexer.vectors.segments import Vectors
 
 LENGTH, BLOCK = 240, 24
@@ -85,7 +85,7 @@ def test_the_recall_is_what_a_brute_force_finds(factory, monkeypatch):
     monkeypatch.setattr(room, "CANDIDATES", (15,))
     parts = [Vectors(IDS[:500], MATRIX[:500]), Vectors(IDS[500:1300], MATRIX[500:1300])]
     made = compress(parts, factory, promised=0.9)
-    assert made.queries == made.count == 1300
+    assert made.queries == made.index.ntotal == 1300
     CompressedSearch(made.index, made.parameters)
     assert made.recall == pytest.approx(brute_recall(made.index, IDS[:1300], MATRIX[:1300], 15), abs=1e-3)
 
@@ -106,20 +106,20 @@ def test_every_type_proposes_after_adding_extending_and_adding_again(factory, tm
 
     path = tmp_path / "index.faiss"
     write(made, path)
-    assert index_bytes(factory, 2700, LENGTH) == pytest.approx(path.stat().st_size, rel=0.05)
-    mapped = CompressedSearch(open_compressed(path), made.parameters)
+    assert read_factory(factory, LENGTH).bytes(2700) == pytest.approx(path.stat().st_size, rel=0.05)
+    mapped = CompressedSearch(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC), made.parameters)
     here = CompressedSearch(made.index, made.parameters)
     for row in range(0, 2700, 300):
         assert mapped.candidates(MATRIX[row], 60).tolist() == here.candidates(MATRIX[row], 60).tolist()
 
-    loaded = replace(made, index=open_compressed(path, mapped=False))
+    loaded = replace(made, index=faiss.read_index(str(path)))
     grown = extend(loaded, NEW, [*OLD, *NEW], promised=0.95)
-    assert (grown.count, grown.factory) == (3000, factory)
+    assert (grown.index.ntotal, grown.factory) == (3000, factory)
     assert grown.recall >= 0.95
     check_candidates(grown, range(2700, 3000, 30))
 
     again = extend(grown, [OLD[0]], [*OLD, *NEW], promised=0.95)
-    assert again.count == 4500
+    assert again.index.ntotal == 4500
     check_candidates(again, range(0, 3000, 300))
 
 
@@ -199,7 +199,7 @@ def test_withdrawn_models_in_the_index_take_no_part_in_the_recall():
     left = [Vectors(IDS[:2700:2], MATRIX[:2700:2])]
     measured = extend(made, [], left, 0.95)
     assert measured.recall >= 0.99
-    assert measured.count == 2700
+    assert measured.index.ntotal == 2700
 
 
 def test_equal_vectors_are_equally_good():
@@ -275,13 +275,13 @@ def test_what_faiss_throws_becomes_one_line(monkeypatch):
 def test_auto_names_what_fits_and_can_be_trained():
     million = auto_factories(1_000_000, 4104, 1 << 30)
     assert million
-    assert all(index_bytes(one, 1_000_000, 4104) <= 1 << 30 for one in million)
+    assert all(read_factory(one, 4104).bytes(1_000_000) <= 1 << 30 for one in million)
     assert set(auto_factories(1_000_000, 4104, 200 << 20)) < set(million)
     assert auto_factories(1_000_000, 4104, 10 << 20) == []
     assert auto_factories(0, 4104, 1 << 30) == []
     for count, length in ((30, 57), (700, 240), (2700, LENGTH), (10**7, 768)):
         for one in auto_factories(count, length, 1 << 32):
-            assert index_bytes(one, count, length) <= 1 << 32
+            assert read_factory(one, length).bytes(count) <= 1 << 32
     more = [auto_factories(count, 4104, 1 << 30) for count in (10**5, 10**6, 10**7, 10**8)]
     assert all(len(after) <= len(before) for before, after in pairwise(more))
 
@@ -297,6 +297,7 @@ import faiss
 import numpy as np
 import sklearn.utils.extmath
 from indexer.vectors import compressed, recall
+from indexer.vectors.factories import read_factory
 from indexer.vectors.segments import Vectors
 
 recall.BLOCK_BYTES, compressed.SAMPLE, compressed.QUERIES = 4 << 20, 2000, 32
@@ -306,7 +307,7 @@ data = int(next(line for line in open("/proc/self/status") if line.startswith("V
 limit = data + int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 made = compressed.compress([Vectors(np.arange(len(matrix)), matrix)], sys.argv[2], 0.5)
-print(made.count, made.recall)
+print(made.index.ntotal, made.recall)
 """
 
 

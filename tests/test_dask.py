@@ -96,7 +96,19 @@ def free_port():
 
 def start_build(world, address):
     return subprocess.Popen(
-        [sys.executable, "-m", "indexer", "build", "--base", BASE, "--executor", "dask", "--scheduler", address, "--json"],
+        [
+            sys.executable,
+            "-m",
+            "indexer",
+            "build",
+            "--base",
+            BASE,
+            "--executor",
+            "dask",
+            "--scheduler",
+            address,
+            "--json",
+        ],
         cwd=world.folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": world.endpoint, **world.environment},
         stdout=subprocess.PIPE,

@@ -44,9 +44,7 @@ def test_the_difference_is_one_minus_the_cosine_of_the_formed_matrices():
             mixed *= np.linalg.norm(full[0]) / np.linalg.norm(mixed)
             u, s, vt = np.linalg.svd(mixed, full_matrices=False)
             deltas.append(
-                dataclasses.replace(
-                    first, u=u.astype(np.float16), s=s.astype(np.float32), v=vt.T.astype(np.float16)
-                )
+                dataclasses.replace(first, u=u.astype(np.float16), s=s.astype(np.float32), v=vt.T.astype(np.float16))
             )
             product += (full[0] * mixed).sum()
             first_square += (full[0] ** 2).sum()

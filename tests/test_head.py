@@ -14,9 +14,7 @@ SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.tex
 KEYS = ["id2label", "label2id", "num_labels", "architectures", "model_type", "problem_type", "0", "1", "-1"]
 JSON = st.recursive(
     SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(KEYS), inner, max_size=6)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(KEYS), inner, max_size=6)),
     max_leaves=20,
 )
 

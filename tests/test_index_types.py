@@ -13,7 +13,18 @@ from tests.test_neighbours import Store
 
 LENGTH = 32
 COUNT = 3000
-FACTORIES = ("Flat", "SQ8", "PCA16,SQ8", "IVF32,Flat", "PCA24,IVF32,SQ8", "PQ32x4", "PQ32x4fs", "HNSW16", "RR,RaBitQ4", "PCA16,HNSW16,SQ8")
+FACTORIES = (
+    "Flat",
+    "SQ8",
+    "PCA16,SQ8",
+    "IVF32,Flat",
+    "PCA24,IVF32,SQ8",
+    "PQ32x4",
+    "PQ32x4fs",
+    "HNSW16",
+    "RR,RaBitQ4",
+    "PCA16,HNSW16,SQ8",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +69,7 @@ def published(request, tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("types"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "INSTANT_BYTES", 0)
-        store.publish(
-            groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice(request.param, promised=0.9)
-        )
+        store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice(request.param, promised=0.9))
     return store
 
 

@@ -127,9 +127,7 @@ def test_the_whole_of_a_fused_matrix_is_named() -> None:
         "output": None, "feedforward1": None, "feedforward2": None,
     }  # fmt: skip
     assert all(matrix.transposed for matrix in by_key.values())
-    assert gpt2_layout().by_tensor["h.0.attn.c_attn.weight"] == tuple(
-        by_key[it] for it in ("query", "key", "value")
-    )
+    assert gpt2_layout().by_tensor["h.0.attn.c_attn.weight"] == tuple(by_key[it] for it in ("query", "key", "value"))
 
 
 def test_extraction_keeps_the_dtype_and_copies_nothing_it_need_not() -> None:
@@ -248,9 +246,7 @@ def test_grids_of_layers_do_not_grow() -> None:
     """ALBERT counts groups and layers in groups: two large numbers must not make a large product."""
     name = "encoder.albert_layer_groups.{}.albert_layers.{}.{}.weight"
     parts = ("attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output")
-    full = {
-        name.format(group, layer, part): (8, 8) for group in range(2) for layer in range(3) for part in parts
-    }
+    full = {name.format(group, layer, part): (8, 8) for group in range(2) for layer in range(3) for part in parts}
     assert load_architecture("albert").locate(full, {}).depth == {"": 6}
     for group, layer in ((10**8, 0), (0, 10**8), (10**8, 10**8), (1, 3)):
         error = refused(full | {name.format(group, layer, "ffn"): (8, 8)}, model_type="albert")
@@ -328,9 +324,9 @@ def test_configs_that_contradict_the_tensors_are_refused(config: dict) -> None:
         "layers.0.mlp.gate_up_proj.weight": (24, 8),
         "layers.0.mlp.down_proj.weight": (8, 12),
     }
-    assert load_architecture("phi3").locate(
-        shapes, {"num_attention_heads": 4, "num_key_value_heads": 2}
-    ).depth == {"": 1}
+    assert load_architecture("phi3").locate(shapes, {"num_attention_heads": 4, "num_key_value_heads": 2}).depth == {
+        "": 1
+    }
     assert refused(shapes, config, "phi3").reason == "malformed"
     odd = shapes | {"layers.0.mlp.gate_up_proj.weight": (25, 8)}
     error = refused(odd, {"num_attention_heads": 4, "num_key_value_heads": 2}, "phi3")

@@ -33,9 +33,7 @@ def brute_force(vectors: Vectors, k: int) -> list[tuple[int, int, int]]:
     exact = vectors.matrix.astype(np.float64) @ vectors.matrix.astype(np.float64).T
     for row in np.argsort(vectors.ids):
         others = [(-round(float(exact[row, j]), 6), int(other)) for j, other in enumerate(vectors.ids) if j != row]
-        found += [
-            (int(vectors.ids[row]), rank, other) for rank, (_, other) in enumerate(sorted(others)[:k], start=1)
-        ]
+        found += [(int(vectors.ids[row]), rank, other) for rank, (_, other) in enumerate(sorted(others)[:k], start=1)]
     return found
 
 

@@ -167,7 +167,9 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
     published = []
     monkeypatch.setattr("indexer.build.PUBLISH_EVERY_SECONDS", 0.0)
     monkeypatch.setattr("indexer.build.PUBLISHING_SHARE", 1e9)
-    monkeypatch.setattr(Build, "publish", lambda build, entries, base, outcome: published.append((list(entries), outcome)))
+    monkeypatch.setattr(
+        Build, "publish", lambda build, entries, base, outcome: published.append((list(entries), outcome))
+    )
     build = Build.__new__(Build)
     results = [type("Result", (), {"unit": type("Unit", (), {"model": entry.listed})})() for entry in atlas.entries[:3]]
     planned = [type("Planned", (), {"entry": entry, "lacks_spectra": False})() for entry in atlas.entries]

@@ -212,12 +212,7 @@ def test_real_sentences():
         assert read is not None
         assert read[0] == base
         for article in ("the ", "an "):
-            if (
-                rest.startswith(article)
-                and rest.endswith(" dataset.")
-                and rest.count(".") == 1
-                and "[" not in rest
-            ):
+            if rest.startswith(article) and rest.endswith(" dataset.") and rest.count(".") == 1 and "[" not in rest:
                 assert read[1] == rest.removeprefix(article).removesuffix(" dataset.").strip()
                 datasets.append(read[1])
     assert len(datasets) > 170

@@ -51,7 +51,11 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert back.head == record.head
     for one, other in zip(record.deltas, back.deltas, strict=True):
         assert (one.key, one.shape, one.norm, one.base_norm, one.inner) == (
-            other.key, other.shape, other.norm, other.base_norm, other.inner,
+            other.key,
+            other.shape,
+            other.norm,
+            other.base_norm,
+            other.inner,
         )
         for name in ("s", "u", "v"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
@@ -90,9 +94,7 @@ def test_the_digest_depends_on_everything_that_changes_the_record():
     for field in ("model", "commit", "base", "base_commit", "relation", "subfolder"):
         digests.add(dataclasses.replace(identity, **{field: "other"}).digest)
     for field, value in (("rank", 9), ("spectra", True), ("svd", "2"), ("format", 2)):
-        digests.add(
-            dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest
-        )
+        digests.add(dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest)
     assert len(digests) == 11
 
 

@@ -17,9 +17,7 @@ RANK = 4
 SHAPES = {"query": (48, 48), "feedforward1": (96, 48), "feedforward2": (48, 96)}
 
 
-def record_of(
-    matrices: dict[tuple[int, str], np.ndarray], transposed: bool = False, flip: int | None = None
-) -> Record:
+def record_of(matrices: dict[tuple[int, str], np.ndarray], transposed: bool = False, flip: int | None = None) -> Record:
     rng = np.random.default_rng(flip)
     deltas = []
     for (layer, family), matrix in sorted(matrices.items(), key=lambda item: DeltaKey("", *item[0]).sort_key):
@@ -92,9 +90,7 @@ def test_signs_of_singular_vectors_do_not_matter(name):
     matrices = random_matrices(7)
     plain = chosen.compute(record_of(matrices))
     for flip in range(4):
-        np.testing.assert_allclose(
-            chosen.compute(record_of(matrices, flip=flip)), plain, rtol=1e-5, atol=1e-6
-        )
+        np.testing.assert_allclose(chosen.compute(record_of(matrices, flip=flip)), plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["input", "output", "delta"])

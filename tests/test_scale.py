@@ -131,7 +131,10 @@ def test_labels_depend_on_the_seed_and_add_up():
     assert ((labels.changed == EVERY_FAMILY) | labels.is_adapter | (labels.changed == 0)).all()
     assert 10 < (labels.changed == 0).sum() < 60
     # A project is one author's on one data set, and named as a whole.
-    pairs = {(a, d): {p} for a, d, p in zip(labels.author.tolist(), labels.dataset.tolist(), labels.project.tolist(), strict=True)}
+    pairs = {
+        (a, d): {p}
+        for a, d, p in zip(labels.author.tolist(), labels.dataset.tolist(), labels.project.tolist(), strict=True)
+    }
     assert len(pairs) == labels.project.max() + 1
 
 
@@ -225,7 +228,9 @@ def test_repeats_are_found_as_duplicates(made):
     expected = {frozenset(maker.cards.model(int(number)) for number in group) for group in groups if len(group) > 1}
     assert expected
     with Atlas(root) as atlas:
-        rows = atlas.rows("SELECT list(id) AS ids FROM models WHERE duplicate_group IS NOT NULL GROUP BY duplicate_group")
+        rows = atlas.rows(
+            "SELECT list(id) AS ids FROM models WHERE duplicate_group IS NOT NULL GROUP BY duplicate_group"
+        )
     assert {frozenset(row["ids"]) for row in rows} == expected
 
 

@@ -177,9 +177,7 @@ def test_patience_is_spent_once_although_the_library_retries_too(hub):
     info()  # it has recovered, and is worth patience again
 
 
-@pytest.mark.parametrize(
-    "fault", [{"no_answer": True}, {"drop_after": 20}, {"drop_after": 20, "reset": True}]
-)
+@pytest.mark.parametrize("fault", [{"no_answer": True}, {"drop_after": 20}, {"drop_after": 20, "reset": True}])
 def test_dropped_connections_are_tried_again(hub, fault):
     hub.faults.add("me/model", first=2, **fault)
     assert info().id == "me/model"

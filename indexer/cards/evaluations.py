@@ -86,9 +86,7 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
     ({"type": "glue", "name": "GLUE MRPC"}).
     """
     written = [reader.text(dataset.get(key), "model-index") for key in ("type", "name")]
-    read = [
-        (raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)
-    ]
+    read = [(raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)]
     named = [(raw, found) for raw, found in read if found]
     if not named:
         return read[-1] if read else None
@@ -102,9 +100,7 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
 def _is_benchmark(result: Mapping[str, Any], dataset: Mapping[str, Any], raw: str) -> bool:
     marks = alias_table().evaluations
     name, source = dataset.get("name"), _first_object(result.get("source"))
-    told = " ".join(
-        str(source[key])[:200] for key in ("name", "url") if isinstance(source.get(key), str)
-    ).lower()
+    told = " ".join(str(source[key])[:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
     return (
         raw.partition("/")[0].lower() in marks["owners"]
         or (isinstance(name, str) and name.startswith(marks["names"]))

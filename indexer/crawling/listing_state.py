@@ -165,8 +165,7 @@ class State:
     def _model(self, line: Line) -> None:
         identifier, seen, crawl = line["id"], moment(line["seen"]), str(line.get("crawl", ""))
         claims = {
-            str(key): (_read_claim(found), str(found.get("crawl", crawl)))
-            for key, found in line["claims"].items()
+            str(key): (_read_claim(found), str(found.get("crawl", crawl))) for key, found in line["claims"].items()
         }
         was = _read_claim(line["was"]) if "was" in line else None
         row = line.get("row")
@@ -245,9 +244,7 @@ def moment(text: Any) -> datetime:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
-def model_line(
-    identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime
-) -> Line:
+def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime) -> Line:
     """A model as it was seen; ``row`` is None where it says nothing new."""
     told = {key: _claim_line(claim, crawl) for key, claim in claims.items()}
     line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": told}

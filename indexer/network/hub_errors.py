@@ -101,9 +101,7 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
             "Log in again with `hf auth login`, or correct or unset HF_TOKEN.",
         )
     error = as_model_error(exception)
-    return AtlasError(
-        f"Cannot get {what} from {constants.ENDPOINT}: {error.detail}.", _HINTS.get(error.reason, "")
-    )
+    return AtlasError(f"Cannot get {what} from {constants.ENDPOINT}: {error.detail}.", _HINTS.get(error.reason, ""))
 
 
 def _is_plain(exception: HfHubHTTPError) -> bool:

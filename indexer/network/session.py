@@ -230,9 +230,7 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: M
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     deadline = time.monotonic() + manners.body_seconds
     body = bytearray()
-    refusal = (
-        "" if encoding in ("", "identity", *_READABLE_ENCODINGS) else f"encoded as {encoding[:40]!r}, unasked"
-    )
+    refusal = "" if encoding in ("", "identity", *_READABLE_ENCODINGS) else f"encoded as {encoding[:40]!r}, unasked"
     try:
         for chunk in () if refusal else response.iter_bytes():
             if len(body) + len(chunk) > manners.body_bytes:

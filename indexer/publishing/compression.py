@@ -32,9 +32,7 @@ TRAIN_AGAIN = 2.0
 class Compression:
     """The compressed index of one (base, representation)."""
 
-    def __init__(
-        self, root: Path, tables: Tables, base: str, representation: str, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, root: Path, tables: Tables, base: str, representation: str, say: Callable[[str], None]) -> None:
         self.root, self.tables, self.say = root, tables, say
         self.base, self.representation = base, representation
 
@@ -86,7 +84,7 @@ class Compression:
             try:
                 made = compress(parts, factory, choice.promised, memory=choice.memory)
             except AtlasError as error:
-                self.say(f"{error.message} Searches stay exact.")
+                self.say(f"{error.message} It is not published.")
                 continue
             if best is None or made.recall > best.recall:
                 best = made
@@ -111,7 +109,6 @@ class Compression:
             stored.recall,
             stored.queries,
             trained_on=stored.trained_on,
-            count=stored.file.count,
         )
         made = extend(old, new, [one.vectors() for one in opened], choice.promised)
         if made.recall < choice.promised:

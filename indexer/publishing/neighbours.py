@@ -141,9 +141,7 @@ def _similarities(block: Vectors, segments: Sequence[OpenSegment], columns: _Col
     return similarities
 
 
-def _nearest_in(
-    similarities: NDArray[np.float32], ids: NDArray[np.int64], columns: NDArray[np.int64], k: int
-) -> Pairs:
+def _nearest_in(similarities: NDArray[np.float32], ids: NDArray[np.int64], columns: NDArray[np.int64], k: int) -> Pairs:
     count = similarities.shape[1]
     edge = np.full((len(ids), 1), -2.0, dtype=np.float32)
     if k < count:

@@ -63,9 +63,7 @@ def work(unit: Unit, place: Place) -> Result:
     except ModelError as error:
         return _outcome(store, unit, error, started)
     except MemoryError:
-        return _outcome(
-            store, unit, Failed("out_of_memory", "reading it needed more memory than there is"), started
-        )
+        return _outcome(store, unit, Failed("out_of_memory", "reading it needed more memory than there is"), started)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
             raise

@@ -12,11 +12,9 @@ centred PCA and Euclidean distance, which prefers vectors that lost much: on 100
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +32,6 @@ __all__ = [
     "auto_factories",
     "compress",
     "extend",
-    "index_bytes",
-    "open_compressed",
 ]
 
 # Candidates compared exactly for ten results at least: 200, or 1,000 (5 ms more) where the promise asks for it.
@@ -63,7 +59,7 @@ class Compressed:
 
     ``parameters``: for the search ("nprobe=32"; empty where the type has none). ``candidates``: how many are compared
     exactly for ten results. ``recall``: recall@10 of ``queries`` models of the atlas. ``trained_on``: vectors in the
-    sample; ``count``: vectors in the index, those added again included.
+    sample.
     """
 
     index: Any
@@ -73,10 +69,6 @@ class Compressed:
     recall: float
     queries: int
     trained_on: int
-    count: int
-    train_seconds: float = 0.0
-    add_seconds: float = 0.0
-    measure_seconds: float = 0.0
 
 
 class CompressedSearch:
@@ -120,16 +112,11 @@ def compress(
     count, length = sum(len(part.ids) for part in parts), _length(parts)
     asked = read_factory(factory, length)
     asked.check(count, memory)
-    start = time.perf_counter()
     with _plainly(factory):
         index, trained_on = _trained(asked, parts, seed)
-        trained = time.perf_counter()
         for block in blocks(parts):
             index.add_with_ids(block.matrix, block.ids)
-    added = time.perf_counter()
-    made = Compressed(
-        index, factory, "", CANDIDATES[0], 0.0, 0, trained_on, count, trained - start, added - trained
-    )
+    made = Compressed(index, factory, "", CANDIDATES[0], 0.0, 0, trained_on)
     return _measured(made, _settings(asked), parts, promised, seed)
 
 
@@ -142,31 +129,13 @@ def extend(
     more thorough where the promise asks for it, never less.
     """
     asked = read_factory(compressed.factory, _length(all_parts))
-    start = time.perf_counter()
     with _plainly(compressed.factory):
         for block in blocks(parts):
             compressed.index.add_with_ids(block.matrix, block.ids)
-    seconds = time.perf_counter() - start
     settings = _settings(asked)
     if compressed.parameters in settings:
         settings = settings[settings.index(compressed.parameters) :]
-    grown = replace(compressed, count=int(compressed.index.ntotal), train_seconds=0.0, add_seconds=seconds)
-    return _measured(grown, settings, all_parts, promised, seed)
-
-
-def open_compressed(path: Path, mapped: bool = True) -> Any:
-    """A compressed index from disk: mapped to search in it, or read into memory to extend it.
-
-    The file's checksum must have been verified: FAISS can crash on a damaged one.
-    """
-    import faiss
-
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
-
-
-def index_bytes(factory: str, count: int, length: int) -> int:
-    """Bytes that an index of ``count`` vectors takes in memory and on disk, within a few per cent."""
-    return read_factory(factory, length).bytes(count)
+    return _measured(compressed, settings, all_parts, promised, seed)
 
 
 def _trained(asked: Factory, parts: Sequence[Vectors], seed: int) -> tuple[Any, int]:
@@ -233,7 +202,6 @@ def _measured(
 
     That with the most of both where nothing keeps it. What was stored before is never made less thorough.
     """
-    start = time.perf_counter()
     questions = ask(parts, QUERIES, seed)
 
     def share(parameters: str, candidates: int) -> float:
@@ -256,7 +224,6 @@ def _measured(
         candidates=candidates,
         recall=found,
         queries=len(questions.ids),
-        measure_seconds=time.perf_counter() - start,
     )
 
 

@@ -70,9 +70,7 @@ def check_file(root: Path, file: VectorFile) -> Path:
     except OSError as error:
         raise AtlasError(f"The FAISS file {file.name} is missing.", hint) from error
     if status.st_size != file.size:
-        raise AtlasError(
-            f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint
-        )
+        raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
     stamp = [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
     remembered = _remembered()
     if remembered.get(str(path)) != stamp:
