@@ -1,0 +1,21 @@
+"""A Hub with two models, asked over real HTTP through the real huggingface_hub client."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hub_ground import add_repo, served
+
+
+@pytest.fixture
+def store(tmp_path):
+    root = tmp_path / "store"
+    add_repo(root, "me/model", {"config.json": {"a": 1}, "model.safetensors": b"12345678" * 4})
+    add_repo(root, "me/other")
+    return root
+
+
+@pytest.fixture
+def hub(store, monkeypatch):
+    with served(store, monkeypatch) as running:
+        yield running

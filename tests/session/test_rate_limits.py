@@ -1,0 +1,117 @@
+"""Rate limits, over real HTTP through the real huggingface_hub client."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
+from indexer.errors import Failed
+from indexer.network.pace import Pace, quota_in, told_to_wait
+from indexer.network.session import as_model_error
+from tests.hub_ground import asked, served
+from tests.session.asking import failure, info
+
+
+def test_a_429_waits_as_the_ratelimit_header_says(store, monkeypatch):
+    said = []
+    with served(store, monkeypatch, say=said.append) as hub:
+        hub.faults.add("me/model", first=1, status=429, retry_after=9, headers={"RateLimit": '"api";r=0;t=1'})
+        start = time.monotonic()
+        assert info().id == "me/model"
+        assert 1.9 < time.monotonic() - start < 5  # t + 1, not Retry-After
+        assert len(asked(hub)) == 2
+    assert said == ["rate limited, waiting 2 s"]
+
+
+def test_retry_after_is_the_fallback_where_the_quota_is_not_the_reason(hub):
+    hub.faults.add("me/model", first=1, status=429, retry_after=1, headers={"RateLimit": '"api";r=400;t=99'})
+    start = time.monotonic()
+    assert info().id == "me/model"
+    assert 0.9 < time.monotonic() - start < 3
+
+
+def test_a_wait_beyond_the_budget_hands_the_429_on_at_once(hub):
+    hub.faults.add("me/model", status=429, headers={"RateLimit": '"api";r=0;t=300'})
+    start = time.monotonic()
+    error = failure(info)
+    assert time.monotonic() - start < 2
+    assert isinstance(error, HfHubHTTPError)
+    assert error.response.status_code == 429
+    found = as_model_error(error)
+    assert isinstance(found, Failed)
+    assert found.reason == "rate_limited"
+
+
+def test_requests_slow_down_before_the_quota_is_gone(store, monkeypatch):
+    with served(store, monkeypatch, quotas={"api": (4, 2.0)}) as hub:
+        for _ in range(7):
+            assert info().id == "me/model"
+        assert {one.status for one in hub.requests} == {200}  # never had to be told
+        times = [one.at for one in hub.requests]
+        assert times[-1] - times[0] > 1.5
+        assert times[1] - times[0] < 0.5  # there was plenty at first
+
+
+def test_threads_share_the_wait(hub):
+    hub.faults.add("me/", first=1, status=429, headers={"RateLimit": '"api";r=0;t=1'})
+    info_error = threading.Thread(target=info)
+    info_error.start()
+    time.sleep(0.4)
+    start = time.monotonic()
+    threads = [threading.Thread(target=info, args=("me/other",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in [*threads, info_error]:
+        thread.join()
+    later = [one.at for one in hub.requests if "other" in one.path]
+    assert min(later) - start > 1.0  # they waited although none of them was refused
+
+
+def test_a_file_is_not_held_up_by_the_api_quota():
+    pace = Pace()
+    pace.pause("host api", 60)
+    assert pace.take_turn("host resolve", 1.0) == 0
+    assert pace.take_turn("host api", 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ('"api";r=0;t=55', (0, 55)),
+        ('"resolvers";r=2999;t=172', (2999, 172)),
+        ('"api"; r = 7 ; t = 3', (7, 3)),
+        ("", None),
+        ("garbage", None),
+        ('"api";r=-1;t=5', None),
+        ('"api";r=1;t=' + "9" * 5000, None),
+        ('"api";r=' + " " * 50_000, None),
+    ],
+)
+def test_quota_headers(header, expected):
+    start = time.monotonic()
+    assert quota_in({"ratelimit": header}) == expected
+    assert time.monotonic() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    ("headers", "low", "high"),
+    [
+        ({"retry-after": "7"}, 7, 7),
+        ({"retry-after": "0"}, 1, 1),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1, 1),
+        ({"ratelimit": '"api";r=0;t=20', "retry-after": "7"}, 21, 21),
+        ({"ratelimit": '"api";r=5;t=20', "retry-after": "7"}, 7, 7),
+    ],
+)
+def test_what_a_429_asks_for(headers, low, high):
+    seconds = told_to_wait(429, headers)
+    assert seconds is not None
+    assert low <= seconds <= high
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "1e3", "٣", "9" * 40, ""])
+def test_a_retry_after_that_cannot_be_read_asks_for_nothing(text):
+    assert told_to_wait(429, {"retry-after": text}) is None
