@@ -1,0 +1,53 @@
+"""Tiny bases, fine-tunes of them, and their records with whole spectra."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from indexer.base import BaseMatrices, store_base
+from indexer.identity import SPECTRA_FORM, Spec
+from indexer.record import Record
+from indexer.svd import SVD_METHOD
+from indexer.unit import Unit, vectorise
+from indexer.weights import open_checkpoint
+from indexer.words import ModelRef
+from tests import rank_world as world
+from tests.rank_world import Kind
+
+KINDS: dict[str, Kind] = {
+    "roberta": world.roberta(2, 24, 60),
+    "gpt2": world.gpt2(2, 24),
+    "t5": world.t5(2, 3, 20, 50),
+    "phi3": world.phi3(2, heads=4, kv_heads=2, head=6, inner=40),
+}
+
+
+def base_in(folder: Path, kind: Kind) -> tuple[BaseMatrices, dict]:
+    weights = kind.random(seed=1)
+    checkpoint = open_checkpoint(ModelRef("base", folder=world.save(folder / "base", kind, weights)))
+    return store_base(checkpoint, "org/base", "b" * 40, folder / "base.safetensors"), weights
+
+
+def record_of(folder: Path, base: BaseMatrices, relation: str = "finetune", spectra: bool = True) -> Record:
+    unit = Unit(
+        model=ModelRef(str(folder), folder=folder), commit="c" * 40, base="org/base", base_commit="b" * 40,
+        relation=relation, spec=Spec(spectra=SPECTRA_FORM if spectra else False, svd=SVD_METHOD), representations=(),
+    )  # fmt: skip
+    return vectorise(unit, base)
+
+
+def noise(scale: float = 1e-3) -> Callable:
+    def delta(name, shape):
+        rng = np.random.default_rng([ord(name[2][0]), name[1], *shape])
+        return scale * rng.normal(size=shape) + world.low_rank(rng, shape, [30 * scale, 20 * scale])
+
+    return delta
+
+
+def check_values(found: np.ndarray, matrix: np.ndarray) -> None:
+    exact = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=3e-6 * exact[0])
