@@ -1,0 +1,72 @@
+"""What is measured is what was asked: rows, seconds, recall."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import duckdb
+import numpy as np
+import pytest
+
+from indexer.vectors.search import VectorIndex
+from indexer.vectors.segments import OpenSegment, Vectors, write_segment
+from scripts.scale import million
+from scripts.scale.asking import recall_of
+from scripts.scale.cards import BASE
+from scripts.scale.figures import Figures, table
+from scripts.scale.labels import draw_labels
+from scripts.scale.measuring import FEW, QUERIES, rows_changed
+from scripts.scale.population import Population
+
+
+def test_rows_that_changed_are_counted_by_content(tmp_path):
+    paths = [tmp_path / "one.duckdb", tmp_path / "two.duckdb"]
+    for path, rows in zip(paths, ([(1, "a"), (1, "a"), (2, "b")], [(2, "b"), (1, "a"), (3, "c")]), strict=True):
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("CREATE TABLE kept (x INTEGER)")
+            connection.execute("CREATE TABLE things (n INTEGER, name VARCHAR)")
+            connection.executemany("INSERT INTO things VALUES (?, ?)", rows)
+    assert rows_changed(*paths) == {"kept": 0, "things": 2}
+
+
+def test_vectors_alone_are_written_added_to_and_searched(tmp_path):
+    written = million.step("write", tmp_path, 400, 1)
+    assert written["index_type"] == "exact"
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.faiss")) == written["vectors_bytes"]
+    assert million.step("add", tmp_path, 400, 1)["add_seconds"] > 0
+    drawn = Population(draw_labels(400 + FEW + 2 * QUERIES, 1), 1).vectors(0, 400 + FEW)
+    with million._database(tmp_path) as tables:
+        stored = million._published(tables).opened(tmp_path).vectors()
+    assert stored.ids.tolist() == np.flatnonzero(drawn.any(axis=1)).tolist()
+    assert np.allclose(stored.matrix, drawn[stored.ids], atol=1e-5)
+    for name in ("search", "filtered"):
+        figures = million.step(name, tmp_path, 400, 1)
+        assert 0 < figures[f"{name}_p50"] <= figures[f"{name}_p99"]
+    assert million.step("recall", tmp_path, 400, 1) == {"recall_at_10": 1.0}
+
+
+def test_recall_is_measured_against_brute_force(tmp_path):
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(500, 16)).astype(np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    ids = np.arange(1, 501)
+    parts = [Vectors(ids[:300], matrix[:300]), Vectors(ids[300:], matrix[300:])]
+    opened = [OpenSegment(tmp_path, write_segment(tmp_path, BASE, "input", part)) for part in parts]
+    index = VectorIndex(opened, 16)
+    assert recall_of(index, matrix[:20]) == 1.0
+    # An index that sees only the first segment finds those of the ten nearest that lie there.
+    nearest = np.argsort(-(matrix[:20] @ matrix.T), axis=1)[:, :10]
+    half = SimpleNamespace(segments=opened, search=VectorIndex(opened[:1], 16).search)
+    assert recall_of(half, matrix[:20]) == pytest.approx((nearest < 300).mean())
+
+
+def test_a_figure_that_nobody_measures_is_refused_and_others_keep_their_order():
+    figures = Figures()
+    with pytest.raises(KeyError):
+        figures.put("happiness", 1)
+    figures.put("publish_peak", 2_000_000_000)
+    figures.put("publish_seconds", 61.0)
+    figures.put("listing_bytes", 1_234_567)
+    assert table({"here": figures}) == [
+        ["", "here"], ["listing", "1.23 MB"], ["publish from nothing", "61 s"], ["… peak memory", "2 GB"]
+    ]  # fmt: skip
