@@ -1,13 +1,28 @@
-"""Sizes for tiny models of every architecture, and where their block matrices live in memory.
-
-The places are told by the names of *modules*, not of tensors in files.
-"""
+"""Tiny models of every architecture: their sizes, and where their block matrices are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-# --- the models, as they live in memory
+from tests.architecture.places import (
+    BART,
+    BERT,
+    BIGCODE,
+    CLIP,
+    DINOV2,
+    FALCON,
+    GATED_DINOV2,
+    LLAMA,
+    OLD_VIT,
+    PROJ,
+    QKV_MLP,
+    VIT,
+    WAV2VEC2,
+    XLM,
+    bart_with,
+    fused,
+    one,
+    t5,
+)
+from tests.architecture.towers import NESTED
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -25,125 +40,8 @@ SIZES = {
     "max_xpath_tag_unit_embeddings": 8, "max_xpath_subs_unit_embeddings": 8, "conv_channels": 16,
     "input_feat_per_channel": 8,
 }  # fmt: skip
+
 NEO = {"attention_types": [[["global", "local"], 1], [["global"], 1]]}
-SPEECH = {
-    "conv_dim": (24, 24), "conv_stride": (2, 2), "conv_kernel": (3, 3), "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Live:
-    """Where modules are: stack → family → path with ``*`` for an index. A fused path comes repeatedly."""
-
-    stacks: dict[str, dict[str, str]]
-    config: dict[str, object] = field(default_factory=dict)
-
-    def but(self, **config: object) -> Live:
-        return Live(self.stacks, self.config | config)
-
-
-def stack(layer: str, attention: str, feedforward: str) -> dict[str, str]:
-    """``attention``: query key value output. ``feedforward``: feedforward1 feedforward2, or gate first.
-
-    A path that begins with "/" does not lie in ``layer``.
-    """
-    query, key, value, output = attention.split()
-    paths = {"query": query, "key": key, "value": value, "output": output}
-    names = feedforward.split()
-    paths |= dict(zip(("gate", "feedforward1", "feedforward2")[-len(names) :], names, strict=True))
-    return {family: path[1:] if path[0] == "/" else f"{layer}.{path}" for family, path in paths.items()}
-
-
-def crossed(layer: str, attention: str, stack_: dict[str, str]) -> dict[str, str]:
-    names = zip(("query", "key", "value", "output"), attention.split(), strict=True)
-    return stack_ | {f"cross_{family}": f"{layer}.{path}" for family, path in names}
-
-
-def one(layer: str, attention: str, feedforward: str, **config: object) -> Live:
-    return Live({"": stack(layer, attention, feedforward)}, config)
-
-
-def fused(path: str, output: str) -> str:
-    return f"{path} {path} {path} {output}"
-
-
-PROJ = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
-GATED = "mlp.gate_proj mlp.up_proj mlp.down_proj"
-
-BERT = one(
-    "encoder.layer.*",
-    "attention.self.query attention.self.key attention.self.value attention.output.dense",
-    "intermediate.dense output.dense",
-)
-LLAMA = one("layers.*", f"{PROJ} self_attn.o_proj", GATED)
-BART = Live(
-    {
-        "encoder": stack("encoder.layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
-        "decoder": crossed(
-            "decoder.layers.*",
-            "encoder_attn.q_proj encoder_attn.k_proj encoder_attn.v_proj encoder_attn.out_proj",
-            stack("decoder.layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
-        ),
-    }
-)
-
-
-def bart_with(attention: str) -> Live:
-    return Live({**BART.stacks, "encoder": stack("encoder.layers.*", attention, "fc1 fc2")})
-
-
-def t5(attention: str, feedforward: str, **config: object) -> Live:
-    def letters(layer: int, name: str) -> str:
-        return " ".join(f"layer.{layer}.{name}.{letter}" for letter in "qkvo")
-
-    def forward(layer: int) -> str:
-        return " ".join(f"layer.{layer}.DenseReluDense.{name}" for name in feedforward.split())
-
-    decoder = stack("decoder.block.*", letters(0, "SelfAttention"), forward(2))
-    return Live(
-        {
-            "encoder": stack("encoder.block.*", letters(0, attention), forward(1)),
-            "decoder": crossed("decoder.block.*", letters(1, "EncDecAttention"), decoder),
-        },
-        config,
-    )
-
-
-VIT = one(
-    "layers.*",
-    "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
-    "mlp.fc1 mlp.fc2",
-)
-OLD_VIT = one(
-    "encoder.layer.*",
-    "attention.attention.query attention.attention.key attention.attention.value attention.output.dense",
-    "intermediate.dense output.dense",
-)
-DINOV2 = one(
-    "encoder.layer.*",
-    "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
-    "mlp.fc1 mlp.fc2",
-    mlp_ratio=2,
-)
-GATED_DINOV2 = one(
-    "encoder.layer.*",
-    "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
-    GATED,
-    mlp_ratio=2,
-    use_swiglu_ffn=True,
-)
-WAV2VEC2 = one(
-    "encoder.layers.*",
-    "attention.q_proj attention.k_proj attention.v_proj attention.out_proj",
-    "feed_forward.intermediate_dense feed_forward.output_dense",
-    **SPEECH,
-)
-CLIP = one("encoder.layers.*", f"{PROJ} self_attn.out_proj", "mlp.fc1 mlp.fc2")
-QKV_MLP = "mlp.dense_h_to_4h mlp.dense_4h_to_h"
-FALCON = one("h.*", fused("self_attention.query_key_value", "self_attention.dense"), QKV_MLP)
-BIGCODE = one("h.*", fused("attn.c_attn", "attn.c_proj"), "mlp.c_fc mlp.c_proj")
-XLM = one("attentions.*", "q_lin k_lin v_lin out_lin", "/ffns.*.lin1 /ffns.*.lin2")
 
 WANTED = {
     "bert": BERT,
@@ -208,7 +106,6 @@ WANTED = {
     "mt5": t5("SelfAttention", "wi_0 wi_1 wo"),
     "vit": VIT,
 }
-
 NEIGHBOURS = {
     **dict.fromkeys(
         [
@@ -337,64 +234,6 @@ NEIGHBOURS = {
     ),
 }
 
-
-SMALL = {"vocab_size": 40, "num_hidden_layers": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-TEXT = SMALL | {
-    "hidden_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 40,
-    "max_position_embeddings": 64,
-}
-TOWER = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "image_size": 16,
-    "patch_size": 8,
-}
-LANGUAGE = Live({"": {family: f"language_model.{path}" for family, path in LLAMA.stacks[""].items()}})
-QWEN_TEXT = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
-NESTED = {
-    "gemma3": LANGUAGE.but(text_config=TEXT, vision_config=TOWER, mm_tokens_per_image=4),
-    "llava": LANGUAGE.but(
-        text_config=TEXT | {"model_type": "llama"}, vision_config=TOWER | {"model_type": "clip_vision_model"}
-    ),
-    "mistral3": LANGUAGE.but(
-        text_config=TEXT | {"model_type": "mistral"}, vision_config=TOWER | {"model_type": "pixtral"}
-    ),
-    "paligemma": LANGUAGE.but(
-        text_config=TEXT | {"model_type": "gemma"},
-        vision_config=TOWER | {"model_type": "siglip_vision_model"},
-    ),
-    "qwen2_vl": LANGUAGE.but(
-        text_config=QWEN_TEXT,
-        vision_config={"depth": 2, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 2},
-    ),
-    "qwen2_5_vl": LANGUAGE.but(
-        text_config=QWEN_TEXT,
-        vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "out_hidden_size": 24,
-            "num_heads": 2,
-            "intermediate_size": 32,
-        },
-    ),
-    "t5gemma": Live(
-        {
-            "encoder": stack("encoder.layers.*", f"{PROJ} self_attn.o_proj", GATED),
-            "decoder": crossed(
-                "decoder.layers.*",
-                "cross_attn.q_proj cross_attn.k_proj cross_attn.v_proj cross_attn.o_proj",
-                stack("decoder.layers.*", f"{PROJ} self_attn.o_proj", GATED),
-            ),
-        },
-        {"encoder": TEXT, "decoder": TEXT | {"num_hidden_layers": 2, "intermediate_size": 48}},
-    ),
-}
 EVERY = WANTED | NEIGHBOURS | NESTED
 HEADS = (
     "SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "CausalLM", "Seq2SeqLM",

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from indexer.words import DeltaKey
-from tests.live_models import EVERY, NESTED, SIZES
+from tests.architecture.live_models import EVERY, NESTED, SIZES
 
 torch.set_num_threads(1)
 transformers.utils.logging.set_verbosity_error()

@@ -17,8 +17,8 @@ from indexer.architecture import Layout, compare, known_model_types, load_archit
 from indexer.errors import Skipped
 from indexer.pattern import Settings
 from indexer.words import FAMILIES, DeltaKey
-from tests.live_models import EVERY, HEADS, WANTED
-from tests.planting import build, plant
+from tests.architecture.live_models import EVERY, HEADS, WANTED
+from tests.architecture.planting import build, plant
 
 
 def saved(model: nn.Module, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
