@@ -1,0 +1,44 @@
+"""A map of seven models, some of them hostile."""
+
+from __future__ import annotations
+
+from query.map import MapPoint, ModelMap
+from query.mapping.coloring import grouped
+from query.population import LeftOut
+
+IMAGE = "<img src=x onerror=window.planted=1>"
+SCRIPT = "</script><script>window.planted=1</script>"
+
+# model, author, datasets, relation, downloads, x, y: the first lies in the middle of the map.
+ROWS = [
+    (f"{IMAGE}/{SCRIPT}", IMAGE, (SCRIPT, "<!--<script>"), "finetune", 4, 0, 0),
+    ("ann/bert-mrpc", "ann", ("glue/mrpc",), "finetune", 1200, -2, 1),
+    ("ann/bert-imdb", "ann", ("imdb",), "finetune", 7, -2, -1),
+    ("bob/bert-imdb-lora", "bob", ("imdb",), "adapter", 50, 2, 1),
+    ("bob/quiet", "bob", (), "finetune", None, 2, -1),
+    ("/home/me/checkpoint", "local", ("imdb",), "finetune", None, 1, 0.5),
+    ("eve/\u202egnp\u2028", "eve", ("glue/mrpc",), "merge", 0, -1, 0.5),
+]
+NEIGHBOURS = [[(1, 0.91), (2, 0.5)], [(0, 0.91)], [(0, 0.5)], [(5, 0.75)], [], [(3, 0.75)], []]
+
+
+def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
+    groups = grouped("dataset", [row[2][0] if row[2] else None for row in rows])
+    return ModelMap(
+        base=f"org/{IMAGE}",
+        representation="input",
+        seed=0,
+        points=tuple(
+            MapPoint(number, model, author, relation, datasets, downloads, float(x), float(y), groups.of(number), None)
+            for number, (model, author, datasets, relation, downloads, x, y) in enumerate(rows)
+        ),
+        **{
+            "method": "umap",
+            "coloring": groups,
+            "left_out": LeftOut(unrelated=2),
+            "notes": ("A note.",),
+            "other_colorings": (grouped("author", [row[1] for row in rows]),),
+            "neighbours": tuple(map(tuple, neighbours)),
+        }
+        | options,
+    )

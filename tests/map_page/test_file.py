@@ -1,0 +1,52 @@
+"""The page as a file: it holds everything, asks for nothing, and sets strings as text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from query.mapping.coloring import scaled
+from query.mapping.page import SCRIPTS, page_data
+from tests.map_page.planted import ROWS, planted_map
+
+
+def test_the_page_holds_everything_and_asks_for_nothing():
+    page = planted_map().html()
+    assert page == planted_map().html()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
+    assert policy.startswith("default-src &#x27;none&#x27;;")
+    assert "unsafe" not in policy
+    assert not re.search(r"<(link|img|iframe|object|embed)|<[^>]*\ssrc=|@import|url\(", page.split('id="data"')[0])
+    assert page.count("<script") == page.count("</script") == 2
+    assert page.count("<!--") == 0
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert not re.search(r"[<>&\u2028\u2029]", data)
+    assert json.loads(data) == json.loads(json.dumps(page_data(planted_map())))
+
+
+def test_strings_are_only_ever_set_as_text():
+    from importlib.resources import files
+
+    for name in SCRIPTS:
+        script = (files("query.mapping") / "pages" / name).read_text()
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|setTimeout\(['\"]", script
+        )
+        assert "</script" not in script
+        assert not re.search(r"fetch\(|XMLHttpRequest|WebSocket|sendBeacon|import\(", script)
+
+
+def test_what_the_page_is_told():
+    data = page_data(planted_map(coloring=scaled("downloads", [row[4] for row in ROWS])))
+    assert data["onHub"] == [False, True, True, True, True, False, False]
+    assert data["models"][6] == "eve/\\u202egnp\\u2028"
+    assert data["neighbours"][0] == [1, 0.91, 2, 0.5]
+    assert [[data["datasets"][code] for code in codes] for codes in data["dataset"]] == [list(row[2]) for row in ROWS]
+    assert [data["authors"][code] for code in data["author"]] == [row[1] for row in ROWS]
+    assert data["colorings"][0]["values"] == [4, 1200, 7, 50, None, None, 0]
+    assert data["axes"] is None
+    shares = [*page_data(planted_map(method="pca", explained_variance=(0.5, 0.25)))["axes"]]
+    assert shares == [
+        "principal component 1 (50.0 % of the variance)",
+        "principal component 2 (25.0 % of the variance)",
+    ]
