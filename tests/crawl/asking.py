@@ -5,11 +5,7 @@ from __future__ import annotations
 from indexer.crawling.claims import Claim
 from indexer.crawling.crawl import crawl
 from indexer.crawling.questions import CrawlRequest
-from tests.hub_ground import (
-    BASE,
-    SHORT,
-    served,
-)
+from tests.hub_ground import BASE, SHORT, served
 
 IDS = (BASE, SHORT)
 REQUEST = CrawlRequest(IDS)

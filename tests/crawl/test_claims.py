@@ -13,17 +13,7 @@ from indexer.crawling.crawl import crawl
 from indexer.crawling.judge import DEEPEST, Judge, is_too_deep
 from indexer.crawling.questions import BadRow, ClaimedRow, CrawlRequest, Question
 from tests.crawl.asking import IDS, REQUEST, claims, crawled
-from tests.hub_ground import (
-    BASE,
-    SHORT,
-    RawServer,
-    add_repo,
-    asked,
-    http,
-    served,
-    tags,
-    use_endpoint,
-)
+from tests.hub_ground import BASE, SHORT, RawServer, add_repo, asked, http, served, tags, use_endpoint
 
 
 def test_old_and_new_ids_typed_and_untyped(store, monkeypatch):

@@ -10,16 +10,7 @@ from indexer.crawling.crawl import crawl
 from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError
 from tests.crawl.asking import claims
-from tests.hub_ground import (
-    BASE,
-    RawServer,
-    add_repo,
-    asked,
-    http,
-    served,
-    tags,
-    use_endpoint,
-)
+from tests.hub_ground import BASE, RawServer, add_repo, asked, http, served, tags, use_endpoint
 
 
 def many(store, count: int = 7) -> None:

@@ -10,14 +10,7 @@ from indexer.crawling.crawl import crawl
 from indexer.crawling.questions import CrawlRequest, Progress
 from indexer.crawling.untagged import is_named_after, path_verdict
 from tests.crawl.asking import IDS, claims, crawled
-from tests.hub_ground import (
-    BASE,
-    SHORT,
-    add_repo,
-    asked,
-    served,
-    tags,
-)
+from tests.hub_ground import BASE, SHORT, add_repo, asked, served, tags
 
 SENTENCE = "This model is a fine-tuned version of [{0}](https://huggingface.co/{0}) on the imdb dataset."
 NAMES = CrawlRequest(IDS, discover="names")
