@@ -23,19 +23,23 @@ def pages_asked(hub) -> list[str]:
     return [one.rpartition("cursor=")[2] if "cursor=" in one else "first" for one in asked(hub)]
 
 
-# Going on where a crawl stopped
+def interrupt(hub, path, request=ONE, at="cursor=", since=1) -> list[str]:
+    """Crawl until the Hub fails (at such requests, from that one on); the pages that were asked for. Then all is well
+    again, and the log empty."""
+    fault = hub.faults.add(at, since=since, status=503)
+    with pytest.raises(AtlasError):
+        update_listing(Listing(path), request)
+    pages = pages_asked(hub)
+    hub.faults.remove(fault)
+    hub.reset_log()
+    return pages
 
 
 def test_an_interrupted_crawl_goes_on_without_asking_again(store, monkeypatch, path):
     many(store, 7)
     with served(store, monkeypatch, page_size=2) as hub:
-        broken = hub.faults.add("cursor=", since=3, status=503)  # the fourth page of the first question
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), ONE)
+        before = interrupt(hub, path, since=3)  # at the fourth page of the first question
         assert len(by_id(Listing(path))) == 6
-        before = pages_asked(hub)
-        hub.faults.remove(broken)
-        hub.reset_log()
         report = update_listing(Listing(path), ONE)
         assert report.resumed
         assert pages_asked(hub)[0] == before[-1]  # the page that failed comes first
@@ -48,11 +52,7 @@ def test_an_interrupted_crawl_goes_on_without_asking_again(store, monkeypatch, p
 def test_finished_questions_are_not_asked_again(store, monkeypatch, path):
     many(store, 4)
     with served(store, monkeypatch, page_size=2) as hub:
-        hub.faults.add(f"base_model:{BASE}", status=503)
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), ONE)
-        hub.faults.clear()
-        hub.reset_log()
+        interrupt(hub, path, at=f"base_model:{BASE}")
         update_listing(Listing(path), ONE)
         assert not asked(hub, "finetune")
         hub.reset_log()
@@ -64,10 +64,7 @@ def test_models_seen_before_the_interruption_are_not_gone_after_it(store, monkey
     many(store, 6)
     with served(store, monkeypatch, page_size=2) as hub:
         update_listing(Listing(path), ONE)
-        hub.faults.add("cursor=", since=2, status=503)
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), ONE)
-        hub.faults.clear()
+        interrupt(hub, path, since=2)
         report = update_listing(Listing(path), ONE)
         assert (report.resumed, report.gone) == (True, 0)
 
@@ -75,11 +72,7 @@ def test_models_seen_before_the_interruption_are_not_gone_after_it(store, monkey
 def test_another_request_starts_over(store, monkeypatch, path):
     many(store, 6)
     with served(store, monkeypatch, page_size=2) as hub:
-        hub.faults.add("cursor=", since=2, status=503)
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), ONE)
-        hub.faults.clear()
-        hub.reset_log()
+        interrupt(hub, path, since=2)
         report = update_listing(Listing(path), CrawlRequest((BASE,), relations=("finetune", "merge")))
         assert not report.resumed
         assert pages_asked(hub)[0] == "first"
@@ -88,10 +81,7 @@ def test_another_request_starts_over(store, monkeypatch, path):
 def test_an_old_crawl_starts_over(store, monkeypatch, path):
     many(store, 6)
     with served(store, monkeypatch, page_size=2) as hub:
-        hub.faults.add("cursor=", since=2, status=503)
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), ONE)
-        hub.faults.clear()
+        interrupt(hub, path, since=2)
         long_ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
         told = lines(path)
         started = next(line for line in told if line["kind"] == "start")
@@ -103,10 +93,7 @@ def test_an_old_crawl_starts_over(store, monkeypatch, path):
 def test_a_saved_cursor_that_is_refused_starts_over(store, monkeypatch, path, status):
     many(store, 7)
     with served(store, monkeypatch, page_size=2) as hub:
-        hub.faults.add("cursor=", since=2, status=503)
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), ONE)
-        hub.faults.clear()
+        interrupt(hub, path, since=2)
         hub.faults.add("cursor=", nth=1, status=status)
         assert update_listing(Listing(path), ONE).resumed
     assert len(by_id(Listing(path))) == 7
@@ -118,11 +105,7 @@ def test_descendants_are_followed_after_an_interruption(store, monkeypatch, path
     add_repo(store, "a/great", tags=tags("a/grandchild"))
     request = CrawlRequest((BASE,), descendants=True)
     with served(store, monkeypatch) as hub:
-        broken = hub.faults.add("finetune:a/grandchild", status=503)
-        with pytest.raises(AtlasError):
-            update_listing(Listing(path), request)
-        hub.faults.remove(broken)
-        hub.reset_log()
+        interrupt(hub, path, request, at="finetune:a/grandchild")
         assert update_listing(Listing(path), request).resumed
         assert not asked(hub, "finetune%3AFacebookAI")
     found = by_id(Listing(path))
