@@ -17,19 +17,14 @@ from indexer.errors import AtlasError
 from indexer.maintenance import rebuild, represent, status
 from indexer.verification import verify
 from query import Atlas
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT, Shell
-from tests.world import BASE, OLD_ID, make_world
+from tests.conftest import ROOT
+from tests.world import BASE, OLD_ID, indexed, make_world
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    with LoopbackHub(make_world(folder / "store", per_dataset=3)) as hub:
-        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
-        ran = shell("index", "build", "--base", BASE, "--workers", "1")
-        assert ran.code == 0, ran.err
-    return folder / "atlas"
+    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
+        return shell.folder / "atlas"
 
 
 @pytest.fixture

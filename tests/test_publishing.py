@@ -19,9 +19,7 @@ from indexer.publishing.rows import Entry
 from indexer.records import RecordStore
 from indexer.verification import verify
 from query import Atlas
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
-from tests.world import BASE, make_world
+from tests.world import BASE, indexed, make_world
 
 TABLES = {
     "neighbours": "SELECT representation, one.model, rank, two.model AS neighbour, round(similarity, 5) AS similarity "
@@ -38,12 +36,8 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    with LoopbackHub(make_world(folder / "store", per_dataset=4)) as hub:
-        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
-        ran = shell("index", "build", "--base", BASE, "--workers", "1")
-        assert ran.code == 0, ran.err
-    return folder / "atlas"
+    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=4)) as shell:
+        return shell.folder / "atlas"
 
 
 class Piecewise:

@@ -7,10 +7,15 @@ subspace, plus a little noise. So neighbours, purity and flags are known beforeh
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
 
 BASE = "org/tiny-base"
 OLD_ID = "tiny-base"
@@ -82,3 +87,13 @@ def describe(root: Path, identifier: str, **facts: Any) -> None:
     """Write what the Hub says of a repository."""
     (root / identifier).mkdir(parents=True, exist_ok=True)
     (root / f"{identifier}.repo.json").write_text(json.dumps(facts))
+
+
+@contextmanager
+def indexed(store: Path) -> Iterator[Shell]:
+    """The folder that holds ``store``, in which `index build` has run once; the Hub of the store answers until the end."""
+    with LoopbackHub(store) as hub:
+        shell = Shell(hub.endpoint, store.parent, {"HF_HOME": str(store.parent / "hf")})
+        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+        assert ran.code == 0, ran.err
+        yield shell

@@ -16,11 +16,9 @@ from query.clustering import methods
 from query.clustering.cloud import _clouds, against_clouds
 from query.clustering.methods import by_centres, by_density, coordinates
 from query.clustering.sheet import sheet
-from scripts.loopback_hub import LoopbackHub
 from tests.clusters.populations import names, partition, planted, population
-from tests.conftest import Shell
 from tests.console.speaking import at_terminal, plain_lines
-from tests.world import BASE, DATASETS, make_world
+from tests.world import BASE, DATASETS, indexed, make_world
 
 
 def test_structureless_vectors_make_clusters_that_are_not_believed():
@@ -204,11 +202,7 @@ def test_importing_it_waits_for_no_heavy_library():
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clustered")
-    with LoopbackHub(make_world(folder / "store", per_dataset=5)) as hub:
-        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
-        ran = shell("index", "build", "--base", BASE, "--workers", "1")
-        assert ran.code == 0, ran.err
+    with indexed(make_world(tmp_path_factory.mktemp("clustered") / "store", per_dataset=5)) as shell:
         yield shell
 
 

@@ -17,11 +17,9 @@ from query.prediction.evidence import Witnesses
 from query.prediction.head_evidence import Head
 from query.prediction.learning import learn
 from query.prediction.subject import Repeat
-from scripts.loopback_hub import LoopbackHub
-from tests.conftest import Shell
 from tests.planted_documents import CLASSIFIER, World, documents
 from tests.predict.subjects import answer, subject
-from tests.world import AUTHORS, BASE, SIZES, add_model, make_world, plant
+from tests.world import AUTHORS, BASE, SIZES, add_model, indexed, make_world, plant
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +145,7 @@ def planted(tmp_path_factory):
     add_model(store, "eve/in-house", model, dataset=None)
     add_model(store, "fay/in-house-again", model, dataset="imdb", created="2025-01-01T00:00:00.000Z")
     shutil.copytree(store / "eve/in-house", folder / "local")
-    with LoopbackHub(store) as hub:
-        shell = Shell(hub.endpoint, folder, {"HF_HOME": str(folder / "hf")})
-        ran = shell("index", "build", "--base", BASE, "--workers", "1")
-        assert ran.code == 0, ran.err
+    with indexed(store) as shell:
         yield shell
 
 
