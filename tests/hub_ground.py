@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,17 @@ def update_listing(listing: Listing, request: CrawlRequest) -> Report:
         report.bad += len(page.bad)
     report.gone = listing.finish(is_complete=not request.is_narrowed)
     return report
+
+
+@contextmanager
+def undisturbed(hub: LoopbackHub) -> Iterator[LoopbackHub]:
+    """A Hub that many tests share, for one of them: its log empty, and none of its faults there before or after."""
+    hub.faults.clear()
+    hub.reset_log()
+    try:
+        yield hub
+    finally:
+        hub.faults.clear()
 
 
 def asked(hub: LoopbackHub, part: str = "") -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from indexer.network.session import Manners, install_session
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.served import CONTENT, OTHER, SHA, SMALL
+from tests.hub_ground import undisturbed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,8 +35,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
 
 @pytest.fixture
 def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
-    serving.faults.clear()
-    serving.reset_log()
-    yield serving
-    serving.faults.clear()
+    with undisturbed(serving):
+        yield serving
     serving.url_lifetime = 3600.0

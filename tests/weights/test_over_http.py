@@ -17,9 +17,11 @@ from indexer.network.hub_get import Patience
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
 from scripts.loopback_hub import LoopbackHub
+from tests.hub_ground import undisturbed
 from tests.weights.folders import FORMS, a_state, write_config
 
 SHA = "1234567890abcdef1234567890abcdef12345678"
+LISTED = ["config.json", "model.safetensors"]
 QUICK = Patience(setbacks=2, first_wait=0.01, longest_wait=0.02)
 
 
@@ -90,10 +92,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory, bert: dict[str, torch.Tens
 
 @pytest.fixture
 def hub(serving: LoopbackHub) -> Iterator[LoopbackHub]:
-    serving.faults.clear()
-    serving.reset_log()
-    yield serving
-    serving.faults.clear()
+    with undisturbed(serving):
+        yield serving
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -119,9 +119,8 @@ def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, to
 
 
 def test_known_names_and_commit_save_asking(hub: LoopbackHub) -> None:
-    names = ["config.json", "model.safetensors"]
     reference = ModelRef("me/safetensors")
-    open_checkpoint(reference, commit=SHA, filenames=names, endpoint=hub.endpoint)
+    open_checkpoint(reference, commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert not [request for request in hub.requests if "/api/" in request.path]
     checkpoint = open_checkpoint(ModelRef("me/safetensors", "main"), endpoint=hub.endpoint)
     assert checkpoint.commit == SHA
@@ -160,12 +159,7 @@ def test_without_a_conversion_the_pickle_is_read(hub: LoopbackHub, revision: str
 
 def test_what_the_hub_refuses_is_told(hub: LoopbackHub) -> None:
     with pytest.raises(Skipped) as skip:
-        open_checkpoint(
-            ModelRef("me/gated"),
-            commit=SHA,
-            filenames=["config.json", "model.safetensors"],
-            endpoint=hub.endpoint,
-        )
+        open_checkpoint(ModelRef("me/gated"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert skip.value.reason == "gated"
     for reference in (ModelRef("me/nobody"), ModelRef("me/safetensors", "no-such-branch")):
         with pytest.raises(Failed) as failure:
@@ -176,12 +170,7 @@ def test_what_the_hub_refuses_is_told(hub: LoopbackHub) -> None:
 
 def test_a_listed_file_that_is_gone_is_a_failure(hub: LoopbackHub) -> None:
     with pytest.raises(Failed) as failure:
-        open_checkpoint(
-            ModelRef("me/nested"),
-            commit=SHA,
-            filenames=["config.json", "model.safetensors"],
-            endpoint=hub.endpoint,
-        )
+        open_checkpoint(ModelRef("me/nested"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert failure.value.reason == "not_found"
 
 
@@ -207,17 +196,16 @@ def test_what_the_cache_holds_is_read_there(
     from huggingface_hub import constants, hf_hub_download
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    for name in ("config.json", "model.safetensors"):
+    for name in LISTED:
         hf_hub_download("me/safetensors", name, cache_dir=tmp_path, endpoint=hub.endpoint)
     hub.reset_log()
-    names = ["config.json", "model.safetensors"]
-    checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=names, endpoint=hub.endpoint)
+    checkpoint = open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert all(torch.equal(tensor, bert[name]) for name, tensor in checkpoint.stream(block_names(bert)))
     assert hub.requests == []
     assert len(str(checkpoint.files[0].sha256)) == 64
     # Another commit is another file.
     with pytest.raises(Failed):
-        open_checkpoint(ModelRef("me/safetensors"), commit="a" * 40, filenames=names, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/safetensors"), commit="a" * 40, filenames=LISTED, endpoint=hub.endpoint)
     # Offline nothing but the cache is asked.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.reset_log()
@@ -226,13 +214,13 @@ def test_what_the_cache_holds_is_read_there(
         assert checkpoint.commit == SHA
         assert dict(checkpoint.stream([block_names(bert)[0]]))
     with pytest.raises(Failed) as failure:
-        open_checkpoint(ModelRef("me/torch-zip"), commit=SHA, filenames=names, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/torch-zip"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert failure.value.reason == "network"
     assert "HF_HUB_OFFLINE" in failure.value.detail
     # A cache that holds a part of the repository decides nothing for good.
     for path in tmp_path.rglob("model.safetensors"):
         path.unlink()
     with pytest.raises(Failed) as failure:
-        open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=names, endpoint=hub.endpoint)
+        open_checkpoint(ModelRef("me/safetensors"), commit=SHA, filenames=LISTED, endpoint=hub.endpoint)
     assert failure.value.reason == "network"
     assert hub.requests == []
