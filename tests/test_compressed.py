@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 
-import faiss
 import numpy as np
 import pytest
 
@@ -22,6 +21,7 @@ from indexer.vectors.compressed import (
     extend,
 )
 from indexer.vectors.factories import read_factory
+from indexer.vectors.files import open_index, write_index
 from indexer.vectors.segments import Vectors
 
 LENGTH, BLOCK = 240, 24
@@ -104,15 +104,14 @@ def test_every_type_proposes_after_adding_extending_and_adding_again(factory, tm
     assert made.recall >= 0.95, made
     check_candidates(made, range(0, 2700, 270))
 
-    path = tmp_path / "index.faiss"
-    write(made, path)
-    assert read_factory(factory, LENGTH).bytes(2700) == pytest.approx(path.stat().st_size, rel=0.05)
-    mapped = CompressedSearch(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC), made.parameters)
+    file = write_index(tmp_path, "org/base", "input", made.index)
+    assert read_factory(factory, LENGTH).bytes(2700) == pytest.approx(file.size, rel=0.05)
+    mapped = CompressedSearch(open_index(tmp_path, file), made.parameters)
     here = CompressedSearch(made.index, made.parameters)
     for row in range(0, 2700, 300):
         assert mapped.candidates(MATRIX[row], 60).tolist() == here.candidates(MATRIX[row], 60).tolist()
 
-    loaded = replace(made, index=faiss.read_index(str(path)))
+    loaded = replace(made, index=open_index(tmp_path, file, is_mapped=False))
     grown = extend(loaded, NEW, [*OLD, *NEW], promised=0.95)
     assert (grown.index.ntotal, grown.factory) == (3000, factory)
     assert grown.recall >= 0.95
@@ -132,12 +131,6 @@ def check_candidates(made: Compressed, rows: range) -> None:
         assert len(proposed) >= 20
         assert set(proposed.tolist()) <= set(IDS.tolist())
         assert IDS[row] in proposed[:10]
-
-
-def write(made: Compressed, path) -> None:
-    import faiss
-
-    faiss.write_index(made.index, str(path))
 
 
 def test_candidates_come_nearest_first():
@@ -212,8 +205,8 @@ def test_one_seed_gives_one_index(tmp_path):
     contents = []
     for seed in (1, 1, 2):
         made = compress(OLD, "PCA64,IVF16,SQ8", 0.95, seed=seed)
-        write(made, tmp_path / "index.faiss")
-        contents.append(((tmp_path / "index.faiss").read_bytes(), made.parameters, made.recall))
+        file = write_index(tmp_path, "org/base", "input", made.index)
+        contents.append(((tmp_path / file.name).read_bytes(), made.parameters, made.recall))
     assert contents[0] == contents[1]
     assert contents[0][0] != contents[2][0]
 
