@@ -46,18 +46,10 @@ def read_torch_index(source: ByteSource) -> TensorIndex:
 
 
 @dataclass(frozen=True)
-class LegacyTensor:
-    """A tensor at the beginning of its storage: the storage's count of elements first, then the data."""
+class LegacyTensor(PlacedTensor):
+    """A tensor at the beginning of its storage; [start, stop) has the storage's count of elements before the span."""
 
-    span: Span
     elements: int
-    start: int
-    stop: int
-
-    @property
-    def info(self) -> TensorInfo:
-        """The tensor."""
-        return self.span.info
 
     def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
         """The tensor. Raises Skipped("corrupt_file") where the count is not the one the pickle told."""
@@ -67,7 +59,7 @@ class LegacyTensor:
                 "corrupt_file",
                 f"{shown(self.info.name)} lies where {count} elements are stored, not {self.elements}",
             )
-        return self.span.load(run, buffers)
+        return super().load(run, buffers)
 
 
 class LegacyIndex:
@@ -99,7 +91,7 @@ class LegacyIndex:
         span, storage = self._spans[name], self._storages[self._keys[name]]
         place = self._places[storage.key]
         if span.first == 0:
-            return LegacyTensor(span, storage.elements, place, place + 8 + span.last)
+            return LegacyTensor(span, place, place + 8 + span.last, storage.elements)
         return PlacedTensor(span, place + 8 + span.first, place + 8 + span.last)
 
     def _span(self, name: str, tensor: PickledTensor) -> Span:
