@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from indexer.atlas import AtlasFolder, check_schema
+from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.words import ModelRef
+from query.sandbox.published import PublishedDatabase
 
 if TYPE_CHECKING:
     import duckdb
@@ -60,9 +59,7 @@ class Atlas:
 
     def __init__(self, path: str | Path = "atlas") -> None:
         self.folder = AtlasFolder(path).require()
-        self.notes: list[str] = []
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self.connection = self._connect()
+        self._opened = PublishedDatabase(self.folder.database)
         self._indexes: dict[tuple[str, str], VectorIndex] = {}
 
     def __enter__(self) -> Atlas:
@@ -75,16 +72,18 @@ class Atlas:
 
     def close(self) -> None:
         """Let go of the database and the vectors."""
-        self.connection.close()
+        self._opened.close()
         self._indexes.clear()
-        if self._copy is not None:
-            self._copy.cleanup()
-            self._copy = None
 
     def refresh(self) -> None:
         """Open what was published last; for a reader that lives long."""
         self.close()
-        self.connection = self._connect()
+        self._opened = PublishedDatabase(self.folder.database)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about how the atlas was opened."""
+        return [] if self._opened.note is None else [self._opened.note]
 
     @property
     def generation(self) -> int:
@@ -161,9 +160,12 @@ class Atlas:
     @property
     def database(self) -> Path:
         """The database file that is read: the atlas's own, or the private copy."""
-        if self._copy is not None:
-            return Path(self._copy.name) / "atlas.duckdb"
-        return self.folder.database
+        return self._opened.path
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The database, attached read-only with everything else locked away."""
+        return self._opened.connection
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of one of our own statements, as dicts."""
@@ -310,10 +312,10 @@ class Atlas:
         """
         key = (base, representation)
         if key not in self._indexes:
-            self._indexes[key] = self._opened(base, representation)
+            self._indexes[key] = self._index(base, representation)
         return self._indexes[key]
 
-    def _opened(self, base: str, representation: str) -> VectorIndex:
+    def _index(self, base: str, representation: str) -> VectorIndex:
         for _ in range(REFRESHES):
             published = self.published(base, representation)
             try:
@@ -323,36 +325,3 @@ class Atlas:
                     raise
             self.refresh()
         return self.published(base, representation).opened(self.folder.root)
-
-    def _connect(self) -> duckdb.DuckDBPyConnection:
-        import duckdb
-
-        from query.sandbox.locked import connect_apart
-
-        path = self.folder.database
-        try:
-            connection = connect_apart(path)
-        except duckdb.IOException as error:
-            if "lock" not in str(error).lower():
-                raise AtlasError(
-                    f"{path} cannot be opened: {str(error).splitlines()[0]}", "Run `index rebuild`."
-                ) from error
-            connection = connect_apart(self._private_copy())
-            self.notes.append("another program has the database open for writing; reading a private copy")
-        except duckdb.Error as error:
-            raise AtlasError(
-                f"{path} is damaged ({str(error).splitlines()[0]}).", "Make it again: index rebuild"
-            ) from error
-        try:
-            check_schema(connection, path)
-        except AtlasError:
-            connection.close()
-            raise
-        return connection
-
-    def _private_copy(self) -> Path:
-        self._copy = tempfile.TemporaryDirectory(prefix="atlas-")
-        target = Path(self._copy.name) / "atlas.duckdb"
-        shutil.copyfile(self.folder.database, target)
-        target.chmod(0o600)
-        return target
