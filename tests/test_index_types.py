@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from indexer.publishing import compression
-from indexer.vectors import search
+from indexer.vectors import compressed, search
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors
 from tests.test_neighbours import Store
@@ -169,3 +169,36 @@ def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if
     store.publish({}, neighbours=False, choice=IndexChoice("exact"))
     assert store.published().compressed is None
     assert not any(one.in_compressed for one in store.published().segments)
+
+
+def test_auto_tries_a_factory_on_a_sample_first_and_none_behind_the_one_that_keeps_the_promise(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "PILOT", 500)
+    ladder = ["PCA1,SQ4", "PCA2,IVF16,SQ4", "IVF16,SQ8", "SQ6", "Flat"]
+    monkeypatch.setattr("indexer.vectors.compressed.auto_factories", lambda count, length, memory: ladder)
+    made = []
+    compress = compressed.compress
+
+    def noted(parts, factory, *arguments, **options):
+        made.append((factory, sum(len(part) for part in parts)))
+        return compress(parts, factory, *arguments, **options)
+
+    monkeypatch.setattr(compressed, "compress", noted)
+    monkeypatch.setattr(compressed, "CANDIDATES", (20,))
+    store = Store(tmp_path)
+    store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"))
+    assert made == [("PCA1,SQ4", 500), ("PCA2,SQ4", 500), ("SQ8", 500), ("IVF16,SQ8", COUNT)]
+    assert store.published().compressed.factory == "IVF16,SQ8"
+
+
+def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "PILOT", 500)
+    monkeypatch.setattr(compressed, "CANDIDATES", (20,))
+    monkeypatch.setattr(
+        "indexer.vectors.compressed.auto_factories", lambda count, length, memory: ["PCA1,SQ4", "PCA2,SQ4"]
+    )
+    store, said = Store(tmp_path), []
+    choice = IndexChoice("auto", memory=1 << 20)
+    store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=choice, said=said)
+    assert said == ["no compressed index of at most 1,048,576 bytes finds 95.0% of the 10 nearest: searches stay exact"]
+    assert store.published().compressed is None
+    assert recall_of(store.published().opened(store.root), store.vectors(), QUERIES) == 1.0

@@ -77,9 +77,11 @@ class Compression:
         factories = [choice.index]
         if choice.index == AUTO:
             factories = auto_factories(count, segments[0].file.length, choice.memory)
-            factories = _promising(parts, factories, choice)
+        pilot = _Pilot(parts, choice) if len(factories) > 1 and count >= 2 * PILOT else None
         best: Compressed | None = None
         for factory in factories:
+            if pilot is not None and not pilot.promises(factory):
+                continue
             self.say(f"{self.base}, {self.representation}: training a compressed index, {factory}")
             try:
                 made = compress(parts, factory, choice.promised, memory=choice.memory)
@@ -133,7 +135,10 @@ class Compression:
                     f"{choice.promised:.1%}: it is not published, searches stay exact"
                 )
         elif choice.index == AUTO:
-            self.say(f"no compressed index fits {choice.memory:,} bytes: searches stay exact")
+            self.say(
+                f"no compressed index of at most {choice.memory:,} bytes finds {choice.promised:.1%} of the 10 "
+                "nearest: searches stay exact"
+            )
         marked = [replace(one, in_compressed=file is not None) for one in segments]
         if made is None or file is None:
             return marked, None
@@ -161,20 +166,26 @@ class Compression:
         )
 
 
-def _promising(parts: Sequence[Vectors], factories: list[str], choice: IndexChoice) -> list[str]:
-    """Without those that lose too much among a sample already: among all there are more near models to confuse.
+class _Pilot:
+    """A sample, among which a factory that loses too much loses more among all: there are more near models to confuse.
 
     Inverted lists are left out of it: they change the time, and what they miss can be had by visiting more.
     """
-    from indexer.vectors.compressed import compress
-    from indexer.vectors.recall import sample
 
-    if sum(len(part) for part in parts) < 2 * PILOT:
-        return factories
-    pilot = list(sample(parts, PILOT, seed=1))
-    bare = {factory: re.sub("IVF[0-9]+,", "", factory) for factory in factories}
-    recall = {one: compress(pilot, one, choice.promised, memory=choice.memory).recall for one in set(bare.values())}
-    return [factory for factory in factories if recall[bare[factory]] >= choice.promised]
+    def __init__(self, parts: Sequence[Vectors], choice: IndexChoice) -> None:
+        from indexer.vectors.recall import sample
+
+        self.choice = choice
+        self.parts = list(sample(parts, PILOT, seed=1))
+
+    def promises(self, factory: str) -> bool:
+        """Whether the factory finds what is promised among the sample."""
+        from indexer.vectors.compressed import compress
+
+        bare = re.sub("IVF[0-9]+,", "", factory)
+        return (
+            compress(self.parts, bare, self.choice.promised, memory=self.choice.memory).recall >= self.choice.promised
+        )
 
 
 def _bytes(segments: Sequence[Segment]) -> int:
