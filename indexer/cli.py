@@ -126,11 +126,11 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
 @main.command()
 @click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; give it again for more.")
-@click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Rank of the records.")
+@click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records; by default the atlas's, else theirs.")
 @_index_options
 @atlas_option
 @output_options
-def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str, **chosen: Any) -> None:
+def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done; asks nobody and reads no checkpoint."""
     from indexer.console.buildview import BuildView
     from indexer.running.report import BuildOptions
@@ -138,8 +138,8 @@ def publish(bases: tuple[str, ...], rank: int, atlas: str, output: str, **chosen
     from indexer.words import RELATIONS
 
     with BuildView() as view:
-        options = BuildOptions(rank=rank, relations=RELATIONS, index=_index(chosen))
-        reports = publish_records(atlas, bases, options, view)
+        options = BuildOptions(relations=RELATIONS, index=_index(chosen))
+        reports = publish_records(atlas, bases, options, view, rank)
     _tell(reports, output, "Run it again.")
 
 

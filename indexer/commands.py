@@ -17,6 +17,7 @@ from indexer.crawling.listing import Listing
 from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.hub import BaseFacts, model_row, resolve_base
+from indexer.kept_rank import check_rank
 from indexer.local import local_row
 from indexer.network.session import install_session
 from indexer.plan import estimate
@@ -40,7 +41,7 @@ def build_bases(
         for name in dict.fromkeys(names):
             facts = find_base(folder, name)
             build = Build(folder, facts, options, watcher)
-            _check_rank(folder, facts.id, options.rank)
+            check_rank(folder, facts.id, options.rank)
             update_listing(build, watcher)
             reports.append(_dry_run(build) if dry_run else _run(build))
     return reports
@@ -55,7 +56,7 @@ def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher:
     with folder.locked(f"index add {model}"):
         facts = find_base(folder, base)
         build = Build(folder, facts, replace(options, workers=1, retry_failed=True), watcher)
-        _check_rank(folder, facts.id, options.rank)
+        check_rank(folder, facts.id, options.rank)
         row = _row_of(reference)
         relation = untyped_relation(row)
         build.listing.note_base(facts.ids)
@@ -143,21 +144,3 @@ def check_device(device: str) -> None:
         raise AtlasError(
             f"The device {device!r} is not usable here: {str(error).splitlines()[0]}", "Use --device cpu."
         ) from error
-
-
-def _check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
-    """Raises AtlasError where the atlas holds this base at another rank: vectors of two ranks never mix."""
-    import duckdb
-
-    if not folder.database.is_file():
-        return
-    try:
-        with duckdb.connect(str(folder.database), read_only=True) as connection:
-            row = connection.execute("SELECT rank FROM representations WHERE base = ?", [base]).fetchone()
-    except duckdb.Error:
-        return
-    if row is not None and row[0] != rank:
-        raise AtlasError(
-            f"This atlas holds {base} at rank {row[0]}, and vectors of rank {rank} cannot be mixed with them.",
-            f"Use --rank {row[0]}, or another --atlas.",
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,12 @@ class Identity:
     relation: str
     spec: Spec
     subfolder: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Identity:
+        """From its JSON. Raises KeyError or TypeError where it is none."""
+        fields = dict(row)
+        return cls(spec=Spec(**fields.pop("spec")), **fields)
 
     @property
     def digest(self) -> str:

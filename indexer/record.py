@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 
 from indexer.energy import ranks_at
 from indexer.errors import AtlasError
-from indexer.identity import FORMAT_VERSION, Identity, Spec, canonical_json
+from indexer.identity import FORMAT_VERSION, Identity, canonical_json
 from indexer.words import DeltaKey
+
+# A longer header than this is no record's: one delta takes 200 bytes of it.
+LONGEST_HEADER = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,17 @@ def read_record(path: Path) -> Record:
         raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
 
 
+def read_identity(path: Path) -> Identity:
+    """Which record this is, by its header alone: nothing is checked.
+
+    Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        metadata = json.loads(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
+    return Identity.from_row(json.loads(metadata["record"])["identity"])
+
+
 _PLAIN_FIELDS = (
     "head",
     "card",
@@ -247,8 +261,8 @@ _PLAIN_FIELDS = (
 
 
 def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Record:
-    identity = dict(header["identity"])
-    spec = Spec(**identity.pop("spec"))
+    identity = Identity.from_row(header["identity"])
+    spec = identity.spec
     if spec.format > FORMAT_VERSION:
         raise AtlasError(f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade.")
     deltas = tuple(
@@ -277,7 +291,7 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
         for row in header.get("wholes", ())  # older records have none
     )
     return Record(
-        identity=Identity(spec=spec, **identity),
+        identity=identity,
         deltas=deltas,
         wholes=wholes,
         files=tuple(StoredFile(**row) for row in header["files"]),

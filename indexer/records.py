@@ -10,8 +10,8 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import Failed, ModelError
-from indexer.identity import Identity, Spec, canonical_json
-from indexer.record import Record, read_record, write_atomically, write_record
+from indexer.identity import Identity, canonical_json
+from indexer.record import Record, read_identity, read_record, write_atomically, write_record
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3
@@ -92,6 +92,16 @@ class RecordStore:
             if not path.name.startswith("."):
                 yield path.stem
 
+    def identities(self) -> Iterator[Identity]:
+        """Identities of all records, from their headers alone; what cannot be read is passed over."""
+        for digest in self.digests():
+            try:
+                identity = read_identity(self.folder.record(digest))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if identity.digest == digest:
+                yield identity
+
     def outcomes(self) -> Iterator[Outcome]:
         """All outcomes, in order of name."""
         for path in sorted(self.folder.records.glob("??/*.json")):
@@ -101,6 +111,4 @@ class RecordStore:
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:
-    identity = dict(row.pop("identity"))
-    spec = Spec(**identity.pop("spec"))
-    return Outcome(identity=Identity(spec=spec, **identity), **row)
+    return Outcome(identity=Identity.from_row(row.pop("identity")), **row)

@@ -19,6 +19,7 @@ from indexer.commands import check_device, find_base, update_listing
 from indexer.crawling.listing import Listing
 from indexer.errors import AtlasError
 from indexer.hub import BaseFacts
+from indexer.kept_rank import check_rank, held, rank_to_publish
 from indexer.network.session import install_session
 from indexer.running.report import BuildOptions, BuildReport, Watcher
 
@@ -58,6 +59,7 @@ def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watch
     check_device(options.device)
     install_session(say=watcher.say)
     facts = find_base(folder, base)
+    check_rank(folder, facts.id, options.rank)
     build = Build(folder, facts, options, watcher)
     with folder.locked(f"index work --base {base} --shard {shard}", wait=True):
         if not build.listing.is_crawled:
@@ -73,10 +75,14 @@ def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watch
         matrices.close()
 
 
-def publish_records(atlas: str, bases: Sequence[str], options: BuildOptions, watcher: Watcher) -> list[BuildReport]:
+def publish_records(
+    atlas: str, bases: Sequence[str], options: BuildOptions, watcher: Watcher, rank: int | None = None
+) -> list[BuildReport]:
     """Publish what records and listings of ``bases`` (all, if none is named) say; the network is not asked.
 
-    Raises AtlasError where a base is not in the folder.
+    ``rank`` is that of the records; None takes the atlas's, or that of the records where nothing is published yet
+    (``options.rank`` is not asked). Raises AtlasError where a base is not in the folder, where ranks do not fit,
+    and where nothing of what is published would be left.
     """
     folder = AtlasFolder(atlas)
     stored: dict[str, BaseMatrices] = {}
@@ -94,10 +100,11 @@ def publish_records(atlas: str, bases: Sequence[str], options: BuildOptions, wat
     if not stored:
         raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
     with folder.locked("index publish"):
+        chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
+        ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
         return [
-            _publish(folder, stored[base], listings[base], options, watcher)
-            for base in dict.fromkeys(wanted or stored)
-            if base
+            _publish(folder, base, listings[base.base], replace(options, rank=found), watcher)
+            for base, found in zip(chosen, ranks, strict=True)
         ]
 
 
@@ -109,6 +116,14 @@ def _publish(
     build = Build(folder, facts, options, watcher, listing)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
+    before = held(folder, matrices.base)
+    if before is not None and not counts["indexed"]:
+        raise AtlasError(
+            f"This publish would take all {before.vectors} vectors of {matrices.base} out of the atlas: "
+            f"no listed model has a record of rank {options.rank} here.",
+            f"Nothing was changed. Bring the records back, or make them again: index build --base {matrices.base} "
+            f"--rank {options.rank}",
+        )
     build.report = replace(
         build.report,
         discovered=counts["indexed"] + counts["skipped"] + counts["failed"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -76,6 +77,42 @@ def test_a_job_array_does_what_one_build_does(world):
     assert (again["indexed"], again["unchanged"]) == (0, reports[1]["indexed"])
     assert not [one for one in world.hub.requests if one.path == "/api/models"]
     assert world("index", "build", "--base", BASE, "--atlas", "parts", "--json").json["unchanged"] == 12
+
+
+def test_a_publish_takes_the_rank_of_what_is_there_and_never_empties_an_atlas(world):
+    """Shards at rank 4; nobody says so again, or somebody says another."""
+    shard = ("--base", BASE, "--atlas", "narrow", "--limit", "4", "--workers", "1")
+    assert world("index", "work", *shard, "--shard", "0/1", "--rank", "4").code == 0
+    published = world("index", "publish", "--atlas", "narrow", "--json")
+    assert (published.code, published.json["unchanged"]) == (0, 4)
+
+    for words in (("publish", "--atlas", "narrow", "--rank", "8"), ("work", *shard, "--shard", "0/2", "--rank", "8")):
+        refused = world("index", *words)
+        assert refused.code == 1
+        assert f"This atlas holds {BASE} at rank 4" in refused.err
+        assert "--rank 4" in refused.err
+
+    shutil.copytree(world.folder / "narrow", world.folder / "bare")
+    shutil.rmtree(world.folder / "bare" / "records")
+    refused = world("index", "publish", "--atlas", "bare")
+    assert refused.code == 1
+    assert "would take all 4 vectors" in refused.err
+    for atlas in ("narrow", "bare"):
+        told = world("index", "status", "--atlas", atlas, "--json").json
+        assert (told["generation"], told["bases"][0]["indexed"]) == (1, 4)
+
+
+def test_records_of_two_ranks_are_not_chosen_between(world):
+    shard = ("--base", BASE, "--shard", "0/1", "--atlas", "twice", "--workers", "1")
+    world("index", "work", *shard, "--limit", "2", "--rank", "4")
+    world("index", "work", *shard, "--limit", "3", "--rank", "2")
+    refused = world("index", "publish", "--atlas", "twice")
+    assert refused.code == 1
+    assert "records of rank 2 (3) and rank 4 (2)" in refused.err
+    assert not (world.folder / "twice" / "atlas.duckdb").exists()
+    assert world("index", "publish", "--atlas", "twice", "--rank", "2", "--json").json["unchanged"] == 3
+    # The atlas has a rank now; the other records do not matter any more.
+    assert world("index", "publish", "--atlas", "twice", "--json").json["unchanged"] == 3
 
 
 def test_wrong_words_get_one_line(world):
