@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.scale.costs import LARGE, constants_from, constants_table, costs_table, limits_table
+from scripts.scale.breaking import limits_table
+from scripts.scale.constants import constants_from, constants_table
+from scripts.scale.costs import LARGE, costs_table
 from scripts.scale.figures import markdown, table
 from scripts.scale.results import Results, likeness_table
 
@@ -30,11 +32,8 @@ def sections(results: Results) -> dict[str, str]:
     """The marked parts: Markdown by name."""
     if not results.atlases:
         raise ValueError("the run measured no atlas")
-    models = max(results.atlases)
-    count = max(results.vectors, default=0)
-    vectors = results.vectors[count].values if count else None
     try:
-        constants = constants_from(results.atlases[models].values, models, vectors, count)
+        constants = constants_from(results.atlases, results.vectors)
     except KeyError as missing:
         raise ValueError(f"the run did not measure {missing.args[0]}") from missing
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())

@@ -83,7 +83,8 @@ def _sizes(maker: Maker, figures: Figures) -> None:
     figures.put("index_type", compressed[0][1] if compressed else "exact")
     if compressed:
         figures.put("recall_at_publish", compressed[0][2])
-        figures.put("compressed_bytes", (root / compressed[0][0]).stat().st_size if compressed[0][0] else 0)
+        if compressed[0][0]:  # none is kept where no compression found enough
+            figures.put("compressed_bytes", (root / compressed[0][0]).stat().st_size)
     exact = [path for path in root.glob("*.faiss") if path.name not in {row[0] for row in compressed}]
     figures.put("vectors_bytes", sum(path.stat().st_size for path in exact))
 

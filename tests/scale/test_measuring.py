@@ -15,7 +15,7 @@ from scripts.scale.asking import recall_of
 from scripts.scale.cards import BASE
 from scripts.scale.figures import Figures, table
 from scripts.scale.labels import draw_labels
-from scripts.scale.measuring import FEW, QUERIES, rows_changed
+from scripts.scale.measuring import FEW, QUERIES, _sizes, rows_changed
 from scripts.scale.population import Population
 
 
@@ -27,6 +27,25 @@ def test_rows_that_changed_are_counted_by_content(tmp_path):
             connection.execute("CREATE TABLE things (n INTEGER, name VARCHAR)")
             connection.executemany("INSERT INTO things VALUES (?, ?)", rows)
     assert rows_changed(*paths) == {"kept": 0, "things": 2}
+
+
+@pytest.mark.parametrize(("file", "bytes_of_it"), [("small.faiss", 7), (None, None)], ids=["kept", "refused"])
+def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, tmp_path):
+    (tmp_path / "listing.jsonl").write_text("{}\n")
+    (tmp_path / "large.faiss").write_bytes(b"0" * 100)
+    if file:
+        (tmp_path / file).write_bytes(b"0" * 7)
+    database = tmp_path / "atlas.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("CREATE TABLE compressed_indexes (faiss_file VARCHAR, factory VARCHAR, recall_at_10 DOUBLE)")
+        connection.execute("INSERT INTO compressed_indexes VALUES (?, 'SQ8', 0.8)", [file])
+        for name in ("deltas", "neighbours"):
+            connection.execute(f"CREATE TABLE {name} (model_id BIGINT)")
+    folder = SimpleNamespace(root=tmp_path, database=database, records=tmp_path / "records")
+    figures = Figures()
+    _sizes(SimpleNamespace(folder=folder, listing=SimpleNamespace(path=tmp_path / "listing.jsonl")), figures)
+    assert figures.values.get("compressed_bytes") == bytes_of_it
+    assert figures.values["vectors_bytes"] == 100
 
 
 def test_vectors_alone_are_written_added_to_and_searched(tmp_path):
