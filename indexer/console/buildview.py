@@ -22,13 +22,13 @@ class BuildView(Watcher):
         return self
 
     def __exit__(self, *ending: object) -> None:
-        for progress in (self._models, self._pages):
-            if progress is not None:
-                progress.close()
+        self._finish_models()
+        self._finish_pages()
 
     def started(self, base: str, units: int, planned: Sequence[Planned]) -> None:
         """Work on ``units`` models begins."""
         self._finish_pages()
+        self._finish_models()  # of the base before
         if units:
             self._models = ModelsProgress(units, base)
 
@@ -54,3 +54,8 @@ class BuildView(Watcher):
         if self._pages is not None:
             self._pages.close()
             self._pages = None
+
+    def _finish_models(self) -> None:
+        if self._models is not None:
+            self._models.close()
+            self._models = None

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from indexer.console import terminal
+from indexer.console.buildview import BuildView
 from indexer.console.models import ModelsProgress
 from indexer.console.rate import RecentRate
 from indexer.console.terminal import (
@@ -15,6 +16,7 @@ from indexer.console.terminal import (
     say,
 )
 from indexer.errors import Failed, Skipped
+from indexer.running.report import BuildReport
 from indexer.running.worker import Result
 from tests.console.speaking import at_terminal, run
 
@@ -150,6 +152,18 @@ def test_slow_models_are_told_by_the_model(monkeypatch, capsys):
     assert lines[1] == (
         "reading fine-tunes of org/base: 2 of 10, 0 failed, 0 skipped, 2.0 GB, 120 s a model, 8.3 MB/s, 16 min left"
     )
+
+
+def test_each_of_several_bases_has_its_last_line(capsys):
+    with BuildView() as view:
+        for base, units in (("org/first", 1), ("org/nothing-new", 0), ("org/second", 2)):
+            view.started(base, units, [])
+            for _ in range(units):
+                view.finished(result(None, 0), BuildReport(base, "c", "atlas"))
+            if base == "org/nothing-new":
+                lines = capsys.readouterr().err.splitlines()
+                assert [line.split(",")[0] for line in lines] == ["reading fine-tunes of org/first: 1 of 1"]
+    assert capsys.readouterr().err.startswith("reading fine-tunes of org/second: 2 of 2,")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
