@@ -13,7 +13,7 @@ from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, size_of_base, store_base, stored_bases
 from indexer.crawling.listing import ListedModel, Listing, select
 from indexer.errors import AtlasError, Failed, ModelError
-from indexer.executor import executor_for
+from indexer.executor import executor_for, workers_for
 from indexer.hub import BaseFacts
 from indexer.identity import SPECTRA_FORM, Spec, canonical_json
 from indexer.network.bandwidth import limit_bandwidth
@@ -214,9 +214,9 @@ class Build:
         """Do what is planned; after each model ``settled`` (by id) says what became of it. Nothing is published."""
         units = [one.unit for one in planned if one.unit is not None]
         self.watcher.started(self.facts.id, len(units), planned)
-        resources = self._resources(base)
+        resources = self._resources(base, len(units))
         place = Place(self.folder.root, base.path, resources)
-        executor = executor_for(resources.workers, len(units), self.options.scheduler)
+        executor = executor_for(resources.workers, self.options.scheduler)
         with closing(executor.run(units, place)) as results:
             for result in results:
                 settled[result.unit.model.id] = self._settle(settled[result.unit.model.id], result)
@@ -225,12 +225,13 @@ class Build:
                 if self._is_hopeless():
                     return
 
-    def _resources(self, base: BaseMatrices) -> Resources:
+    def _resources(self, base: BaseMatrices, units: int) -> Resources:
         options = self.options
+        workers = workers_for(options.workers, units)
         largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
-        found = share_out(options.workers, base.block_bytes, largest, options.memory, options.bandwidth)
-        if found.workers < options.workers:
-            self.watcher.say(f"memory for {found.workers} of {options.workers} workers")
+        found = share_out(workers, base.block_bytes, largest, options.memory, options.bandwidth)
+        if found.workers < workers:
+            self.watcher.say(f"memory for {found.workers} of {workers} workers")
         return found
 
     def _settle(self, entry: Entry, result: Result) -> Entry:

@@ -1,0 +1,54 @@
+"""Work that takes no model: it ends its process, or lasts, as the unit's name says.
+
+As a command it runs a pool over units of these names, for a test that stops it: FOLDER HOW NAME…
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from indexer import executor
+from indexer.identity import Spec
+from indexer.running.worker import Place, Result
+from indexer.unit import Unit
+from indexer.words import ModelRef
+
+LONG = 300.0  # seconds; no test waits that long
+
+
+def unit(name: str) -> Unit:
+    """Of a model that nobody reads."""
+    return Unit(ModelRef(f"org/{name}"), "c", "org/base", "b", "finetune", Spec())
+
+
+def pretend(unit: Unit, place: Place) -> Result:
+    """In place of the work. Deadly units kill their process, unlucky ones the first time, slow ones last."""
+    name = unit.model.id.removeprefix("org/")
+    met = place.atlas / f"{name}.met"
+    if name.startswith("deadly") or (name.startswith("unlucky") and not met.exists()):
+        met.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    met.touch()
+    if name.startswith("slow"):
+        time.sleep(LONG)
+    return Result(unit, None)
+
+
+def main() -> None:
+    folder, how, *names = sys.argv[1:]
+    executor.work = pretend
+    units, place = [unit(name) for name in names], Place(Path(folder), Path(folder) / "base")
+    try:
+        together = executor.ProcessExecutor(2).run(units, place)
+        for _ in together if how == "together" else executor._one_by_one(units, place):
+            pass
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A pool whose processes are killed or stopped: a unit has one result whoever dies, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from multiprocessing import active_children
+
+import pytest
+
+from indexer import executor
+from indexer.executor import ProcessExecutor, SerialExecutor, executor_for, workers_for
+from indexer.running.worker import Place, Result
+from tests.conftest import ROOT
+from tests.pretended_work import LONG, pretend, unit
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(executor, "work", pretend)
+    return Place(tmp_path, tmp_path / "base")
+
+
+def told(results: list[Result]) -> dict[str, str | None]:
+    """The reason of each model, which must have come once."""
+    counts = Counter(result.unit.model.id for result in results)
+    assert set(counts.values()) == {1}, counts
+    return {result.unit.model.id.removeprefix("org/"): result.error and result.error.reason for result in results}
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.05)
+
+
+def test_a_process_killed_in_the_middle_of_a_unit_costs_only_that_attempt(place):
+    names = ["a", "unlucky", "deadly", "b"]
+    found = told(list(ProcessExecutor(2).run([unit(name) for name in names], place)))
+    assert found == {name: "worker_died" if name == "deadly" else None for name in names}
+
+
+def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(place):
+    """The consumer publishes for minutes, and the processes are idle."""
+    names = [str(number) for number in range(10)]
+    results = []
+    for result in ProcessExecutor(2).run([unit(name) for name in names], place):
+        results.append(result)
+        if len(results) == 3:
+            active_children()[0].kill()
+            wait_for(lambda: not active_children())  # the pool ends the other one itself
+    assert told(results) == dict.fromkeys(names)
+
+
+@pytest.mark.parametrize("how", ["together", "alone"])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_pool_that_is_stopped_leaves_nobody_behind(tmp_path, how, stop):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.pretended_work", str(tmp_path), how, "slow-1", "slow-2"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: len(list(tmp_path.glob("slow-*.met"))) == (2 if how == "together" else 1))
+    started = time.monotonic()
+    if stop == signal.SIGINT:
+        os.killpg(process.pid, stop)  # as a terminal does it
+    else:
+        process.kill()
+    _, said = process.communicate(timeout=LONG)  # stderr is closed when all are gone
+    assert time.monotonic() - started < LONG / 3
+    assert process.returncode == (130 if stop == signal.SIGINT else -stop)
+    assert "Traceback" not in said
+    if stop == signal.SIGINT:
+        assert said == ""  # after a kill, multiprocessing tells of what it tidied up
+
+
+def test_few_units_take_fewer_workers():
+    assert [workers_for(32, units) for units in (0, 1, 2, 3, 50, 63, 64, 1000)] == [1, 1, 1, 2, 25, 32, 32, 32]
+    assert workers_for(1, 1000) == 1
+    assert isinstance(executor_for(1), SerialExecutor)
+    assert executor_for(25).workers == 25
