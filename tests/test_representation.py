@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.identity import Identity, Spec
 from indexer.record import DeltaRecord, Record
-from indexer.representation import REPRESENTATIONS, SKETCH_LENGTH, representation_named
+from indexer.representation import REPRESENTATIONS, SKETCH_LENGTH, _count_sketch, _hashes, representation_named
 from indexer.words import DeltaKey
 
 RANK = 4
@@ -118,9 +120,8 @@ def test_hashes_are_those_of_every_build():
     vector = representation_named("input").compute(record)
     assert REPRESENTATIONS["input"].version == 1
     assert vector.shape == (SKETCH_LENGTH,)
-    # From a separate implementation of the sketch, in plain Python.
-    import hashlib
 
+    # From a separate implementation of the sketch, in plain Python.
     def hashes(seed: str) -> list[tuple[int, int]]:
         stream = hashlib.shake_256(f"tensor-sketch|0.query|{seed}".encode()).digest(4 * 48)
         words = [int.from_bytes(stream[4 * i : 4 * i + 4], "little") for i in range(48)]
@@ -134,6 +135,30 @@ def test_hashes_are_those_of_every_build():
     norm = sum(value * value for value in expected) ** 0.5
     # v is constant here: 1/√48 each, so Σ v vᵀ is the all-ones matrix over 48.
     np.testing.assert_allclose(vector, np.array(expected) / norm, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 768, 11_008])
+def test_count_sketches_are_to_the_bit_those_of_whole_numbers_and_signs(length):
+    columns = np.random.default_rng(length).normal(size=(length, 3))
+    words = np.frombuffer(hashlib.shake_256(b"tensor-sketch|0.key|first").digest(4 * length), dtype="<u4")
+    signed = columns * np.where(words & 1, 1.0, -1.0)[:, None]
+    expected = np.zeros((SKETCH_LENGTH, 3))
+    np.add.at(expected, (words >> 1) % SKETCH_LENGTH, signed)
+    assert np.array_equal(_count_sketch(columns, "0.key|first"), expected)
+
+
+def test_hashes_that_are_kept_do_not_grow_with_the_layers():
+    """They stay for the life of a process, which reads models of any depth."""
+    columns = np.ones((3_072, 1))
+    _hashes.cache_clear()
+    tracemalloc.start()
+    try:
+        for layer in range(1_000):
+            _count_sketch(columns, f"{layer}.output|first")
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
+    finally:
+        tracemalloc.stop()
+        _hashes.cache_clear()
 
 
 def test_seed_stacks_left_vectors_as_stored_with_layers_averaged():
