@@ -82,7 +82,8 @@ class AtlasFolder:
     def locked(self, command: str, *, wait: bool = False) -> Iterator[None]:
         """Hold the writer's lock. It goes with the process, however that ends.
 
-        Raises AtlasError naming the process that holds it; with ``wait`` it waits for its turn instead.
+        Raises AtlasError naming the process that holds it (with ``wait`` it waits for its turn instead), and where
+        the file system has no such locks.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -94,10 +95,15 @@ class AtlasFolder:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError as error:
+            except BlockingIOError as error:
                 raise AtlasError(
                     f"{self.root} is being written to by {_holder(handle)}.",
                     "Wait for it to finish; queries go on meanwhile.",
+                ) from error
+            except OSError as error:
+                raise AtlasError(
+                    f"{self.root} cannot be locked: {error.strerror or error}.",
+                    "Its file system needs flock (Lustre: mounted with -o flock); choose another --atlas meanwhile.",
                 ) from error
             os.ftruncate(handle, 0)
             os.pwrite(handle, _claim(command).encode(), 0)

@@ -25,6 +25,7 @@ _HOME = os.environ.setdefault(_NAME, tempfile.mkdtemp(prefix="atlas-tests-") if 
 os.environ.update(
     HF_HOME=f"{_HOME}/huggingface",
     XDG_CACHE_HOME=f"{_HOME}/cache",
+    TMPDIR=_HOME,  # the pace of a user's processes lies there; tests keep their own
     HF_HUB_DISABLE_TELEMETRY="1",
     DISABLE_SAFETENSORS_CONVERSION="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -200,6 +202,24 @@ def test_a_database_that_another_program_writes_to_is_read_from_a_copy(atlas):
     finally:
         holder.kill()
         holder.wait()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        (BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable"), "is being written to by another process"),
+        (OSError(errno.ENOSYS, "Function not implemented"), "cannot be locked: Function not implemented"),
+    ],
+)  # fmt: skip
+def test_a_lock_that_is_held_and_one_that_cannot_be_had_are_told_apart(tmp_path, monkeypatch, refusal, told):
+    """Lustre without `-o flock` has no such locks: nobody writes, and waiting would not help."""
+
+    def refuse(*arguments):
+        raise refusal
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(AtlasError, match=told), AtlasFolder(tmp_path / "new").locked("test"):
+        pass
 
 
 def test_a_newer_schema_is_refused_with_what_to_do(atlas):

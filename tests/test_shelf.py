@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -93,11 +96,85 @@ def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
         assert time.monotonic() - start < 1
 
 
-def test_a_place_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert isinstance(common_shelf(), MemoryShelf)
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The machine's folder for temporary files, and what is said of it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path / f"vectors-in-the-wild-{os.getuid()}"
+
+
+def test_the_shelf_of_a_user_lies_on_this_machine_and_is_nobody_elses(temporary, monkeypatch):
+    """Homes are shared by machines; folders for temporary files are not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    said = []
+    for shelf in (common_shelf(said.append), common_shelf(said.append)):
+        add_one(shelf)
+    with shelf.lane("counter") as lane:
+        assert lane.interval == 2
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+    assert said == []
+
+
+def left_by_another(folder, monkeypatch):
+    folder.mkdir(0o700)
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    folder.rename(folder.with_name(f"vectors-in-the-wild-{os.getuid()}"))
+
+
+def a_link(folder, monkeypatch):
+    (folder.parent / "theirs").mkdir(0o700)
+    folder.symlink_to(folder.parent / "theirs")
+
+
+def open_to_all(folder, monkeypatch):
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def a_file(folder, monkeypatch):
+    folder.write_text("")
+
+
+def a_link_within(folder, monkeypatch):
+    folder.mkdir(0o700)
+    (folder.parent / "precious").write_text("as it was")
+    (folder / "pace").symlink_to(folder.parent / "precious")
+
+
+def no_locks(folder, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("spoil", [left_by_another, a_link, open_to_all, a_file, a_link_within, no_locks])
+def test_what_cannot_be_trusted_or_locked_is_not_used_and_that_is_said(temporary, monkeypatch, spoil):
+    spoil(temporary, monkeypatch)
+    said = []
+    shelf = common_shelf(said.append)
+    assert isinstance(shelf, MemoryShelf)
+    (sentence,) = said
+    assert "each process keeps a pace of its own" in sentence
+    assert all(path.read_text() in ("", "as it was") for path in temporary.parent.glob("*/pace"))
+
+
+@pytest.mark.parametrize("call", ["flock", "pwrite"])
+def test_a_shelf_that_breaks_later_goes_on_in_memory(temporary, monkeypatch, call):
+    """A lock that is refused or a full disk costs the sharing, not the request."""
+    said = []
+    shelf = common_shelf(said.append)
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC if call == "pwrite" else errno.ENOLCK, "broken")
+
+    monkeypatch.setattr({"flock": fcntl, "pwrite": os}[call], call, refuse)
+    waits = [Pace(shelf).spend("line", 2.0) for _ in range(3)]
+    assert waits == pytest.approx([2, 4, 6], abs=0.2)
+    assert len(said) == 1
+    with pytest.raises(OSError, match="not the shelf's"), shelf.lane("line"):
+        raise OSError("not the shelf's")
 
 
 def take_turns(path, count):

@@ -16,6 +16,7 @@ Quotas are counted for each host and kind of request and shared by all processes
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import random
 import time
@@ -273,12 +274,18 @@ _listener: Callable[[str], None] | None = None
 @cache
 def common_pace() -> Pace:
     """The pace that all processes of this user keep together."""
-    return Pace(common_shelf())
+    return Pace(common_shelf(_tell_once))
 
 
 def _tell(sentence: str) -> None:
     if _listener is not None:
         _listener(sentence)
+
+
+def _tell_once(sentence: str) -> None:
+    """What is true of this process and of its workers alike is said by this one."""
+    if multiprocessing.parent_process() is None:
+        _tell(sentence)
 
 
 def install_session(manners: Manners | None = None, say: Callable[[str], None] | None = None) -> None:

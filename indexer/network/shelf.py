@@ -6,18 +6,21 @@ when its holder dies, so that a worker that is killed holds nobody up.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from indexer.usercache import user_cache
+from indexer.network.own_folder import check_owner, open_own_folder, own_folder
+
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -60,7 +63,7 @@ class MemoryShelf:
 
 
 class FileShelf:
-    """Shared by all processes that can write to one file.
+    """Shared by all processes that can write to one file; by the threads of this process alone once that fails.
 
     The file is a table of ``SLOTS`` lanes; where it is full, the lane that was free first makes room.
     """
@@ -70,15 +73,22 @@ class FileShelf:
     LONGEST = 3600.0
     _SLOT = struct.Struct("<32s3d")
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be made, ImportError where the system has no such locks."""
-        import fcntl
+    def __init__(self, path: Path, folder: int | None = None, say: Say = lambda sentence: None) -> None:
+        """``path`` is taken within the open ``folder`` where one is given; ``say`` is told when the file fails.
 
-        self._flock = fcntl.flock
-        self._exclusive, self._unlock = fcntl.LOCK_EX, fcntl.LOCK_UN
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        Raises OSError where the file cannot be made, trusted or locked.
+        """
+        self._say = say
         self._threads = threading.Lock()  # the system's lock does not keep the threads of one process apart
+        self._own: MemoryShelf | None = None  # in place of a file that failed
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(path, flags, 0o600, dir_fd=folder)
+        try:
+            check_owner(self._file, path)
+            self._try_lock()
+        except OSError:
+            os.close(self._file)
+            raise
 
     def now(self) -> float:
         """Seconds of the clock that all processes share."""
@@ -86,16 +96,54 @@ class FileShelf:
 
     @contextmanager
     def lane(self, name: str) -> Iterator[Lane]:
-        """Borrow a lane."""
+        """Borrow a lane. Never fails for the file's sake: a request must not."""
         key = hashlib.sha256(name.encode()).digest()
         with self._threads:
-            self._flock(self._file, self._exclusive)
+            taken = self._take(key)
+            if self._own is not None:
+                with self._own.lane(name) as lane:
+                    yield lane
+                return
+            offset, lane = taken
             try:
-                offset, lane = self._find(key)
                 yield lane
-                os.pwrite(self._file, self._SLOT.pack(key, lane.next_free, lane.interval, lane.interval_until), offset)
+                self._put(offset, key, lane, name)
             finally:
-                self._flock(self._file, self._unlock)
+                self._let_go()
+
+    def _try_lock(self) -> None:
+        """Raises OSError where the file system has no locks; one that another holds is as good as one that is had."""
+        with suppress(BlockingIOError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _take(self, key: bytes) -> tuple[int, Lane]:
+        """Where the lane lies, and the lane, locked; of no meaning once the file has failed."""
+        if self._own is None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                return self._find(key)
+            except OSError as error:
+                self._give_up(error)
+        return 0, Lane()
+
+    def _put(self, offset: int, key: bytes, lane: Lane, name: str) -> None:
+        try:
+            os.pwrite(self._file, self._SLOT.pack(key, lane.next_free, lane.interval, lane.interval_until), offset)
+        except OSError as error:
+            own = self._give_up(error)
+            with own.lane(name) as kept:
+                vars(kept).update(vars(lane))
+
+    def _let_go(self) -> None:
+        with suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _give_up(self, error: OSError) -> MemoryShelf:
+        self._let_go()
+        self._own = MemoryShelf()
+        self._say(_alone(error))
+        return self._own
 
     def _find(self, key: bytes) -> tuple[int, Lane]:
         size = self._SLOT.size
@@ -111,9 +159,25 @@ class FileShelf:
         return oldest * size, Lane()
 
 
-def common_shelf() -> Shelf:
-    """The shelf of all processes of this user on this machine; of this process alone where none can be shared."""
+def common_shelf(say: Say = lambda sentence: None) -> Shelf:
+    """The shelf of all processes of this user on this machine; of this process alone where none can be shared.
+
+    It lies among the machine's temporary files: a home is often shared by many machines. ``say`` is told of a shelf
+    that is not shared.
+    """
     try:
-        return FileShelf(user_cache() / "pace")
-    except (OSError, ImportError, RuntimeError):
+        folder = open_own_folder()
+        try:
+            return FileShelf(Path("pace"), folder, say)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        say(_alone(error))
         return MemoryShelf()
+
+
+def _alone(error: OSError) -> str:
+    return (
+        f"{own_folder()} cannot be shared ({error.strerror or error}): each process keeps a pace of its own, "
+        "and --bandwidth holds for each worker alone"
+    )
