@@ -61,18 +61,28 @@ class Unit:
         )
 
 
+@dataclass
+class Traffic:
+    """Bytes read of one model and bytes of its weight files, told also where it comes to nothing."""
+
+    read: int = 0
+    total: int = 0
+
+
 def vectorise(
     unit: Unit,
     base: BaseMatrices,
     conversion: Callable[[], str | None] | None = None,
     *,
     ahead_bytes: int = 0,
+    traffic: Traffic | None = None,
 ) -> Record:
     """Do one unit of work.
 
     ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
     nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
-    record. Raises Skipped where this commit can never be a record, Failed where another try may work. One torch
+    record. ``traffic`` is told what was read, whatever
+    comes of it. Raises Skipped where this commit can never be a record, Failed where another try may work. One torch
     thread gives the same record for the same input; the caller pins it.
     """
     started = time.perf_counter()
@@ -102,6 +112,8 @@ def vectorise(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
     finally:
+        if traffic is not None:
+            traffic.read, traffic.total = checkpoint.bytes_read, sum(facts.size for facts in checkpoint.files)
         checkpoint.close()
     return _with_vectors(record, unit)
 
