@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options
+from indexer.console.terminal import AtlasGroup, atlas_option, emit, heed_sigterm, output_options
 from indexer.errors import AtlasError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ SORTS = ("downloads", "created", "likes")
 @click.group(cls=AtlasGroup)
 def main() -> None:
     """Build an atlas of fine-tuned models: crawl, read, vectorise, publish."""
+    heed_sigterm()
 
 
 def _together(*options: Any) -> Any:

@@ -11,7 +11,9 @@ import errno
 import functools
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -135,6 +137,21 @@ class AtlasGroup(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, taken like Ctrl-C."""
+
+
+def heed_sigterm() -> None:
+    """From now on SIGTERM (of a batch system, of systemd) ends a command as Ctrl-C does, not in the midst of it."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise Terminated
+
+    is_usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_usual and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+
+
 class _CarriedError(Exception):
     """Carries its cause past click, which would answer it in a way of its own."""
 
@@ -157,7 +174,7 @@ def _ended_by(error: BaseException) -> int:
         return 0
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
         _complain(f"Stopped: {error}" if str(error) else "Stopped. What was done stays; run it again to go on.", "")
-        return 130
+        return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
         assert isinstance(error, click.ClickException)
         click.echo(error.format_message(), err=True)
