@@ -28,6 +28,7 @@ from indexer.layout import Layout
 from indexer.network.byterange import LocalFile
 from indexer.spectrum import spectrum
 from indexer.weights import Checkpoint
+from indexer.whole_files import beside
 from indexer.words import DeltaKey
 
 
@@ -170,7 +171,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
         offset += size
     norms: dict[str, float] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = path.with_name(f".{path.name}.{os.getpid()}.data")
+    data = beside(path, "data")
     try:
         with data.open("wb") as file:
             for name, tensor in checkpoint.stream(layout.tensors):
@@ -197,7 +198,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
 def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
         with temporary.open("wb") as target, data.open("rb") as source:
             target.write(len(text).to_bytes(8, "little") + text)

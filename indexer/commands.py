@@ -23,6 +23,7 @@ from indexer.network.session import install_session
 from indexer.plan import estimate
 from indexer.running.report import BuildOptions, BuildReport, Watcher
 from indexer.single import unreadable
+from indexer.whole_files import remove_leftovers
 from indexer.words import ModelRef
 
 
@@ -38,6 +39,7 @@ def build_bases(
     install_session(say=watcher.say)
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
+        remove_leftovers(folder)
         for name in dict.fromkeys(names):
             facts = find_base(folder, name)
             build = Build(folder, facts, options, watcher)

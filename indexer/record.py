@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from indexer.energy import ranks_at
 from indexer.errors import AtlasError
 from indexer.identity import FORMAT_VERSION, Identity, canonical_json
+from indexer.whole_files import write_atomically
 from indexer.words import DeltaKey
 
 # A longer header than this is no record's: one delta takes 200 bytes of it.
@@ -307,20 +307,3 @@ def _checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
         digest.update(array.data)
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Write ``payload`` beside ``path``, sync it, and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where it is
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)

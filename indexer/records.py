@@ -11,7 +11,8 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.errors import Failed, ModelError
 from indexer.identity import Identity, canonical_json
-from indexer.record import Record, read_identity, read_record, write_atomically, write_record
+from indexer.record import Record, read_identity, read_record, write_record
+from indexer.whole_files import write_atomically
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3

@@ -22,6 +22,7 @@ from indexer.hub import BaseFacts
 from indexer.kept_rank import check_rank, held, rank_to_publish
 from indexer.network.session import install_session
 from indexer.running.report import BuildOptions, BuildReport, Watcher
+from indexer.whole_files import remove_leftovers
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def publish_records(
     if not stored:
         raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
     with folder.locked("index publish"):
+        remove_leftovers(folder)
         chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
         ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
         return [

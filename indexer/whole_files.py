@@ -1,0 +1,66 @@
+"""Files that are there whole or not at all: written beside their place, then renamed into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from indexer.atlas import AtlasFolder
+
+# A temporary file that nobody has written to for so long is nobody's: its writer was killed.
+LEFT_SECONDS = 24 * 3600.0
+
+
+def beside(path: Path, kind: str = "tmp") -> Path:
+    """A name for a temporary file beside ``path`` that no process of any machine has taken."""
+    host = re.sub(r"[^\w-]", "", socket.gethostname().partition(".")[0], flags=re.ASCII)[:20]
+    return path.with_name(f".{path.name}.{host}.{secrets.token_hex(6)}.{kind}")
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Write ``payload`` beside ``path``, sync it, and rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = beside(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where it is
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: AtlasFolder) -> None:
+    """Remove what killed writers left among records and bases.
+
+    Others may be at work on records meanwhile, lock or no lock: only what is old goes.
+    """
+    before = time.time() - LEFT_SECONDS
+    for entry in _entries(folder):
+        if entry.name.startswith(".") and entry.name.endswith((".tmp", ".data")):
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < before:
+                    Path(entry.path).unlink()
+
+
+def _entries(folder: AtlasFolder) -> Iterator[os.DirEntry[str]]:
+    """What lies in the folder of bases and in those of records."""
+    yield from _listed(folder.bases)
+    for part in list(_listed(folder.records)):
+        if part.is_dir(follow_symlinks=False):
+            yield from _listed(Path(part.path))
+
+
+def _listed(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from entries
