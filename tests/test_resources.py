@@ -6,7 +6,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.running import resources
-from indexer.running.resources import AHEAD_BYTES, PROCESS_BYTES, available_memory, parse_size, share_out
+from indexer.running.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
 
 MB = 10**6
 ROBERTA = (340 * MB, 9_437_184)  # block matrices, the largest as float32
@@ -45,6 +45,15 @@ def test_workers_come_before_a_base_in_memory():
     assert not found.resident
 
 
+def test_reading_ahead_comes_before_a_base_in_memory():
+    """A little more memory is never worse: the page cache holds the base for all, nothing else keeps the line busy."""
+    one = PROCESS_BYTES + 6 * ROBERTA[1]
+    barely = 2 * (one + ROBERTA[0]) + PROCESS_BYTES  # for two workers and a base each, and nothing else
+    found = [share_out(2, *ROBERTA, memory=barely + more * MB) for more in (-1, 1, 130, 140)]
+    assert [one.ahead_bytes for one in found] == [AHEAD_BYTES] * 4
+    assert [one.resident for one in found] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("memory", [400 * MB, 800 * MB, 1200 * MB, 3 * 10**9, 20 * 10**9])
 @pytest.mark.parametrize("base", [ROBERTA, LLAMA_7B])
 def test_the_parts_never_exceed_the_whole(memory, base):
@@ -70,9 +79,3 @@ def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
     assert (found.workers, found.resident) == (1, True)
     monkeypatch.setattr(resources, "available_memory", lambda: 10 * MB)
     assert share_out(8, *ROBERTA).workers == 1  # nobody asked for a limit: it is tried
-
-
-def test_memory_of_this_machine():
-    with open("/proc/meminfo") as file:
-        total = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemTotal"))
-    assert 0 < available_memory() <= total

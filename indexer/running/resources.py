@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from indexer.errors import AtlasError
+from indexer.running.free_memory import available_memory
 
 # What a process holds before it has read anything (torch and the Hub's client, measured: 230 MiB), and change.
 PROCESS_BYTES = 300 << 20
@@ -37,8 +36,9 @@ class Resources:
 def share_out(
     workers: int, base_bytes: int, largest_bytes: int, memory: int | None = None, bandwidth: float | None = None
 ) -> Resources:
-    """As many of ``workers`` as ``memory`` bytes allow, then the base in memory, then reading ahead.
+    """As many of ``workers`` as ``memory`` bytes allow, then reading ahead, then the base in memory.
 
+    The page cache holds the base for all workers; nothing else keeps the line busy while they compute.
     ``base_bytes`` are those of all block matrices of the base, ``largest_bytes`` of the largest as float32.
     Without ``memory`` half of what is free may be used. Raises AtlasError where not even one worker fits into
     the ``memory`` that was asked for.
@@ -55,9 +55,9 @@ def share_out(
             )
         fitting = 1
     left = max(0, budget - _needed(fitting, one))
-    resident = base_bytes <= RESIDENT_BYTES and fitting * base_bytes <= left
-    left -= fitting * base_bytes if resident else 0
-    return Resources(fitting, resident, min(AHEAD_BYTES, left // fitting), bandwidth)
+    ahead = min(AHEAD_BYTES, left // fitting)
+    resident = base_bytes <= min(RESIDENT_BYTES, left // fitting - ahead)
+    return Resources(fitting, resident, ahead, bandwidth)
 
 
 def _needed(workers: int, one: int) -> int:
@@ -72,35 +72,3 @@ def parse_size(text: str) -> int:
     if size <= 0:
         raise ValueError(f"{text!r} is no size like 512M or 2G")
     return size
-
-
-def available_memory() -> int:
-    """Bytes that a new program could use without anything being swapped out; within a container, of its limit."""
-    sizes = [_free_in_container(), _free_on_machine()]
-    return min((size for size in sizes if size is not None), default=4 << 30)
-
-
-def _free_on_machine() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _free_in_container() -> int | None:
-    """By the limit of the control group this process runs in, version 2 or 1."""
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return None
