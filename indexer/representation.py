@@ -101,8 +101,8 @@ def _count_sketch(columns: NDArray[np.float64], seed: str) -> NDArray[np.float64
     return np.stack([np.bincount(buckets, weights=column, minlength=SKETCH_LENGTH) for column in signed.T], axis=1)
 
 
-# Two for each matrix, a byte each coordinate: 14 KB a layer of roberta-base. Deeper models than 40 layers of six matrices
-# have them made again, in microseconds.
+# Two for each matrix, a byte each coordinate: 14 KB a layer of roberta-base. Models deeper than 40 layers of six
+# matrices have them made again, in microseconds.
 @lru_cache(maxsize=512)
 def _hashes(seed: str, length: int) -> NDArray[np.uint8]:
     """2 · bucket + (1 where the sign is +) of each coordinate, from SHAKE-256: the same in every library's version."""

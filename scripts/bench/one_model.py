@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from indexer.base import BaseMatrices
 from indexer.identity import Spec
 from indexer.network.session import install_session
+from indexer.record import write_record
 from indexer.running.resources import AHEAD_BYTES
 from indexer.svd import SVD_METHOD
 from indexer.unit import Unit, vectorise
@@ -32,6 +34,8 @@ def main(model: str, base_file: str, held: str, relation: str) -> None:
     idle = _resident()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
     record = vectorise(unit, base, ahead_bytes=AHEAD_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        write_record(record, Path(folder) / "record.safetensors")
     rise = _peak() - idle
     factors = [array for delta in record.deltas for array in (delta.s, delta.u, delta.v) if array is not None]
     kept = sum(array.nbytes for array in factors)
