@@ -6,19 +6,13 @@ import json
 import math
 import os
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
-from indexer.base import BaseMatrices
-from indexer.delta import narrowest_dtype
 from scripts.bench import __main__ as bench
-from scripts.bench import memory, pipeline, spectra, weightwatcher
-from scripts.bench.hub import Told
-from scripts.bench.inputs import made_once
+from scripts.bench import pipeline, spectra, weightwatcher
 from scripts.bench.machine import this_machine
 from scripts.bench.measure import NotMeasuredError, Repeats, Stopwatch, Table, interleaved, interleaved_over
 
@@ -222,22 +216,22 @@ def test_the_machine_is_described_by_what_the_system_says():
     json.dumps(found.as_json())
 
 
-def test_an_input_is_made_once_and_never_found_half_made(tmp_path):
-    made = []
+def test_a_row_that_fails_costs_no_other_row_and_is_told_in_a_line(rows, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "bench.json"
+    before = bench._measurement
 
-    def make(folder):
-        made.append(folder.name)
-        (folder / "part").write_text("1", encoding="ascii")
-        if len(made) == 1:
-            raise OSError("the disk is full")
+    def failing(work):
+        raise KeyError("one\nline\nis enough")
 
-    with pytest.raises(OSError, match="full"):
-        made_once(tmp_path / "input", make)
-    assert not (tmp_path / "input").exists()
-    for _ in range(2):
-        assert (made_once(tmp_path / "input", make) / "part").read_text(encoding="ascii") == "1"
-    assert len(made) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["input"]
+    monkeypatch.setattr(bench, "_measurement", lambda name: failing if name == "bad" else before(name))
+    assert bench.main(["bad", "good", "--json", str(file), "--work", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("bad")] == [
+        "bad: failed: KeyError: 'one\\nline\\nis enough'"
+    ]
+    found = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert set(found["bad"]) == {"failed", "seconds"}
+    assert found["good"]["tables"][0]["promises"] == {"quick": True}
 
 
 # --- rows: what they make of what was measured
@@ -293,80 +287,3 @@ def test_weightwatcher_is_asked_for_the_singular_values():
     matrix = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
     exact = torch.linalg.svdvals(matrix.double())
     assert torch.allclose(find(matrix).double(), exact, rtol=1e-6)
-
-
-# --- inputs
-
-
-def test_a_file_with_holes_reads_as_its_numbers_and_zeros(tmp_path):
-    path = tmp_path / "holes.safetensors"
-    shapes = {"first": (256, 256), "second": (3, 2), "third": (1024, 1024)}
-    numbers = {"second": np.arange(6, dtype=np.float32).reshape(3, 2)}
-    memory._write_with_holes(path, shapes, numbers, {"format": "pt"})
-    with safe_open(path, "numpy") as file:
-        assert {name: tuple(file.get_tensor(name).shape) for name in file.keys()} == shapes  # noqa: SIM118
-        assert np.array_equal(file.get_tensor("second"), numbers["second"])
-        assert not file.get_tensor("third").any()
-    assert path.stat().st_blocks * 512 < path.stat().st_size / 10
-
-
-def test_files_with_holes_differ_in_the_number_of_layers_only(tmp_path):
-    """Were some matrices nothing but zeros, content would be measured instead of size."""
-    for layers in (1, 2):
-        folder = tmp_path / str(layers)
-        folder.mkdir()
-        memory._make_layers(layers, folder)
-        base = BaseMatrices(folder / "base-matrices.safetensors")
-        assert len(base.layout.matrices) == 6 * layers
-        assert not any(base.matrix(matrix.key).any() for matrix in base.layout.matrices)
-        base.close()
-        with safe_open(folder / "fine-tune" / "model.safetensors", "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                assert narrowest_dtype(tensor) == torch.float32
-                assert (tensor != 0).any(dim=1).nonzero().flatten().tolist() == list(range(memory.ROWS))
-
-
-def _taken(rise, record=2.5, base=0.0):
-    return memory.Taken(Repeats(rise), base, record)
-
-
-@pytest.mark.parametrize(
-    ("like", "large", "kept"),
-    [
-        ([110.0, 112.0, 111.0], 160.0, True),  # the record apart 119 and 107
-        ([110.0, 112.0, 111.0], 164.0, True),
-        ([110.0, 112.0, 111.0], 164.5, False),
-        ([110.0, 150.0, 111.0], 165.0, False),  # one high repeat of the small file excuses nothing
-    ],
-)
-def test_the_larger_file_is_compared_with_one_of_the_same_content(like, large, kept):
-    table = memory.Table("title", ["reading"])
-    taken = {
-        memory.IN_MEMORY: _taken([500.0], base=324.0),
-        memory.ON_DISK: _taken([20.0]),  # real content, which has no say in growth
-        memory.LIKE: _taken(like, record=4.0),
-        memory.LARGE: _taken([large], record=41.0),
-    }
-    memory._promise(table, taken)
-    *bounds, growth = table.promises.values()
-    assert bounds == [True] * 4
-    assert growth is kept
-    assert f"grows by {large - 111:.1f} MiB: the record, which is the result, by 37.0 MiB" in table.notes[0]
-    taken[memory.LARGE] = _taken([251.0])
-    memory._promise(table, taken)
-    assert not table.promises["on disk, 176 layers: ≤ 250 MiB + the base where it is held"]
-
-
-@pytest.mark.parametrize(("sent", "is_measured"), [(0, False), (3 * 340_000_000, True)])
-def test_a_reading_of_which_nothing_was_sent_is_not_measured(sent, is_measured, monkeypatch):
-    monkeypatch.setattr(memory, "read_model", lambda *words, **named: Told(100 << 20, 340_000_000, 2 << 20))
-    hub = SimpleNamespace(reset_log=lambda: None, body_bytes=lambda model, file: sent)
-    reading = memory.Reading("bench/small", "base.safetensors", True, 3)
-    if is_measured:
-        taken, gigabytes = memory._read(reading, hub)
-        assert gigabytes == 0.34
-        assert taken.over.values == [pytest.approx(100 - 340e6 / 2**20)] * 3
-    else:
-        with pytest.raises(NotMeasuredError, match="sent 0 bytes of bench/small"):
-            memory._read(reading, hub)

@@ -30,7 +30,7 @@ ROWS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the rows asked for (all of them by default); exit 1 if a promise is not kept or a row not measured."""
+    """Measure the rows asked for (all of them by default); exit 1 if one promise is not kept or one row not measured."""
     listing = "; ".join(f"{name}: {what}" for name, (_, _, what) in ROWS.items())
     parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=f"Rows. {listing}.")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all if none is named")
@@ -65,6 +65,10 @@ def run(names: Sequence[str], work: Path, json_file: Path | None = None) -> int:
         except NotMeasuredError as error:
             rows[name] = {"not_measured": str(error)}
             print(f"{name}: not measured: {error}", end="\n\n", flush=True)
+        except Exception as error:
+            # Whatever goes wrong in a row, the others are still worth measuring.
+            rows[name] = {"failed": _in_a_line(error)}
+            print(f"{name}: failed: {rows[name]['failed']}", end="\n\n", flush=True)
         else:
             rows[name] = {"tables": [table.as_json() for table in tables]}
             print("\n\n".join(table.text() for table in tables), end="\n\n", flush=True)
@@ -80,6 +84,10 @@ def _measurement(name: str) -> Callable[[Path], list[Any]]:
     module, function, _ = ROWS[name]
     found: Callable[[Path], list[Any]] = getattr(import_module(module), function)
     return found
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _is_kept(row: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from indexer.base import BaseMatrices, store_base
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
 from scripts.bench.inputs import made_once, warm
+from scripts.terminal import PROJECT
 
 # Share of the energy held by the top 1, 2, 4, 8, 16 singular values of real deltas, by the end of a tensor's name.
 ENERGY = {
@@ -38,6 +39,8 @@ RELATIVE_NORM = 0.008
 STEPS = 6
 # Layers of the smaller models.
 FEW = 4
+# What decides how these checkpoints, and the base's block matrices beside them, turn out.
+CODE = (Path(__file__), *(PROJECT / "indexer" / name for name in ("base.py", "layout.py", "architecture.py")))
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,13 @@ class Checkpoints:
 
 def roberta_base(work: Path) -> Checkpoints:
     """A base and two fine-tunes of roberta-base's size below ``work`` (1.8 GB, made in under a minute)."""
-    return _opened(made_once(work / "roberta-base-sized", partial(_make, RobertaConfig(), True)))
+    return _opened(made_once(work / "roberta-base-sized", partial(_make, RobertaConfig(), True), CODE))
 
 
 def few_layers(work: Path) -> Checkpoints:
     """A base and a fine-tune with matrices of roberta-base's size in few layers, for what takes long."""
     config = RobertaConfig(num_hidden_layers=FEW, vocab_size=1000)
-    return _opened(made_once(work / f"base-of-{FEW}-layers", partial(_make, config, False)))
+    return _opened(made_once(work / f"base-of-{FEW}-layers", partial(_make, config, False), CODE))
 
 
 def _opened(made: Path) -> Checkpoints:

@@ -37,12 +37,17 @@ class Told:
     """What reading one model took, in bytes.
 
     ``rise``: of the peak resident size over idle. ``base``: the base's block matrices. ``kept``: the singular
-    triplets that are kept.
+    triplets that are kept. Raises NotMeasuredError where one of them is nothing: no model takes that.
     """
 
     rise: int
     base: int
     kept: int
+
+    def __post_init__(self) -> None:
+        nothing = [name for name, value in vars(self).items() if value <= 0]
+        if nothing:
+            raise NotMeasuredError(f"a model cannot be read in {getattr(self, nothing[0])} bytes ({nothing[0]})")
 
 
 def read_model(model: str, base_file: Path, *, resident: bool, relation: str = "finetune") -> Told:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from transformers import RobertaConfig
 
-from scripts.bench.checkpoints import Checkpoints, roberta_base
+from scripts.bench.checkpoints import CODE, Checkpoints, roberta_base
 from scripts.bench.hub import read_model, served
 from scripts.bench.inputs import made_once
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, say
@@ -76,8 +76,8 @@ IN_MEMORY, ON_DISK, LIKE, LARGE = "base in memory", "base on disk", "on disk, 17
 def measure(work: Path) -> list[Table]:
     """Read 500 MB with the base in memory and on disk, ten times as much with it on disk, each in its own process."""
     made = roberta_base(work)
-    holes = made_once(work / "holes", _make_holes)
-    store = made_once(work / "memory-store", partial(_make_store, made, holes))
+    holes = made_once(work / "holes", _make_holes, [Path(__file__)])
+    store = made_once(work / "memory-store", partial(_make_store, made, holes), [Path(__file__), *CODE])
     readings = {
         IN_MEMORY: Reading("bench/small", made.matrices.path, True, REPEATS),
         ON_DISK: Reading("bench/small", made.matrices.path, False, REPEATS),

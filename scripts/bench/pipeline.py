@@ -31,7 +31,7 @@ from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
-from scripts.bench.checkpoints import FEW, Checkpoints, few_layers
+from scripts.bench.checkpoints import CODE, FEW, Checkpoints, few_layers
 from scripts.bench.hub import served
 from scripts.bench.inputs import made_once
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, say
@@ -56,7 +56,7 @@ _TEMPLATE = Unit(
 def measure(work: Path) -> list[Table]:
     """One table: compute alone (with spectra, which are the most work there is), transfer alone, both at once."""
     made = few_layers(work)
-    store = made_once(work / f"pipeline-{MODELS}-of-{FEW}-layers", partial(_make_store, made))
+    store = made_once(work / f"pipeline-{MODELS}-of-{FEW}-layers", partial(_make_store, made), [Path(__file__), *CODE])
     here = _units_on_disk(store)
     names, size = _block_tensors(made, here[0])
     with served(store) as hub:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder
+from indexer.atlas import AtlasFolder
 from indexer.crawling.claims import Claim
 from indexer.crawling.listing import Listing
 from indexer.crawling.questions import ClaimedRow, CrawlRequest, Page, Question
@@ -27,7 +27,7 @@ from indexer.record import DeltaRecord, Record, write_record
 from indexer.representation import REPRESENTATIONS
 from indexer.svd import SVD_METHOD
 from indexer.words import DeltaKey
-from scripts.bench.checkpoints import roberta_base
+from scripts.bench.checkpoints import CODE, roberta_base
 from scripts.bench.inputs import made_once
 from scripts.bench.measure import NotMeasuredError
 from scripts.terminal import PROJECT
@@ -38,6 +38,13 @@ FAMILIES = ("query", "key", "value", "output", "feedforward1", "feedforward2")
 KEYS = [DeltaKey("", layer, family) for layer in range(12) for family in FAMILIES]
 LENGTH = 57 * len(KEYS)
 SHAPES = {"feedforward1": (3072, 768), "feedforward2": (768, 3072)}
+# What decides how the published atlas turns out: its tables, its records, its vectors and their index.
+ATLAS_CODE = (
+    Path(__file__),
+    *CODE,
+    PROJECT / "schema.sql",
+    *(PROJECT / "indexer" / name for name in ("publishing", "vectors", "publish.py", "record.py", "representation.py")),
+)
 # A record is synced to the disk before it counts: meanwhile others are written.
 WRITERS = 8
 
@@ -85,8 +92,8 @@ class Model:
 
 
 def ten_thousand(work: Path) -> Path:
-    """The folder of the atlas, made if it is not there yet (minutes); each schema has its own."""
-    return made_once(work / f"atlas-{MODELS}-schema-{SCHEMA_VERSION}", partial(_make, work))
+    """The folder of the atlas, made if what is there was published by other code (minutes)."""
+    return made_once(work / f"atlas-{MODELS}", partial(_make, work), ATLAS_CODE)
 
 
 def vectors_of(count: int) -> np.ndarray[Any, Any]:

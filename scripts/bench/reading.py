@@ -7,10 +7,10 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from scripts.bench.checkpoints import Checkpoints, roberta_base
+from scripts.bench.checkpoints import CODE, Checkpoints, roberta_base
 from scripts.bench.hub import read_model, served
 from scripts.bench.inputs import made_once
-from scripts.bench.measure import Table
+from scripts.bench.measure import NotMeasuredError, Table
 
 ALLOWED_SHARE, ALLOWED_PER_FILE = 1.02, 64 << 10
 EXCEPTED = ("legacy-bin",)
@@ -25,7 +25,7 @@ FACTOR_NUMBERS = LAYERS * len(LORA_FAMILIES) * 2 * LORA_RANK * WIDTH
 def measure(work: Path) -> list[Table]:
     """Serve one fine-tune in several forms, vectorise each over HTTP, count what the Hub sent of its weight files."""
     made = roberta_base(work)
-    store = made_once(work / "reading-store", partial(_make_store, made))
+    store = made_once(work / "reading-store", partial(_make_store, made), [Path(__file__), *CODE])
     table = Table(
         "reading: response bodies for a checkpoint of roberta-base's size, counted by the Hub (exact: one reading each)",
         ["form", "files", "file, MB", "needed, MB", "sent, MB", "sent ÷ needed", "sent ÷ whole file", "requests"],
@@ -39,6 +39,7 @@ def measure(work: Path) -> list[Table]:
             size = sum(path.stat().st_size for path in files)
             sent = sum(hub.body_bytes(model, path.name) for path in files)
             needed = _needed(folder.name)
+            _check(folder.name, sent, needed)
             gets = sum(request.role == "cdn" for request in hub.requests)
             table.add(
                 folder.name, len(files), size / 1e6, needed / 1e6, sent / 1e6,
@@ -51,6 +52,12 @@ def measure(work: Path) -> list[Table]:
         "Needed: the block matrices, of LoRA the factors. A download reads whole files. No promise is made for legacy .bin."
     )
     return [table]
+
+
+def _check(form: str, sent: int, needed: int) -> None:
+    """Raises NotMeasuredError where fewer bytes were counted than the model is made of: then the count is wrong."""
+    if sent < needed:
+        raise NotMeasuredError(f"{form}: the Hub counted {sent:,} bytes, the model takes at least {needed:,}")
 
 
 def _needed(form: str) -> int:
