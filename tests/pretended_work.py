@@ -1,6 +1,6 @@
 """Work that takes no model: it ends its process, or lasts, as the unit's name says.
 
-As a command it runs a pool over units of these names, for a test that stops it: FOLDER HOW NAME…
+A Dask worker that loads this does it as well. As a command it runs a pool over units of these names, for a test that stops it: FOLDER HOW NAME…
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from indexer import executor
+from indexer.atlas import AtlasFolder
 from indexer.identity import Spec
 from indexer.running.worker import Place, Result
 from indexer.unit import Unit
@@ -33,9 +34,20 @@ def pretend(unit: Unit, place: Place) -> Result:
         met.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     met.touch()
+    path = AtlasFolder(place.atlas).record(unit.identity.digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()  # nobody reads it
     if name.startswith("slow"):
         time.sleep(LONG)
     return Result(unit, None)
+
+
+def dask_setup(_worker: object) -> None:
+    """Called by a worker of which this is a preload."""
+    from indexer.running import dask_executor
+    from tests import pretended_work
+
+    dask_executor.work = pretended_work.pretend
 
 
 def main() -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import duckdb
 import pytest
 
+from indexer.atlas import AtlasFolder
+from indexer.running import dask_executor
+from indexer.running.dask_executor import DaskExecutor
+from indexer.running.worker import Place, Result
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
+from tests.pretended_work import unit
 from tests.world import BASE, make_world
 
 pytest.importorskip("distributed", reason="needs the extra dask")
@@ -42,9 +49,9 @@ def world(template, tmp_path):
 class Cluster:
     """A scheduler and workers, each a process of its own."""
 
-    def __init__(self, world, stack):
+    def __init__(self, world, stack, scheme="tcp"):
         self.world, self.stack = world, stack
-        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.address = f"{scheme}://127.0.0.1:{free_port()}"
         self.scheduler = self.start("scheduler", "--host", self.address, "--no-dashboard")
 
     def start(self, *words, **environment):
@@ -151,6 +158,39 @@ def test_a_cluster_does_what_one_process_does(world):
     assert asked[0] == asked[1]
 
 
+def certificates(folder):
+    """As docs/clusters.md makes and names them; returns the folder of a configuration of Dask."""
+
+    def openssl(*words):
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new_key = ("-newkey", "rsa:2048", "-nodes")
+    ca = ("-addext", "keyUsage=critical,keyCertSign", "-keyout", "ca-key.pem", "-out", "ca.pem")
+    openssl("req", "-x509", *new_key, "-days", "2", "-subj", "/CN=atlas cluster", *ca)
+    openssl("req", *new_key, "-subj", "/CN=host", "-keyout", "host-key.pem", "-out", "host.csr")
+    (folder / "host.ext").write_text(
+        "basicConstraints=critical,CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+    )
+    signed = ("-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial", "-extfile", "host.ext", "-out", "host.pem")
+    openssl("x509", "-req", "-in", "host.csr", "-days", "2", *signed)
+    shown = re.search("```yaml\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)[1]
+    (folder / "config").mkdir()
+    (folder / "config" / "tls.yaml").write_text(shown.replace("/etc/dask", str(folder)))
+    return folder / "config"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make certificates")
+def test_a_cluster_that_speaks_tls_does_the_same(world):
+    (world.folder / "keys").mkdir()
+    world.environment["DASK_CONFIG"] = str(certificates(world.folder / "keys"))
+    with ExitStack() as stack:
+        running = Cluster(world, stack, "tls")
+        running.worker()
+        report = finish(start_build(world, running.address))
+    assert (report["indexed"], report["failed"]) == (12, 0)
+
+
 def test_a_worker_killed_in_the_middle_costs_nothing(world):
     world.hub.bandwidth = SLOW
     with cluster(world, 2) as running:
@@ -191,6 +231,25 @@ def test_a_model_that_takes_its_workers_down_is_a_failure_and_the_only_one(world
     assert set(found.values()) == {"indexed"}
 
 
+def test_those_that_wait_for_a_worker_that_dies_are_innocent(tmp_path):
+    """Dask blames all that the worker held; with a single one that is nearly everything."""
+    import dask
+    from distributed import LocalCluster
+
+    names = ["a", "deadly", "b", "c"]
+    place = Place(tmp_path, tmp_path / "base")
+    pretending = {"preload": ["tests.pretended_work"], "local_directory": str(tmp_path / "dask")}
+    with (
+        dask.config.set(
+            {"distributed.scheduler.allowed-failures": 0, "distributed.deploy.lost-worker-timeout": "300s"}
+        ),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", **pretending) as local,
+        closing(DaskExecutor(local.scheduler_address).run([unit(name) for name in names], place)) as results,
+    ):
+        found = [(result.unit.model.id[4:], result.error and result.error.reason) for result in results]
+    assert sorted(found) == [("a", None), ("b", None), ("c", None), ("deadly", "worker_died")]
+
+
 @pytest.mark.slow
 def test_a_client_that_is_killed_and_started_again_goes_on(world):
     world.hub.bandwidth = SLOW
@@ -218,6 +277,61 @@ def test_a_scheduler_that_dies_is_one_line_and_what_was_done_stays(world):
     assert "went away" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert "indexed" in statuses(world).values()  # published when it stopped
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_first_unit(world):
+    world.hub.bandwidth = SLOW
+    with cluster(world, 1) as running:
+        build = start_build(world, running.address)
+        wait_for(lambda: records(world))
+        running.worker(HF_ENDPOINT="http://127.0.0.1:9")
+        err = finish(build, code=1)
+    assert "Start workers with the same HF_ENDPOINT." in err.splitlines()[-1]
+    assert "indexed" in (found := set(statuses(world).values()))
+    assert "network" not in found
+    assert not list(world.folder.glob("atlas/.seen-*"))
+
+
+def test_a_record_that_is_not_seen_here_is_a_failure_of_one_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(dask_executor, "SEEN_SECONDS", 1.0)
+    place = Place(tmp_path, tmp_path / "base")
+    lost, late = Result(unit("lost"), None), Result(unit("late"), None)
+    assert dask_executor._seen(lost, place).error.reason == "worker_error"
+    path = AtlasFolder(tmp_path).record(late.unit.identity.digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    threading.Timer(0.3, path.touch).start()
+    assert dask_executor._seen(late, place) is late
+
+
+CONNECT = """
+import sys
+from pathlib import Path
+from indexer.errors import AtlasError
+from indexer.running.dask_executor import DaskExecutor
+try:
+    DaskExecutor(sys.argv[1])._connected()
+except AtlasError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "setting", "said"),
+    [
+        ("tls", {}, "TLS"),
+        ("tcp", {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}, "encryption required"),
+    ],
+)
+def test_a_client_that_was_told_nothing_of_tls_is_told_so_in_a_line(scheme, setting, said):
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **setting},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert said in done.stderr
 
 
 def test_what_is_wrong_with_a_cluster_is_said_before_any_work(world):

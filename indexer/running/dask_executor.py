@@ -7,18 +7,17 @@ so that one that runs twice, or whose client is gone meanwhile, does no harm: th
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from indexer import __version__
+from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError, Failed
-from indexer.running.worker import Place, Result, abandoned, work
+from indexer.records import RecordStore
+from indexer.running.dask_terms import Terms, check_here, check_workers, terms_of, told_in_a_line
+from indexer.running.worker import Place, Result, abandoned, what_it_means, work
 from indexer.unit import Unit
 
 if TYPE_CHECKING:
@@ -30,6 +29,10 @@ PATIENCE_SECONDS = 120.0
 LOOK_SECONDS = 5.0
 # Enough to keep every thread busy while the client sleeps, few enough to stop soon.
 WAITING_PER_THREAD = 3
+# So many that may have killed a worker are tried alone before others begin: where all do, that is soon known.
+MOST_SUSPECTS = 8
+# A file that another machine has written is seen here when NFS asks again, which it does at least once a minute.
+SEEN_SECONDS = 65.0
 
 
 class DaskExecutor:
@@ -47,8 +50,15 @@ class DaskExecutor:
         client = self._connected()
         try:
             _wait_for_workers(client, self.address)
-            _check_workers(client, place)
-            yield from self._results(client, list(reversed(units)), place)
+            with terms_of(place.atlas) as terms:
+                check_workers(client, terms)
+                waiting = list(reversed(units))
+                while waiting:
+                    suspects = yield from self._results(client, waiting, place, terms)
+                    # A worker that dies takes along those that wait for it: each is tried again, alone in flight.
+                    for unit in (yield from self._results(client, suspects, place, terms, is_alone=True)):
+                        error = Failed("worker_died", "the worker that read it died each time (out of memory?)")
+                        yield abandoned(unit, place, error)
         except _signs_of_loss() as error:
             raise _lost(self.address) from error
         finally:
@@ -64,34 +74,52 @@ class DaskExecutor:
             ) from error
         for name in ("distributed", "distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters of it is said in a line of ours
+        client = Client.__new__(Client)
         try:
-            return Client(self.address, timeout=CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild")
-        except (OSError, ValueError, TypeError) as error:
+            client.__init__(  # type: ignore[misc]
+                self.address, timeout=CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild"
+            )
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            client.status = "closed"  # else it is closed when the program ends, which takes long and leaves a traceback
             raise AtlasError(
-                f"No Dask scheduler answers at {self.address}: {_line(error)}.", "Check --scheduler."
+                f"No Dask scheduler answers at {self.address}: {told_in_a_line(error)}.",
+                "Check --scheduler, and what Dask is told of TLS (docs/clusters.md).",
             ) from error
+        return client
 
-    def _results(self, client: Client, waiting: list[Unit], place: Place) -> Iterator[Result]:
+    def _results(
+        self, client: Client, waiting: list[Unit], place: Place, terms: Terms, is_alone: bool = False
+    ) -> Generator[Result, None, list[Unit]]:
+        """Run from the end of ``waiting``; returns the units whose workers died, and stops early for many of them."""
         from distributed import wait
         from distributed.utils import TimeoutError as Late
 
         running: dict[Future, Unit] = {}
+        killed: list[Unit] = []
+        most_killed = len(waiting) + 1 if is_alone else MOST_SUSPECTS
         lonely_since: float | None = None
-        while waiting or running:
-            room = WAITING_PER_THREAD * max(1, _threads(client)) - len(running)
+        while running or (waiting and len(killed) < most_killed):
+            most = 1 if is_alone else WAITING_PER_THREAD * max(1, _threads(client))
+            room = most - len(running) if len(killed) < most_killed else 0
             for _ in range(min(room, len(waiting))):
                 unit = waiting.pop()
                 key = f"{unit.identity.digest}-{uuid4().hex}"  # a key that Dask knows already is not run again
-                running[client.submit(_attempt, unit, place, key=key, pure=False)] = unit
+                running[client.submit(_attempt, unit, place, terms, key=key, pure=False)] = unit
             try:
                 with client.as_current():
                     done = wait(list(running), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
             except Late:
                 done = set()
             for future in done:
-                yield _result(future, running.pop(future), place, self.address)
+                unit = running.pop(future)
+                result = _result(future, unit, place, self.address)
                 future.release()
+                if result is None:
+                    killed.append(unit)
+                else:
+                    yield result
             lonely_since = self._lonely_since(client, lonely_since)
+        return killed
 
     def _lonely_since(self, client: Client, since: float | None) -> float | None:
         """When the cluster was first seen without workers; raises AtlasError when that is too long ago."""
@@ -113,36 +141,58 @@ class DaskExecutor:
 class _Trouble:
     """An exception on a worker. It comes as text: Dask's client stalls on tracebacks that it cannot unpickle."""
 
-    name: str
     text: str
-    errno: int | None
+    hint: str = ""
+    errno: int | None = None
 
 
-def _attempt(unit: Unit, place: Place) -> Result | _Trouble:
-    """Run on a worker."""
+def _attempt(unit: Unit, place: Place, terms: Terms) -> Result | _Trouble:
+    """Run on a worker, which may have come after the others were asked."""
     try:
+        check_here(terms)
         return work(unit, place)
+    except AtlasError as error:
+        return _Trouble(error.message, error.hint)
+    except OSError as error:
+        return _Trouble(told_in_a_line(error), errno=error.errno)
     except Exception as error:
-        return _Trouble(type(error).__name__, _line(error), getattr(error, "errno", None))
+        return abandoned(unit, place, what_it_means(error))
 
 
-def _result(future: Future, unit: Unit, place: Place, address: str) -> Result:
-    """What the future holds; a unit that took too many workers down with it is a failure.
+def _result(future: Future, unit: Unit, place: Place, address: str) -> Result | None:
+    """What the future holds; None where Dask gave up because too many workers died that were to run it.
 
-    Raises OSError for trouble of the place that is written to, AtlasError where the scheduler is gone.
+    Raises OSError for trouble of the place that is written to, AtlasError where a worker cannot work at all or the
+    scheduler is gone.
     """
+    from distributed import KilledWorker
+
     if future.status in ("cancelled", "lost"):
         raise _lost(address)
     if future.status != "finished":
-        error = Failed("worker_died", "the worker that read it died each time (out of memory?)")
-        return abandoned(unit, place, error)
+        error = future.exception()
+        if isinstance(error, KilledWorker):
+            return None
+        sentence = f"the worker could not do it ({type(error).__name__}: {told_in_a_line(error)})"
+        return abandoned(unit, place, Failed("worker_error", sentence))
     found: Result | _Trouble = future.result()
     if isinstance(found, Result):
-        return found
+        return _seen(found, place)
     if found.errno is not None:
         raise OSError(found.errno, found.text)
-    sentence = f"the worker could not do it ({found.name}: {found.text})"
-    return abandoned(unit, place, Failed("worker_error", sentence))
+    raise AtlasError(found.text, found.hint)
+
+
+def _seen(result: Result, place: Place) -> Result:
+    """The same when its record is visible here, else a failure: what nobody can read cannot be published."""
+    store = RecordStore(AtlasFolder(place.atlas))
+    deadline = time.monotonic() + SEEN_SECONDS
+    while result.error is None and not store.has(result.unit.identity.digest):
+        if time.monotonic() > deadline:
+            sentence = "its record was written on a worker and is not to be seen here; do both see one folder?"
+            return abandoned(result.unit, place, Failed("worker_error", sentence))
+        time.sleep(0.2)
+    return result
 
 
 def _signs_of_loss() -> tuple[type[Exception], ...]:
@@ -171,46 +221,3 @@ def _wait_for_workers(client: Client, address: str) -> None:
                 f"The Dask cluster at {address} has no workers.", f"Start some: dask worker {address} --nthreads 1"
             )
         time.sleep(0.2)
-
-
-def _check_workers(client: Client, place: Place) -> None:
-    """Every worker must have this version, ask this Hub and see this folder, or its work would be lost."""
-    from huggingface_hub import constants
-
-    token = place.atlas / f".seen-{uuid4().hex}.tmp"
-    token.write_text(token.name, encoding="ascii")
-    try:
-        told = client.run(_introduce, str(token), on_error="return")
-    finally:
-        token.unlink(missing_ok=True)
-    for name, answer in told.items():
-        if not isinstance(answer, dict):
-            raise AtlasError(
-                f"The Dask worker {name} cannot work: {_line(answer)}.", "Install vectors-in-the-wild on every worker."
-            )
-        for what, wanted, todo in (
-            ("version", __version__, "Install the same version everywhere."),
-            ("endpoint", constants.ENDPOINT, "Start workers with the same HF_ENDPOINT."),
-            ("sees_folder", True, f"Mount the folder {place.atlas} there under the same path."),
-        ):
-            if answer[what] != wanted:
-                raise AtlasError(
-                    f"The Dask worker {name} on {answer['host']} has {what}={answer[what]!r}, not {wanted!r}.", todo
-                )
-
-
-def _introduce(token: str) -> dict[str, Any]:
-    """Run on each worker."""
-    from huggingface_hub import constants
-
-    path = Path(token)
-    return {
-        "host": socket.gethostname(),
-        "version": __version__,
-        "endpoint": constants.ENDPOINT,
-        "sees_folder": path.is_file() and os.access(path.parent, os.W_OK),
-    }
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__
