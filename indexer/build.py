@@ -58,6 +58,7 @@ class Build:
         self.store = RecordStore(folder)
         self.listing = listing or Listing(folder.listing(facts.id))
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
+        self.database_bytes: int | None = None  # known once the memory is shared out
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
@@ -276,6 +277,7 @@ class Build:
                 )
             ],
             say=self.watcher.say,
+            memory=self.database_bytes,
         )
 
     def _build_row(self, outcome: str) -> dict[str, Any]:

@@ -62,14 +62,35 @@ def publish(
     *,
     afresh: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
+    memory: int | None = None,
 ) -> None:
     """Bring the atlas to the state that ``publications`` describe; other bases stay as they are.
 
     Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from
     an empty database (ids are kept where the old one can be read). ``say`` is told what a person should know.
-    The caller holds the writer's lock.
+    ``memory``: bytes that the database is held to, unless it cannot do with them. The caller holds the writer's lock.
     """
-    with private_copy(folder, afresh) as sibling:
+    import duckdb
+
+    chosen = list(publications)
+    try:
+        _publish(folder, chosen, representations, afresh, say, memory)
+    except duckdb.OutOfMemoryException:
+        if memory is None:
+            raise
+        say("the database does not fit into what --memory leaves for publishing, and takes more")
+        _publish(folder, chosen, representations, afresh, say, None)
+
+
+def _publish(
+    folder: AtlasFolder,
+    publications: Sequence[Publication],
+    representations: Sequence[str],
+    afresh: bool,
+    say: Callable[[str], None],
+    memory: int | None,
+) -> None:
+    with private_copy(folder, afresh, memory) as sibling:
         connection = sibling.connection
         tables = Tables(connection)
         connection.execute("BEGIN")

@@ -15,6 +15,7 @@ from indexer.build import Build
 from indexer.database import reader, rows_of
 from indexer.maintenance import represent
 from indexer.publish import Publication, publish
+from indexer.publishing import sibling
 from indexer.publishing.rows import Entry
 from indexer.records import RecordStore
 from indexer.verification import verify
@@ -184,7 +185,7 @@ def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
     with reader(atlas.folder) as connection:
         commented = connection.execute(comments).fetchall()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexer.publishing.sibling._compact", lambda database: pytest.fail("there are no holes yet"))
+        patch.setattr("indexer.publishing.sibling._compact", lambda *_: pytest.fail("there are no holes yet"))
         atlas.publish()
     bloat(atlas)
     large = atlas.folder.database.stat().st_size
@@ -209,3 +210,24 @@ def bloat(atlas: Piecewise) -> None:
         ):
             connection.execute(statement)
             connection.execute("CHECKPOINT")
+
+
+def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_must(atlas, monkeypatch):
+    with sibling.private_copy(atlas.folder, False, 300 << 20) as copy:
+        assert copy.connection.execute("SELECT current_setting('memory_limit')").fetchall() == [("300.0 MiB",)]
+    said = []
+    atlas.publish(*atlas.entries[:6], memory=1, say=said.append)
+    assert said == []
+    monkeypatch.setattr(sibling, "LEAST_MEMORY", 1 << 20)
+    atlas.publish(*atlas.entries, memory=1, say=said.append)
+    assert said == ["the database does not fit into what --memory leaves for publishing, and takes more"]
+    assert verify(atlas.folder) == []
+    assert len(atlas.tables()["records"]) == len(atlas.entries)
+
+
+def test_what_a_killed_publish_had_spilled_is_removed(atlas):
+    left = atlas.folder.root / ".atlas.4711.duckdb.tmp"
+    left.mkdir()
+    (left / "duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"x")
+    atlas.publish(*atlas.entries)
+    assert not left.exists()

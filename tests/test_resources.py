@@ -64,7 +64,7 @@ def test_the_parts_never_exceed_the_whole(memory, base):
         assert PROCESS_BYTES + 6 * largest > memory
         return
     each = PROCESS_BYTES + 6 * largest + found.resident * base_bytes + found.ahead_bytes
-    assert found.workers * each + (found.workers > 1) * PROCESS_BYTES <= memory
+    assert found.workers * each + (found.workers > 1) * PROCESS_BYTES + found.database_bytes == memory
     assert found.ahead_bytes >= 0
 
 
@@ -76,6 +76,6 @@ def test_too_little_for_one_worker_is_said():
 def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
     monkeypatch.setattr(resources, "available_memory", lambda: 1_600 * MB)
     found = share_out(8, *ROBERTA)
-    assert (found.workers, found.resident) == (1, True)
+    assert (found.workers, found.resident, found.database_bytes) == (1, True, None)
     monkeypatch.setattr(resources, "available_memory", lambda: 10 * MB)
     assert share_out(8, *ROBERTA).workers == 1  # nobody asked for a limit: it is tried

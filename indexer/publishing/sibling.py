@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 BLOATED_BYTES = 64 << 20
 BLOATED_SHARE = 0.5
 
+# The least that the database is held to, however little memory there is to share: what does not fit is spilled to the
+# disk, but blocks in use cannot be.
+LEAST_MEMORY = 128 << 20
+
 # _IOW(0x94, 9, int): "this file is to have that one's content".
 FICLONE = 0x40049409
 
@@ -38,10 +42,11 @@ class Sibling:
 
 
 @contextmanager
-def private_copy(folder: AtlasFolder, afresh: bool) -> Iterator[Sibling]:
+def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -> Iterator[Sibling]:
     """A private copy of the database; renamed over the original when the block ends without an error.
 
-    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read.
+    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read. ``memory``: bytes
+    that the database may hold, at least ``LEAST_MEMORY``; what is more is spilled beside it. None: DuckDB's own limit.
     """
     import duckdb
 
@@ -57,7 +62,8 @@ def private_copy(folder: AtlasFolder, afresh: bool) -> Iterator[Sibling]:
                 kept_ids = _ids_in(copy)
                 copy.unlink()
         is_new = not copy.exists()
-        connection = duckdb.connect(str(copy), config={"storage_compatibility_version": STORAGE_VERSION})
+        limits = _limits(copy, memory)
+        connection = duckdb.connect(str(copy), config={"storage_compatibility_version": STORAGE_VERSION, **limits})
         try:
             if is_new:
                 connection.execute(schema_sql())
@@ -71,7 +77,7 @@ def private_copy(folder: AtlasFolder, afresh: bool) -> Iterator[Sibling]:
         finally:
             connection.close()
         if is_bloated:
-            _compact(copy)
+            _compact(copy, limits)
         after = _named_files(copy)
         _put_in_place(folder, copy)
         if before is not None and after is not None:
@@ -79,6 +85,17 @@ def private_copy(folder: AtlasFolder, afresh: bool) -> Iterator[Sibling]:
     finally:
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
+        shutil.rmtree(_spill(copy), ignore_errors=True)
+
+
+def _limits(copy: Path, memory: int | None) -> dict[str, str]:
+    spilled = {"temp_directory": str(_spill(copy))}
+    return spilled if memory is None else {**spilled, "memory_limit": f"{max(memory, LEAST_MEMORY) >> 10}KiB"}
+
+
+def _spill(copy: Path) -> Path:
+    """The folder for what the database cannot hold in memory; DuckDB makes it when it is needed."""
+    return copy.with_name(f"{copy.name}.tmp")
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -103,14 +120,14 @@ def _is_bloated(connection: duckdb.DuckDBPyConnection) -> bool:
     return total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total
 
 
-def _compact(database: Path) -> None:
+def _compact(database: Path, limits: dict[str, str]) -> None:
     """Write everything into a new file, comments, views and macros included."""
     import duckdb
 
     fresh = database.with_name(f"{database.stem}.compact{database.suffix}")
     fresh.unlink(missing_ok=True)
     try:
-        with duckdb.connect(":memory:") as connection:
+        with duckdb.connect(":memory:", config=dict(limits)) as connection:
             for path, name, options in (
                 (database, "bloated", "READ_ONLY"),
                 (fresh, "fresh", f"STORAGE_VERSION '{STORAGE_VERSION}'"),
@@ -168,4 +185,7 @@ def _remove_leftovers(folder: AtlasFolder) -> None:
     """What a killed publish left; the writer's lock says that nobody is at work on it."""
     for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
         for path in folder.root.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

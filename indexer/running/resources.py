@@ -25,12 +25,17 @@ _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | 
 
 @dataclass(frozen=True)
 class Resources:
-    """``resident``: every worker holds the base's matrices. ``bandwidth``: bytes a second for all, None: no limit."""
+    """What a build may use.
+
+    ``resident``: every worker holds the base's matrices. ``bandwidth``: bytes a second for all, None: no limit.
+    ``database_bytes``: what is left for the database of a publish, None where nobody asked for a limit.
+    """
 
     workers: int = 1
     resident: bool = True
     ahead_bytes: int = AHEAD_BYTES
     bandwidth: float | None = None
+    database_bytes: int | None = None
 
 
 def share_out(
@@ -57,7 +62,8 @@ def share_out(
     left = max(0, budget - _needed(fitting, one))
     ahead = min(AHEAD_BYTES, left // fitting)
     resident = base_bytes <= min(RESIDENT_BYTES, left // fitting - ahead)
-    return Resources(fitting, resident, ahead, bandwidth)
+    left -= fitting * (ahead + resident * base_bytes)
+    return Resources(fitting, resident, ahead, bandwidth, left if memory is not None else None)
 
 
 def _needed(workers: int, one: int) -> int:
