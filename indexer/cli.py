@@ -61,9 +61,11 @@ _selection_options = _together(
 )  # fmt: skip
 _resource_options = _together(
     click.option("--workers", type=click.IntRange(1, 256), help="Processes; one for each processor by default."),
-    click.option("--memory", metavar="SIZE", help="Most for all workers, e.g. 2G; by default half of what is free."),
+    click.option("--memory", metavar="SIZE",
+                 help="Most for all workers, e.g. 2G; by default half of what is free. "
+                 "Publishing takes some besides: 1.5 GB for 10,000 new models."),
     click.option("--bandwidth", metavar="SIZE", help="Most bytes a second for all workers, e.g. 20M."),
-)
+)  # fmt: skip
 
 _index_options = _together(
     click.option("--index", metavar="auto|exact|FACTORY",
