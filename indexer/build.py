@@ -159,7 +159,7 @@ class Build:
     def _count_settled(self, one: Planned) -> None:
         if one.is_unchanged:
             self.report.unchanged += 1
-        elif one.entry.status == "failed":
+        elif one.has_failed:
             self.report.failed += 1
         else:
             self.report.skipped += 1
@@ -204,7 +204,8 @@ class Build:
             if one.unit is not None and settled[one.entry.listed.id] is one.entry:
                 found = existing_record(one.unit.identity, self.store)
                 if found is not None:
-                    settled[one.entry.listed.id] = replace(one.entry, record_key=found.digest, outcome=None)
+                    done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
+                    settled[one.entry.listed.id] = done
 
     def finished(self) -> BuildReport:
         """The report as it stands, with the time that went by."""
@@ -248,7 +249,7 @@ class Build:
             report.skipped += 1
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
-            return entry  # what was there without spectra is as good as before
+            return entry  # what was there, without spectra or of an earlier commit, is as good as before
         return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
 
     def _is_hopeless(self) -> bool:

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices, stored_bases
 from indexer.crawling.listing import Listing
 from indexer.database import reader, rows_of
 from indexer.errors import AtlasError
-from indexer.identity import SPECTRA_FORM, Identity
+from indexer.kept_rank import USUAL_RANK, held
 from indexer.plan import commit_of
 from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
-from indexer.records import Outcome, RecordStore
+from indexer.records import Kept, Outcome, RecordStore, standing
 from indexer.representation import DEFAULT, representation_named
 from indexer.vectors.choice import IndexChoice
-
-if TYPE_CHECKING:
-    pass
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A record on disk, without its factors."""
-
-    digest: str
-    identity: Identity
-    made: str
-
-    @property
-    def worth(self) -> tuple[bool, str, str]:
-        """To choose among records of one commit: first those with spectra, then the newest."""
-        return (self.identity.spec.spectra == SPECTRA_FORM, self.made, self.digest)
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -93,7 +76,7 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
     """
     representations, choices = _published_before(folder)
     publications = []
-    by_base: dict[str, list[_Found]] = {}
+    by_base: dict[str, list[Kept]] = {}
     store = RecordStore(folder)
     damaged: list[str] = []
     for digest in store.digests():
@@ -104,19 +87,24 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
             damaged.append(digest)
             store.discard(digest)
             continue
-        by_base.setdefault(record.identity.base, []).append(_Found(digest, record.identity, record.created))
+        by_base.setdefault(record.identity.base, []).append(Kept(digest, record.identity, record.created))
     outcomes: dict[str, list[Outcome]] = {}
     for outcome in store.outcomes():
         outcomes.setdefault(outcome.identity.base, []).append(outcome)
     for base in _newest_bases(folder):
         listing = Listing(folder.listing(base.base))
-        found = by_base.get(base.base, [])
-        rank = max((one.identity.spec.rank for one in found), default=8)
+        found = [one for one in by_base.get(base.base, []) if one.identity.base_commit == base.commit]
+        rank = _rank_of(folder, base, found)
         publications.append(
             Publication(
                 base=base,
                 aliases=listing.aliases(),
-                entries=_entries(base, listing, found, outcomes.get(base.base, [])),
+                entries=_entries(
+                    base.base,
+                    listing,
+                    [one for one in found if one.identity.spec.rank == rank],
+                    outcomes.get(base.base, []),
+                ),
                 rank=rank,
                 bad_rows=[row.as_row() for row in listing.bad_rows()],
                 index=choices.get(base.base),
@@ -173,22 +161,29 @@ def represent(
     }
 
 
-def _entries(base: BaseMatrices, listing: Listing, found: list[_Found], outcomes: list[Outcome]) -> list[Entry]:
+def _rank_of(folder: AtlasFolder, base: BaseMatrices, found: list[Kept]) -> int:
+    """The rank that is published where there are records of it, else that of most records: two never mix."""
+    ranks = Counter(one.identity.spec.rank for one in found)
+    published = held(folder, base.base)
+    if published is not None and published.rank in ranks:
+        return published.rank
+    return max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
+
+
+def _entries(base: str, listing: Listing, found: list[Kept], outcomes: list[Outcome]) -> list[Entry]:
     """For every listed model the record of its present commit, else the newest there is, else the outcome."""
-    records: dict[str, list[_Found]] = {}
+    records: dict[str, list[Kept]] = {}
     for one in found:
-        if one.identity.base_commit == base.commit:
-            records.setdefault(one.identity.model, []).append(one)
+        records.setdefault(one.identity.model, []).append(one)
     failures = {(outcome.identity.model, outcome.identity.commit): outcome for outcome in outcomes}
     entries = []
     for listed in listing.models():
         commit = commit_of(listed.row)
-        candidates = records.get(listed.id, [])
-        if candidates:
-            best = max(candidates, key=lambda one: (one.identity.commit == commit, *one.worth))
-            entries.append(Entry(listed, base.base, best.identity.commit, record_key=best.digest))
+        kept = standing(records.get(listed.id, ()), commit)
+        if kept is not None:
+            entries.append(Entry(listed, base, kept.identity.commit, record_key=kept.digest))
         else:
-            entries.append(Entry(listed, base.base, commit, outcome=failures.get((listed.id, commit or ""))))
+            entries.append(Entry(listed, base, commit, outcome=failures.get((listed.id, commit or ""))))
     return entries
 
 

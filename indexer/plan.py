@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from indexer.crawling.claims import listed_filenames
 from indexer.crawling.listing import ListedModel
-from indexer.identity import SPECTRA_FORM, Identity
+from indexer.identity import FORMAT_VERSION, SPECTRA_FORM, Identity
 from indexer.publishing.rows import Entry
-from indexer.records import Outcome, RecordStore
+from indexer.records import Kept, Outcome, RecordStore, standing
 from indexer.unit import Unit
 from indexer.words import ModelRef
 
@@ -24,16 +24,25 @@ class Planned:
     """One model of the listing: ``unit`` is what to do, or None where ``entry`` already says all.
 
     ``lacks_spectra``: they are asked for, and its record, which stays until there is a better one, has none.
+    ``missed``: what the last attempt at its present commit came to, where its record is that of an earlier one.
     """
 
     entry: Entry
     unit: Unit | None
     lacks_spectra: bool = False
+    missed: Outcome | None = None
 
     @property
     def is_unchanged(self) -> bool:
         """Whether its record of this commit is there already."""
-        return self.unit is None and self.entry.record_key is not None
+        has_record = self.unit is None and self.entry.record_key is not None
+        return has_record and self.entry.commit == commit_of(self.entry.listed.row)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt at this commit failed."""
+        outcome = self.missed or self.entry.outcome
+        return outcome is not None and outcome.status == "failed"
 
 
 def plan(
@@ -45,10 +54,38 @@ def plan(
 ) -> list[Planned]:
     """Look at every listed model; only those in ``selected`` get a unit.
 
-    ``template`` holds what all units share. A model outside the selection keeps the record it has.
+    ``template`` holds what all units share. A model outside the selection keeps the record it has, and one at a new
+    commit keeps that of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
-    return [_planned(model, model.id in chosen, store, template, retry_failed) for model in models]
+    planned = [_planned(model, model.id in chosen, store, template, retry_failed) for model in models]
+    present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
+    if len(present) == len(planned):
+        return planned
+    earlier = _earlier_records(store, template, present)
+    return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
+
+
+def _earlier_records(store: RecordStore, template: Unit, present: Collection[str]) -> dict[str, list[Kept]]:
+    """By model what could be published beside the ``present`` records; only the headers of the others are read."""
+    found: dict[str, list[Kept]] = {}
+    wanted = (template.base, template.base_commit, template.spec.rank)
+    for kept in store.kept(besides=present):
+        identity = kept.identity
+        is_readable = identity.spec.format <= FORMAT_VERSION
+        if is_readable and (identity.base, identity.base_commit, identity.spec.rank) == wanted:
+            found.setdefault(identity.model, []).append(kept)
+    return found
+
+
+def _with_earlier(planned: Planned, records: Sequence[Kept]) -> Planned:
+    """A model without a record of its present commit stands with an earlier one, where there is one."""
+    entry = planned.entry
+    kept = standing(records, entry.commit) if entry.record_key is None else None
+    if kept is None:
+        return planned
+    stands = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
+    return replace(planned, entry=stands, missed=entry.outcome)
 
 
 def _planned(

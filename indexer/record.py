@@ -236,15 +236,16 @@ def read_record(path: Path) -> Record:
         raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
 
 
-def read_identity(path: Path) -> Identity:
-    """Which record this is, by its header alone: nothing is checked.
+def read_identity(path: Path) -> tuple[Identity, str]:
+    """Which record this is and when it was made (ISO 8601), by its header alone: nothing is checked.
 
     Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         metadata = json.loads(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
-    return Identity.from_row(json.loads(metadata["record"])["identity"])
+    header = json.loads(metadata["record"])
+    return Identity.from_row(header["identity"]), str(header["created"])
 
 
 _PLAIN_FIELDS = (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import Failed, ModelError
-from indexer.identity import Identity, canonical_json
+from indexer.identity import SPECTRA_FORM, Identity, canonical_json
 from indexer.record import Record, read_identity, read_record, write_record
 from indexer.whole_files import write_atomically
 
@@ -40,6 +40,25 @@ class Outcome:
         """Whether a failure should be tried by this build."""
         wait = BACK_OFF_SECONDS * 2 ** min(self.attempts - PATIENCE, 8) if self.attempts >= PATIENCE else 0.0
         return self.status == "failed" and self.seconds_since >= wait
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A record on disk, without what it holds; ``made`` is a time in ISO 8601."""
+
+    digest: str
+    identity: Identity
+    made: str
+
+
+def standing(records: Iterable[Kept], commit: str | None) -> Kept | None:
+    """Which of one model's records speaks for it: one of ``commit``, with spectra if there is one, else the newest."""
+
+    def worth(one: Kept) -> tuple[bool, bool, str, bool, str]:
+        is_present, has_spectra = one.identity.commit == commit, one.identity.spec.spectra == SPECTRA_FORM
+        return is_present, is_present and has_spectra, one.made, has_spectra, one.digest
+
+    return max(records, key=worth, default=None)
 
 
 class RecordStore:
@@ -95,13 +114,19 @@ class RecordStore:
 
     def identities(self) -> Iterator[Identity]:
         """Identities of all records, from their headers alone; what cannot be read is passed over."""
+        return (one.identity for one in self.kept())
+
+    def kept(self, besides: Collection[str] = frozenset()) -> Iterator[Kept]:
+        """All records but those of these digests, from their headers alone; what cannot be read is passed over."""
         for digest in self.digests():
+            if digest in besides:
+                continue
             try:
-                identity = read_identity(self.folder.record(digest))
+                identity, made = read_identity(self.folder.record(digest))
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             if identity.digest == digest:
-                yield identity
+                yield Kept(digest, identity, made)
 
     def outcomes(self) -> Iterator[Outcome]:
         """All outcomes, in order of name."""

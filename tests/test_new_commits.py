@@ -1,0 +1,147 @@
+"""Models at a new commit: their earlier record stands until the new commit is read, whoever publishes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.base import BaseMatrices
+from indexer.build import Build
+from indexer.crawling.listing import Listing
+from indexer.database import reader, rows_of
+from indexer.errors import Skipped
+from indexer.hub import BaseFacts
+from indexer.identity import SPECTRA_FORM, Identity, Spec
+from indexer.maintenance import rebuild
+from indexer.plan import Planned
+from indexer.record import Record
+from indexer.records import Kept, standing
+from indexer.running.report import BuildOptions, Watcher
+from indexer.running.worker import Result
+from indexer.shards import publish_records
+from indexer.verification import verify
+from tests.world import BASE, indexed, make_world
+
+CHANGED = ("ann/glue-0", "bob/glue-1", "dan/squad-3")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    with indexed(make_world(tmp_path_factory.mktemp("made") / "store")) as shell:
+        return shell.folder / "atlas"
+
+
+@pytest.fixture
+def atlas(made, tmp_path):
+    shutil.copytree(made, tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")
+
+
+def give_new_commits(atlas: AtlasFolder, names: Sequence[str] = CHANGED) -> None:
+    listing = Listing(atlas.listing(BASE))
+    for one in listing.models():
+        if one.id in names:
+            listing.add({**one.row, "sha": one.row["sha"][::-1]}, one.relation, BASE, one.claimed_by)
+
+
+def build_of(atlas: AtlasFolder) -> Build:
+    (path,) = atlas.bases.glob("*.safetensors")
+    base = BaseMatrices(path)
+    return Build(atlas, BaseFacts(BASE, base.commit, (), dict(base.config)), BuildOptions(workers=1))
+
+
+def told(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
+    """Commit and record of every model in the atlas."""
+    with reader(atlas) as connection:
+        found = rows_of(connection, 'SELECT model, "commit", record_key FROM models')
+    return {row["model"]: (row["commit"], row["record_key"]) for row in found}
+
+
+def change(build: Build, planned: Planned) -> Record:
+    """In place of the work: the model has at its new commit what another has."""
+    assert planned.unit is not None
+    other = next(one for one in build.store.kept() if one.identity.model == "cyd/imdb-2")
+    record = build.store.read(other.digest)
+    object.__setattr__(record, "identity", planned.unit.identity)
+    build.store.write(record)
+    return record
+
+
+def test_a_model_at_a_new_commit_stays_with_its_record_whoever_publishes(atlas):
+    before = told(atlas)
+    give_new_commits(atlas)
+    for _ in range(2):
+        (report,) = publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+        assert (report.unchanged, told(atlas)) == (12, before)
+        assert verify(atlas) == []
+        rebuild(atlas)
+        assert told(atlas) == before
+
+
+def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, monkeypatch):
+    before = told(atlas)
+    give_new_commits(atlas)
+    build = build_of(atlas)
+    selected = [one for one in build.listing.models() if one.id in CHANGED[:2]]
+    planned = build.plan(selected)
+    assert build.report.unchanged == 0
+    due = {one.entry.listed.id: one for one in planned if one.unit is not None}
+    assert set(due) == set(CHANGED[:2])
+
+    def work(*_: Any) -> Any:
+        settled = _[-1]
+        for one in due.values():
+            change(build, one)
+            settled[one.entry.listed.id] = build._settle(settled[one.entry.listed.id], Result(one.unit, None))
+            yield Result(one.unit, None)
+            assert set(told(atlas)) == set(before)  # the other one has not gone meanwhile
+
+    monkeypatch.setattr(build, "work", work)
+    monkeypatch.setattr("indexer.build.PUBLISH_EVERY_SECONDS", 0.0)
+    build.run(planned, build.base_matrices())
+    after = told(atlas)
+    for name in before:
+        assert (after[name] != before[name]) == (name in due)
+    publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+    assert told(atlas) == after
+    assert verify(atlas) == []
+
+
+def test_a_new_commit_that_cannot_be_read_counts_as_such_and_takes_nothing_away(atlas):
+    before = told(atlas)
+    give_new_commits(atlas, CHANGED[:1])
+    (due,) = [one for one in build_of(atlas).plan() if one.unit is not None]
+    build = build_of(atlas)
+    build.store.write_outcome(due.unit.identity, Skipped("corrupt_file", "torn"))
+    assert not [one for one in build.plan() if one.unit is not None]
+    assert (build.report.unchanged, build.report.skipped, build.report.failed) == (11, 1, 0)
+    publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+    assert told(atlas) == before
+
+
+def test_records_that_nobody_heard_of_are_found_with_their_commit(atlas):
+    give_new_commits(atlas, CHANGED[:1])
+    build = build_of(atlas)
+    planned = build.plan()
+    (due,) = [one for one in planned if one.unit is not None]
+    change(build, due)
+    settled = {one.entry.listed.id: one.entry for one in planned}
+    build._find_what_was_done(planned, settled)
+    assert settled[CHANGED[0]].commit == due.unit.commit
+
+
+def test_of_the_present_commit_spectra_come_first_and_of_earlier_ones_the_newest():
+    def kept(commit: str, made: str, spectra: bool | str = False) -> Kept:
+        identity = Identity("a/b", commit, BASE, "base", "finetune", Spec(spectra=spectra))
+        return Kept(f"{commit}{made}", identity, made)
+
+    first, second = kept("first", "2024-01-01", SPECTRA_FORM), kept("second", "2024-01-02")
+    rich, late = kept("third", "2024-01-03", SPECTRA_FORM), kept("third", "2024-01-04")
+    assert standing([first, second], "third") is second
+    assert standing([first, second, rich, late], "third") is rich
+    assert standing([first, second], "first") is first
+    assert standing([], "first") is None
