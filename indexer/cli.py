@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 
 if TYPE_CHECKING:
     from indexer.running.report import BuildOptions, BuildReport
-    from indexer.vectors.choice import IndexChoice
+    from indexer.vectors.choice import IndexChange
 
 SORTS = ("downloads", "created", "likes")
 
@@ -207,11 +207,12 @@ def verify(context: click.Context, atlas: str, output: str) -> None:
 def rebuild(atlas: str, output: str) -> None:
     """Make the database and the FAISS files again from listing and records."""
     from indexer.atlas import AtlasFolder
+    from indexer.console.speech import say
     from indexer.maintenance import rebuild as rebuild_atlas
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
-        emit(rebuild_atlas(folder), output)
+        emit(rebuild_atlas(folder, say=say), output)
 
 
 @main.command()
@@ -261,22 +262,17 @@ def _options(chosen: dict[str, Any]) -> BuildOptions:
     )
 
 
-def _index(chosen: dict[str, Any]) -> IndexChoice | None:
+def _index(chosen: dict[str, Any]) -> IndexChange | None:
     """The index asked for, None where nothing is said of it; its options are taken out of ``chosen``."""
     index, memory, recall = (chosen.pop(name, None) for name in ("index", "index_memory", "recall"))
     if index is None and memory is None and recall is None:
         return None
-    from indexer.vectors.choice import AUTO, EXACT, IndexChoice
+    from indexer.vectors.choice import AUTO, EXACT, IndexChange
     from indexer.vectors.factories import UNDERSTOOD, is_understood
 
-    usual = IndexChoice()
     if index not in (None, AUTO, EXACT) and not is_understood(index):
         raise click.UsageError(f"--index {index[:60]!r} is not an index that can be built. {UNDERSTOOD}")
-    return IndexChoice(
-        index or usual.index,
-        _size("--index-memory", memory) or usual.memory,
-        usual.promised if recall is None else recall,
-    )
+    return IndexChange(index, _size("--index-memory", memory), recall)
 
 
 def _size(option: str, text: str | None) -> int | None:

@@ -18,7 +18,7 @@ from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
 from indexer.records import Kept, Outcome, RecordStore, standing
 from indexer.representation import DEFAULT, representation_named
-from indexer.vectors.choice import IndexChoice
+from indexer.vectors.choice import IndexChange, IndexChoice
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -68,11 +68,15 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
     }
 
 
-def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
+def rebuild(
+    folder: AtlasFolder,
+    progress: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
 
     Damaged records are forgotten, so that the next build reads their models again.
-    Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
+    ``say`` is told what a person should know. Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
     """
     representations, choices = _published_before(folder)
     publications = []
@@ -112,7 +116,7 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
         )
     if not publications:
         raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
-    publish(folder, publications, representations, afresh=True)
+    publish(folder, publications, representations, afresh=True, say=say)
     return {
         "atlas": str(folder.root),
         "bases": [publication.base.base for publication in publications],
@@ -123,7 +127,7 @@ def rebuild(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: 
 
 
 def represent(
-    folder: AtlasFolder, name: str, index: IndexChoice | None = None, say: Callable[[str], None] = lambda what: None
+    folder: AtlasFolder, name: str, index: IndexChange | None = None, say: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
     """Publish another representation for every base, from the records; ``index``: another than the base has now.
 

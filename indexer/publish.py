@@ -23,7 +23,7 @@ from indexer.publishing.tables import Tables
 from indexer.publishing.vectors import Incoming, PublishedVectors
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, representation_named
-from indexer.vectors.choice import IndexChoice
+from indexer.vectors.choice import IndexChange
 
 # Rows on their way into the database are held until they are this many.
 ROWS_AT_ONCE = 10_000
@@ -51,7 +51,7 @@ class Publication:
     rank: int
     bad_rows: Sequence[Row] | None = None
     build: Row | None = None
-    index: IndexChoice | None = None
+    index: IndexChange | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 

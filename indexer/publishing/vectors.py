@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from indexer.publishing.compression import Compression
 from indexer.publishing.tables import Tables
-from indexer.representation import Representation
-from indexer.vectors.choice import IndexChoice
+from indexer.representation import DEFAULT, Representation
+from indexer.vectors.choice import IndexChange, IndexChoice
 from indexer.vectors.published import read_published
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import (
@@ -91,21 +91,24 @@ class PublishedVectors:
         found = read_published(tables.connection, base, representation.name)
         # Vectors of another version or rank never meet: all are computed again from the records.
         self.is_new = found is None or (found.version, found.rank) != (representation.version, rank)
-        self.choice = found.choice if found is not None else IndexChoice()
+        # What is added later is searched as what was there before it.
+        like = found or read_published(tables.connection, base, DEFAULT)
+        self.choice = like.choice if like is not None else IndexChoice()
         self.length = found.length if found is not None and not self.is_new else None
         self.segments = list(found.segments) if found is not None and not self.is_new else []
         self.compressed = found.compressed if found is not None and not self.is_new else None
 
-    def change(self, incoming: Incoming, stale: Iterable[int], choice: IndexChoice | None) -> Change | None:
+    def change(self, incoming: Incoming, stale: Iterable[int], asked: IndexChange | None) -> Change | None:
         """Add what came in; former vectors of the ``stale`` ids count no more. None where nothing changes."""
         added = _ids(incoming.ids)
         removed = self._withdraw(_ids(stale))
-        is_other = choice not in (None, self.choice)
+        choice = self.choice.changed(asked)
+        is_other = choice != self.choice
         if not (self.is_new or is_other or len(added) or len(removed)):
             return None
         incoming.flush()
         self.length = self.length or incoming.length or 1
-        self.choice = choice or self.choice
+        self.choice = choice
         self.segments += incoming.segments
         self._merge()
         compression = Compression(self.root, self.tables, self.base, self.representation.name, self.say)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.executor import default_workers
 from indexer.publish import Thresholds
-from indexer.vectors.choice import IndexChoice
+from indexer.vectors.choice import IndexChange
 
 if TYPE_CHECKING:
     from indexer.plan import Planned
@@ -36,7 +36,7 @@ class BuildOptions:
     scheduler: str | None = None
     device: str = "cpu"
     retry_failed: bool = False
-    index: IndexChoice | None = None
+    index: IndexChange | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 

@@ -8,12 +8,32 @@ AUTO, EXACT = "auto", "exact"
 
 
 @dataclass(frozen=True)
-class IndexChoice:
-    """``index``: auto (exact while that is instant, then what fits), exact, or a FAISS factory string.
+class IndexChange:
+    """What is asked for; None leaves it as it was chosen before.
 
-    ``memory``: bytes that a compressed index may take. ``promised``: the recall@10 below which none is published.
+    ``index``: auto (exact while that is instant, then what fits), exact, or a FAISS factory string. ``memory``: bytes
+    that a compressed index may take. ``promised``: the recall@10 below which none is published.
     """
+
+    index: str | None = None
+    memory: int | None = None
+    promised: float | None = None
+
+
+@dataclass(frozen=True)
+class IndexChoice(IndexChange):
+    """What is chosen, nothing left open."""
 
     index: str = AUTO
     memory: int = 1 << 30
     promised: float = 0.95
+
+    def changed(self, asked: IndexChange | None) -> IndexChoice:
+        """This choice, but for what is asked for."""
+        if asked is None:
+            return self
+        return IndexChoice(
+            self.index if asked.index is None else asked.index,
+            self.memory if asked.memory is None else asked.memory,
+            self.promised if asked.promised is None else asked.promised,
+        )
