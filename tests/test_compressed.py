@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from indexer.vectors.compressed import (
     compress,
     extend,
 )
-from indexer.vectors.factories import read_factory
+from indexer.vectors.factories import UNDERSTOOD, is_understood, read_factory
 from indexer.vectors.files import open_index, write_index
 from indexer.vectors.segments import Vectors
 
@@ -243,6 +244,12 @@ def test_a_wrong_string_is_one_clear_line(factory):
     assert "/faiss/" not in line
 
 
+@pytest.mark.parametrize("code", ["PQ24x4", "PQ24x6", "PQ24x10", "PQ24x12", "RaBitQ2", "RaBitQ9", "RaBitQfs", "SQ6"])
+def test_what_is_understood_is_named(code):
+    assert is_understood(code)
+    assert re.sub("^PQ24", "PQm", code) in re.split("[,; ]+", UNDERSTOOD)
+
+
 def test_too_few_vectors_or_too_little_memory_is_said_with_figures():
     with pytest.raises(AtlasError, match=r"IVF100,SQ8 needs at least 3,900 vectors .* there are 2,700"):
         compress(OLD, "IVF100,SQ8", 0.9)
@@ -290,7 +297,7 @@ import faiss
 import numpy as np
 import sklearn.utils.extmath
 from indexer.vectors import compressed, recall
-from indexer.vectors.factories import read_factory
+from indexer.vectors.factories import UNDERSTOOD, is_understood, read_factory
 from indexer.vectors.segments import Vectors
 
 recall.BLOCK_BYTES, compressed.SAMPLE, compressed.QUERIES = 4 << 20, 2000, 32

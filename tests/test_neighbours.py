@@ -93,6 +93,19 @@ def test_a_mapped_vector_outlives_what_it_was_read_from(tmp_path):
     assert not rows.flags.writeable
 
 
+def test_a_file_of_the_same_content_is_left_alone_and_a_damaged_one_replaced(tmp_path):
+    vectors = unit_rows(30, 8)
+    path = tmp_path / write_segment(tmp_path, "b", "input", vectors).file.name
+    before = path.stat()
+    write_segment(tmp_path, "b", "input", vectors)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    write_segment(tmp_path, "b", "input", vectors)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
 def test_parts_join_in_order_of_id():
     vectors = unit_rows(40, 4, seed=3)
     shuffled = np.random.default_rng(0).permutation(40)

@@ -51,7 +51,8 @@ MOST_PARTS = 600
 
 UNDERSTOOD = (
     "Understood are [PCAm,][RR,][IVFn,]CODE and [PCAm,]HNSWm[,CODE], with CODE one of Flat, SQ4, SQ6, SQ8, SQfp16, "
-    "SQbf16, PQm, PQmx4fs, RaBitQ, RaBitQfs; for example PCA256,IVF256,SQ8. `auto` chooses one."
+    "SQbf16, PQm, PQmx4, PQmx4fs, PQmx6, PQmx8, PQmx10, PQmx12, RaBitQ, RaBitQfs, RaBitQ2 to RaBitQ9 (HNSW: Flat or "
+    "SQ); for example PCA256,IVF256,SQ8. `auto` chooses one."
 )
 
 _NUMBER = "[1-9][0-9]{0,4}"

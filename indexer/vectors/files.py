@@ -32,7 +32,7 @@ class VectorFile:
 def write_index(root: Path, base: str, representation: str, index: Any) -> VectorFile:
     """Write a FAISS index beside the others; its name holds the hash of its content.
 
-    A file of the same content is already the right one and is left alone.
+    A whole file of the same content is left alone, so that readers need not check it again.
     """
     import faiss
 
@@ -42,12 +42,20 @@ def write_index(root: Path, base: str, representation: str, index: Any) -> Vecto
         sha256 = file_sha256(temporary)
         size = temporary.stat().st_size
         name = f"{file_name(base)}.{representation}.{sha256[:16]}.faiss"
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(root / name)
+        if not _is_there(root / name, sha256):
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(root / name)
     finally:
         temporary.unlink(missing_ok=True)
     return VectorFile(name, sha256, size, int(index.ntotal), int(index.d))
+
+
+def _is_there(path: Path, sha256: str) -> bool:
+    try:
+        return file_sha256(path) == sha256
+    except OSError:
+        return False
 
 
 def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:

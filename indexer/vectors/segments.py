@@ -117,8 +117,9 @@ def write_segment(root: Path, base: str, representation: str, vectors: Vectors) 
 def to_merge(segments: Sequence[Segment]) -> list[int]:
     """Which of ``segments`` (oldest first, all in the compressed index or none) are to become one; empty if none.
 
-    Those at the end that are not GROWTH times larger than what came after them, and, alone, the first that is
-    mostly removed. A segment of more than half of MOST_BYTES is as large as it should be and passed over.
+    Those at the end that are not GROWTH times larger than what came after them, and, alone, the first of
+    which more than MOST_REMOVED is removed. A segment of more than half of MOST_BYTES is as large as it should be
+    and passed over.
     """
     growing = [position for position, segment in enumerate(segments) if segment.bytes <= MOST_BYTES // 2]
     total = 0
