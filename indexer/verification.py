@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from indexer.atlas import AtlasFolder
 from indexer.base import BaseMatrices
 from indexer.crawling.listing import Listing
@@ -13,6 +15,7 @@ from indexer.errors import AtlasError
 from indexer.records import RecordStore
 from indexer.vectors.files import check_file
 from indexer.vectors.published import Published, read_published
+from indexer.vectors.search import VectorIndex
 
 
 @dataclass(frozen=True)
@@ -107,18 +110,24 @@ def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagre
 
 
 def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]) -> Iterator[Disagreement]:
-    """Every file against its checksum, and the models that have a vector against those that should."""
+    """Every file against its checksum and its rows, and the models that have a vector against those that should."""
     damaged = False
     for file in published.files:
         try:
-            check_file(folder.root, file)
+            check_file(folder.root, file, afresh=True)
         except AtlasError as error:
             damaged = True
             yield Disagreement("vectors", file.name, error.message)
     if damaged:
         return
     what = f"{published.base}, {published.representation}"
-    found = published.opened(folder.root).ids
+    try:
+        index = published.opened(folder.root)
+    except AtlasError as error:
+        yield Disagreement("vectors", what, error.message)
+        return
+    found = index.ids
+    yield from (Disagreement("vectors", what, problem) for problem in _problems(published, index))
     ids = set(found.tolist())
     missing, extra = sorted(expected - ids), sorted(ids - expected)
     if missing:
@@ -127,3 +136,14 @@ def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]
         yield Disagreement("vectors", what, f"holds {len(extra)} models the database lacks (first id {extra[0]})")
     if len(ids) < len(found):
         yield Disagreement("vectors", what, f"holds {len(found) - len(ids)} models more than once")
+
+
+def _problems(published: Published, index: VectorIndex) -> Iterator[str]:
+    """Where the rows contradict each other or the files."""
+    if published.count != len(index):
+        yield f"holds {len(index)} vectors; there should be {published.count}"
+    for one in index.segments:
+        if not np.isin(one.segment.removed, one.stored.ids).all():
+            yield f"{one.segment.file.name} does not hold all that was removed from it"
+        if one.segment.in_compressed and index.compressed is None:
+            yield f"{one.segment.file.name} is said to be in a compressed index, and there is no compressed index"

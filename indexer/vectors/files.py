@@ -17,6 +17,8 @@ from indexer.atlas import file_name
 from indexer.errors import AtlasError
 from indexer.usercache import user_cache
 
+HINT = "Run `index rebuild` to make it again from the records."
+
 
 @dataclass(frozen=True)
 class VectorFile:
@@ -61,29 +63,43 @@ def _is_there(path: Path, sha256: str) -> bool:
 def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
     """A checked FAISS file: mapped into memory read-only, or read, to be changed.
 
-    Raises AtlasError where it is missing or damaged.
+    Raises AtlasError where it is missing or damaged, or not what the database says.
     """
     import faiss
 
     path = check_file(root, file)
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if is_mapped else 0)
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if is_mapped else 0)
+    except RuntimeError as error:
+        raise AtlasError(f"The FAISS file {file.name} cannot be read by FAISS.", HINT) from error
+    if (index.ntotal, index.d) != (file.count, file.length):
+        raise AtlasError(
+            f"The FAISS file {file.name} holds {index.ntotal} vectors of {index.d} numbers; "
+            f"the database says {file.count} of {file.length}.",
+            HINT,
+        )
+    return index
 
 
-def check_file(root: Path, file: VectorFile) -> Path:
-    """The path of a FAISS file whose size and checksum fit; AtlasError otherwise."""
+def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
+    """The path of a FAISS file whose size and checksum fit; AtlasError otherwise.
+
+    ``afresh``: whatever is remembered of it; a file that does not fit is then forgotten.
+    """
     path = root / Path(file.name).name
-    hint = "Run `index rebuild` to make it again from the records."
     try:
         status = path.stat()
     except OSError as error:
-        raise AtlasError(f"The FAISS file {file.name} is missing.", hint) from error
+        raise AtlasError(f"The FAISS file {file.name} is missing.", HINT) from error
     if status.st_size != file.size:
-        raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
+        raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", HINT)
     stamp = [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
     remembered = _remembered()
-    if remembered.get(str(path)) != stamp:
+    if afresh or remembered.get(str(path)) != stamp:
         if file_sha256(path) != file.sha256:
-            raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not fit.", hint)
+            if remembered.pop(str(path), None) is not None:
+                _remember(remembered)
+            raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not fit.", HINT)
         _remember(remembered | {str(path): stamp})
     return path
 

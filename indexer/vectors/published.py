@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.errors import AtlasError
 from indexer.vectors.choice import IndexChoice
-from indexer.vectors.files import VectorFile, open_index
+from indexer.vectors.files import HINT, VectorFile, open_index
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Segment
 
@@ -55,7 +56,18 @@ class Published:
         return found + ([self.compressed.file] if self.compressed and self.compressed.file else [])
 
     def opened(self, root: Path) -> VectorIndex:
-        """Ready for search. Raises AtlasError where a file is missing or damaged."""
+        """Ready for search. Raises AtlasError where a file is missing, damaged, or not what the database says."""
+        try:
+            return self._opened(root)
+        except (RuntimeError, AttributeError) as error:  # FAISS: of another kind, or parameters that it does not know
+            parameters = self.compressed.parameters if self.compressed else ""
+            raise AtlasError(
+                f"The vectors of {self.base}, {self.representation}, cannot be opened"
+                f"{f' (with {parameters[:60]!r})' if parameters else ''}.",
+                HINT,
+            ) from error
+
+    def _opened(self, root: Path) -> VectorIndex:
         search = None
         if self.compressed is not None and self.compressed.file is not None:
             from indexer.vectors.compressed import CompressedSearch

@@ -1,0 +1,132 @@
+"""What `index verify` finds although sizes, times and remembered checksums say that all is well."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
+from indexer.maintenance import represent
+from indexer.vectors import files
+from indexer.vectors.choice import IndexChoice
+from indexer.verification import verify
+from query import Atlas
+from tests.world import indexed, make_world
+
+MODEL = "ann/glue-0"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """With `input` compressed, so that every table has rows."""
+    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
+        represent(AtlasFolder(shell.folder / "atlas"), "spectrum", IndexChoice("SQ8", promised=0.0))
+        return shell.folder / "atlas"
+
+
+@pytest.fixture
+def atlas(made, tmp_path):
+    shutil.copytree(made, tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")
+
+
+def segment(atlas: AtlasFolder, representation: str = "input") -> Path:
+    with duckdb.connect(str(atlas.database), read_only=True) as connection:
+        ((name,),) = connection.execute(
+            "SELECT faiss_file FROM segments WHERE representation = ?", [representation]
+        ).fetchall()
+    return atlas.root / name
+
+
+def flip(path: Path, position: int) -> None:
+    """One bit, as a disk does it: nothing else tells."""
+    content, status = bytearray(path.read_bytes()), path.stat()
+    content[position] ^= 0x10
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def edit(atlas: AtlasFolder, statement: str) -> None:
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute(statement)
+
+
+def search(atlas: AtlasFolder) -> None:
+    with Atlas(atlas.root) as opened:
+        opened.similar(MODEL, k=3, where="downloads >= 0")
+
+
+def test_the_world_as_it_is_made_verifies(atlas):
+    assert verify(atlas) == []
+    search(atlas)
+
+
+@pytest.mark.parametrize("position", [2000, -1, -60], ids=["vector", "id", "another id"])
+def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_loaded_no_more(atlas, position):
+    search(atlas)  # the check is remembered now
+    flip(segment(atlas), position)
+    (found,) = verify(atlas)
+    assert (found.kind, "checksum" in found.problem) == ("vectors", True)
+    with pytest.raises(AtlasError, match="checksum"):
+        search(atlas)
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("UPDATE representations SET length = length + 1 WHERE representation = 'input'", "vectors of"),
+        ("UPDATE representations SET vectors = vectors + 1 WHERE representation = 'input'", "should be"),
+        ("UPDATE segments SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
+        ("UPDATE compressed_indexes SET vectors = 3 WHERE representation = 'input'", "vectors of"),
+        ("UPDATE compressed_indexes SET parameters = 'nprobe=foo' WHERE representation = 'input'", "nprobe=foo"),
+        ("UPDATE compressed_indexes SET faiss_file = NULL WHERE representation = 'input'", "no compressed index"),
+        (
+            "INSERT INTO removed_vectors SELECT base, representation, segment, 999 FROM segments "
+            "WHERE representation = 'input'",
+            "does not hold",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit_the_files_are_told(atlas, statement, told):
+    edit(atlas, statement)
+    found = verify(atlas)
+    assert {one.kind for one in found} == {"vectors"}
+    assert any(told in one.problem for one in found), found
+
+
+@pytest.mark.parametrize("column", ["representations SET length = 7", "compressed_indexes SET parameters = 'x=y'"])
+def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas, column):
+    edit(atlas, f"UPDATE {column} WHERE representation = 'input'")
+    with pytest.raises(AtlasError, match="rebuild"):
+        search(atlas)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "nothing of FAISS"])
+def test_a_file_of_another_kind_is_refused_though_its_checksum_fits(atlas, kind):
+    import faiss
+
+    path = segment(atlas)
+    with duckdb.connect(str(atlas.database), read_only=True) as connection:
+        count, length = connection.execute(
+            "SELECT s.vectors, length FROM segments AS s JOIN representations USING (base, representation) "
+            "WHERE representation = 'input'"
+        ).fetchall()[0]
+    if kind == "Flat":
+        index = faiss.IndexFlatIP(length)
+        index.add(faiss.rand((count, length)))
+        faiss.write_index(index, str(path))
+    else:
+        path.write_bytes(b"nothing" * 100)
+    edit(
+        atlas,
+        f"UPDATE segments SET faiss_sha256 = '{files.file_sha256(path)}', faiss_bytes = {path.stat().st_size} "
+        f"WHERE faiss_file = '{path.name}'",
+    )
+    assert {one.kind for one in verify(atlas)} == {"vectors"}
+    with pytest.raises(AtlasError, match="rebuild"):
+        search(atlas)
