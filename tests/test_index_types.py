@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from indexer.errors import AtlasError
 from indexer.publishing import compression
 from indexer.vectors import compressed, search
 from indexer.vectors.choice import IndexChoice
@@ -156,6 +157,29 @@ def test_one_that_cannot_be_trained_leaves_the_publish_whole(tmp_path):
     assert "needs at least 9,984 vectors" in said[-1]
     assert len(store.published().opened(tmp_path)) == 100
     assert store.published().choice == IndexChoice("IVF256,Flat")
+    attempt = store.published().compressed
+    assert (attempt.factory, attempt.file, attempt.recall, attempt.queries) == ("IVF256,Flat", None, 0.0, 0)
+
+
+def test_one_that_cannot_be_trained_is_tried_again_once_it_can(tmp_path):
+    store, said = Store(tmp_path), []
+    store.publish(groups(range(1, 601)), neighbours=False, choice=IndexChoice("IVF16,Flat", promised=0.5), said=said)
+    assert len(said) == 1
+    said.clear()
+    store.publish(groups(range(601, 611)), neighbours=False, said=said)
+    assert said == [], "what was said once is not said by every publish"
+    store.publish(groups(range(611, 641)), neighbours=False, said=said)
+    assert store.published().compressed.file is not None, "624 vectors are enough"
+
+
+def test_auto_that_nothing_fits_is_not_tried_by_every_publish(tmp_path):
+    store, said = Store(tmp_path), []
+    store.publish(groups(range(1, 601)), neighbours=False, choice=IndexChoice("auto", memory=100), said=said)
+    assert len(said) == 1
+    assert store.published().compressed.factory == "auto"
+    said.clear()
+    store.publish(groups(range(601, 701)), neighbours=False, said=said)
+    assert said == []
 
 
 def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if_asked(tmp_path, monkeypatch):
@@ -200,5 +224,28 @@ def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
     choice = IndexChoice("auto", memory=1 << 20)
     store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=choice, said=said)
     assert said == ["no compressed index of at most 1,048,576 bytes finds 95.0% of the 10 nearest: searches stay exact"]
-    assert store.published().compressed is None
+    attempt = store.published().compressed
+    assert attempt.factory == "PCA2,SQ4", "the better of the two"
+    assert attempt.file is None
+    assert 0 < attempt.recall < 0.95
     assert recall_of(store.published().opened(store.root), store.vectors(), QUERIES) == 1.0
+    said.clear()
+    store.publish(groups(range(COUNT + 1, COUNT + 101)), neighbours=False, said=said)
+    assert said == [], "the sample is not tried by every publish"
+
+
+def test_a_factory_that_the_sample_cannot_train_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "PILOT", 500)
+    monkeypatch.setattr("indexer.vectors.compressed.auto_factories", lambda count, length, memory: ["PQ32x8", "SQ8"])
+    compress = compressed.compress
+
+    def refuse(parts, factory, *arguments, **options):
+        if factory == "PQ32x8":
+            raise AtlasError("Too few.")
+        return compress(parts, factory, *arguments, **options)
+
+    monkeypatch.setattr(compressed, "compress", refuse)
+    store, said = Store(tmp_path), []
+    store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"), said=said)
+    assert store.published().compressed.factory == "SQ8"
+    assert said[0] == "Too few. It is not published."

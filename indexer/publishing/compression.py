@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from indexer.errors import AtlasError
 from indexer.publishing.tables import Tables
 from indexer.vectors.choice import AUTO, EXACT, IndexChoice
+from indexer.vectors.factories import read_factory
 from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.published import StoredIndex
 from indexer.vectors.search import INSTANT_BYTES
@@ -48,7 +49,7 @@ class Compression:
         if choice.index == EXACT or not count or (choice.index == AUTO and _bytes(segments) <= INSTANT_BYTES):
             self.forget()
             return [replace(one, in_compressed=False) for one in segments], None
-        if stored is None or count > TRAIN_AGAIN * stored.trained_on:
+        if stored is None or self._is_due(choice, stored, count, segments[0].file.length):
             return self._trained(segments, choice)
         if stored.file is None:
             return list(segments), None
@@ -67,23 +68,39 @@ class Compression:
             "DELETE FROM compressed_indexes WHERE base = ? AND representation = ?", [self.base, self.representation]
         )
 
+    @staticmethod
+    def _is_due(choice: IndexChoice, stored: StoredIndex, count: int, length: int) -> bool:
+        """Whether there are far more models than at the last attempt, or what could not be tried then now can."""
+
+        def can_be_tried(number: int) -> bool:
+            try:
+                return bool(_factories(choice, number, length))
+            except AtlasError:
+                return False
+
+        if count > TRAIN_AGAIN * stored.trained_on:
+            return True
+        return not stored.queries and not can_be_tried(stored.trained_on) and can_be_tried(count)
+
     def _trained(
         self, segments: Sequence[Segment], choice: IndexChoice
     ) -> tuple[list[Segment], CompressedSearch | None]:
-        from indexer.vectors.compressed import auto_factories, compress
+        from indexer.vectors.compressed import compress
 
         parts = [OpenSegment(self.root, one).vectors() for one in segments]
         count = sum(len(part) for part in parts)
-        factories = [choice.index]
-        if choice.index == AUTO:
-            factories = auto_factories(count, segments[0].file.length, choice.memory)
+        try:
+            factories = _factories(choice, count, segments[0].file.length)
+        except AtlasError as error:
+            self.say(f"{error.message} It is not published.")
+            factories = []
         pilot = _Pilot(parts, choice) if len(factories) > 1 and count >= 2 * PILOT else None
         best: Compressed | None = None
         for factory in factories:
-            if pilot is not None and not pilot.promises(factory):
-                continue
-            self.say(f"{self.base}, {self.representation}: training a compressed index, {factory}")
             try:
+                if pilot is not None and not pilot.promises(factory):
+                    continue
+                self.say(f"{self.base}, {self.representation}: training a compressed index, {factory}")
                 made = compress(parts, factory, choice.promised, memory=choice.memory)
             except AtlasError as error:
                 self.say(f"{error.message} It is not published.")
@@ -92,7 +109,7 @@ class Compression:
                 best = made
             if made.recall >= choice.promised:
                 break
-        return self._kept(segments, choice, best, count)
+        return self._kept(segments, choice, best, count, pilot.best if pilot else None)
 
     def _extended(
         self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex
@@ -118,46 +135,54 @@ class Compression:
         return self._kept(segments, choice, made, stored.trained_on)
 
     def _kept(
-        self, segments: Sequence[Segment], choice: IndexChoice, made: Compressed | None, trained_on: int
+        self,
+        segments: Sequence[Segment],
+        choice: IndexChoice,
+        made: Compressed | None,
+        trained_on: int,
+        tried: Compressed | None = None,
     ) -> tuple[list[Segment], CompressedSearch | None]:
-        """Publish an index that keeps its promise; of another only what was measured."""
+        """Publish an index that keeps its promise; of another only what was measured.
+
+        ``tried``: the best among a sample, where none was made of all. Even where nothing could be measured there is
+        a row, so that the next publish does not try the same again.
+        """
         from indexer.vectors.compressed import CompressedSearch
 
         self.forget()
         file = None
-        if made is not None:
-            keeps = made.recall >= choice.promised
-            file = write_index(self.root, self.base, self.representation, made.index) if keeps else None
-            self._write(made, trained_on, file)
-            if file is None:
-                self.say(
-                    f"{made.factory} finds {made.recall:.1%} of the 10 nearest, less than the promised "
-                    f"{choice.promised:.1%}: it is not published, searches stay exact"
-                )
+        if made is not None and made.recall >= choice.promised:
+            file = write_index(self.root, self.base, self.representation, made.index)
+        elif made is not None:
+            self.say(
+                f"{made.factory} finds {made.recall:.1%} of the 10 nearest, less than the promised "
+                f"{choice.promised:.1%}: it is not published, searches stay exact"
+            )
         elif choice.index == AUTO:
             self.say(
                 f"no compressed index of at most {choice.memory:,} bytes finds {choice.promised:.1%} of the 10 "
                 "nearest: searches stay exact"
             )
+        self._write(choice, made or tried, trained_on, file)
         marked = [replace(one, in_compressed=file is not None) for one in segments]
         if made is None or file is None:
             return marked, None
         return marked, CompressedSearch(made.index, made.parameters, made.candidates)
 
-    def _write(self, made: Compressed, trained_on: int, file: VectorFile | None) -> None:
+    def _write(self, choice: IndexChoice, made: Compressed | None, trained_on: int, file: VectorFile | None) -> None:
         self.tables.insert(
             "compressed_indexes",
             [
                 {
                     "base": self.base,
                     "representation": self.representation,
-                    "factory": made.factory,
-                    "parameters": made.parameters,
-                    "candidates": made.candidates,
+                    "factory": made.factory if made else choice.index,
+                    "parameters": made.parameters if made else "",
+                    "candidates": made.candidates if made else 0,
                     "trained_on": trained_on,
-                    "vectors": int(made.index.ntotal),
-                    "recall_at_10": made.recall,
-                    "queries": made.queries,
+                    "vectors": int(made.index.ntotal) if made else 0,
+                    "recall_at_10": made.recall if made else 0.0,
+                    "queries": made.queries if made else 0,
                     "faiss_file": file.name if file else None,
                     "faiss_sha256": file.sha256 if file else None,
                     "faiss_bytes": file.size if file else None,
@@ -177,15 +202,30 @@ class _Pilot:
 
         self.choice = choice
         self.parts = list(sample(parts, PILOT, seed=1))
+        self.best: Compressed | None = None
 
     def promises(self, factory: str) -> bool:
-        """Whether the factory finds what is promised among the sample."""
+        """Whether the factory finds what is promised among the sample; AtlasError where it cannot be trained."""
         from indexer.vectors.compressed import compress
 
         bare = re.sub("IVF[0-9]+,", "", factory)
-        return (
-            compress(self.parts, bare, self.choice.promised, memory=self.choice.memory).recall >= self.choice.promised
-        )
+        made = compress(self.parts, bare, self.choice.promised, memory=self.choice.memory)
+        if self.best is None or made.recall > self.best.recall:
+            self.best = replace(made, factory=factory)
+        return made.recall >= self.choice.promised
+
+
+def _factories(choice: IndexChoice, count: int, length: int) -> list[str]:
+    """What is to be tried for ``count`` vectors of ``length`` numbers, in this order.
+
+    Raises AtlasError where a factory was asked for by name and cannot be trained.
+    """
+    from indexer.vectors.compressed import auto_factories
+
+    if choice.index == AUTO:
+        return auto_factories(count, length, choice.memory)
+    read_factory(choice.index, length).check(count, choice.memory)
+    return [choice.index]
 
 
 def _bytes(segments: Sequence[Segment]) -> int:
