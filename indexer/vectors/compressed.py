@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
+from indexer.vectors.directions import leading_directions
 from indexer.vectors.factories import POINTS_PER_CENTROID, Factory, auto_factories, read_factory
 from indexer.vectors.recall import ask, blocks, recall, sample
 from indexer.vectors.segments import Vectors
@@ -42,6 +43,9 @@ QUERIES = 256
 
 # Vectors to train on, and bytes that they may take after projection.
 SAMPLE, SAMPLE_BYTES = 20_000, 512 << 20
+
+# Vectors for each direction that is to be found in them, at least.
+FEWEST_EACH = 4
 
 # Bytes of a compressed index, where the caller does not say.
 MEMORY = 1 << 30
@@ -149,29 +153,25 @@ def _trained(asked: Factory, parts: Sequence[Vectors], seed: int) -> tuple[Any, 
             f"The index {asked.text} needs {fewest:,} vectors of {asked.kept:,} numbers to be trained on: too many.",
             "Take smaller numbers in it, or put PCA256 in front.",
         )
-    directions = _directions(sample(parts, wanted, seed), asked, seed) if asked.principal else None
-    drawn = [
-        block.matrix if directions is None else block.matrix @ directions.T for block in sample(parts, wanted, seed)
-    ]
+    directions = _directions(parts, asked, wanted, seed) if asked.principal else None
+    drawn = np.empty((min(wanted, sum(len(part.ids) for part in parts)), asked.kept), dtype=np.float32)
+    start = 0
+    for block in sample(parts, wanted, seed):
+        stop = start + len(block)
+        drawn[start:stop] = block.matrix if directions is None else block.matrix @ directions.T
+        start = stop
     index = faiss.index_factory(asked.kept, asked.rest, faiss.METRIC_INNER_PRODUCT)
     with _one_thread():
-        index.train(np.concatenate(drawn))
+        index.train(drawn)
     if directions is not None:
         index = faiss.IndexPreTransform(_projection(directions), index)
-    return faiss.IndexIDMap(index), sum(len(block) for block in drawn)
+    return faiss.IndexIDMap(index), len(drawn)
 
 
-def _directions(drawn: Iterator[Vectors], asked: Factory, seed: int) -> NDArray[np.float32]:
-    """(m, d) leading eigenvectors of the uncentred second moment, by subspace iteration.
-
-    Ten times quicker than FAISS's PCAMatrix, which finds all d of them.
-    """
-    from sklearn.utils.extmath import randomized_svd
-
-    moment = np.zeros((asked.length, asked.length), dtype=np.float32)
-    for block in drawn:
-        moment += block.matrix.T @ block.matrix
-    return np.ascontiguousarray(randomized_svd(moment, asked.principal, n_iter=4, random_state=seed)[0].T)
+def _directions(parts: Sequence[Vectors], asked: Factory, wanted: int, seed: int) -> NDArray[np.float32]:
+    """(m, d) leading directions of the sample, or of less of it where it would be long to read again and again."""
+    wanted = min(wanted, max(FEWEST_EACH * asked.principal, SAMPLE_BYTES // (4 * asked.length)))
+    return leading_directions(lambda: sample(parts, wanted, seed), asked.length, asked.principal, seed)
 
 
 def _projection(directions: NDArray[np.float32]) -> Any:

@@ -12,9 +12,13 @@ import re
 from dataclasses import dataclass
 
 from indexer.errors import AtlasError
+from indexer.vectors.directions import working_bytes
 
 # FAISS's k-means asks for this many vectors for each centroid.
 POINTS_PER_CENTROID = 39
+
+# Memory for finding directions, beside the sample that they are found in.
+TRAINING_BYTES = 512 << 20
 
 # Inverted lists: fewer do not pay, more take long to train.
 FEWEST_LISTS, MOST_LISTS = 16, 1024
@@ -93,7 +97,10 @@ class Factory:
         return math.ceil(self.bytes_once + self.bytes_each * count)
 
     def check(self, count: int, memory: int) -> None:
-        """Raises AtlasError where ``count`` vectors are too few to train on or too many for ``memory`` bytes."""
+        """Raises AtlasError where ``count`` vectors are too few to train on or too many for ``memory`` bytes.
+
+        Also where finding the directions would take more than TRAINING_BYTES.
+        """
         fewest = max(self.principal, POINTS_PER_CENTROID * self.centroids, 2)
         if count < fewest:
             raise AtlasError(
@@ -105,6 +112,13 @@ class Factory:
                 f"The index {self.text} takes {self.bytes(count):,} bytes for {count:,} vectors; "
                 f"{memory:,} are allowed.",
                 "Allow it more memory, or take `auto`, which chooses one that fits.",
+            )
+        training = working_bytes(self.length, self.principal) if self.principal else 0
+        if training > TRAINING_BYTES:
+            raise AtlasError(
+                f"The index {self.text} takes {training:,} bytes to be trained on vectors of {self.length:,} numbers; "
+                f"{TRAINING_BYTES:,} are allowed.",
+                "Take fewer directions, or none.",
             )
 
 
