@@ -75,8 +75,8 @@ def rebuild(
 ) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
 
-    Damaged records are forgotten, so that the next build reads their models again.
-    ``say`` is told what a person should know. Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
+    Damaged records are forgotten, so that the next build reads their models again. ``say`` is told what a person
+    should know. Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
     """
     representations, choices = _published_before(folder)
     publications = []

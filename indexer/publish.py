@@ -8,6 +8,7 @@ holds the state before or after.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from indexer.publishing.rows import Entry, Row, delta_rows, listing_rows, record
 from indexer.publishing.sibling import private_copy
 from indexer.publishing.tables import Tables
 from indexer.publishing.vectors import Incoming, PublishedVectors
+from indexer.record import Record
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, representation_named
 from indexer.vectors.choice import IndexChange
@@ -122,6 +124,7 @@ class _Publisher:
         self.kept_ids = kept_ids
         self.say = say
         self.store = RecordStore(folder)
+        self.left_out: Counter[str] = Counter()  # by representation: records that it cannot be computed from
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
@@ -213,7 +216,7 @@ class _Publisher:
             rows["deltas"].extend(delta_rows(model_id, record))
             rows["wholes"].extend(whole_rows(model_id, record))
             for incoming in arriving:
-                incoming.add(model_id, incoming.representation.vector(record))
+                self._add(incoming, model_id, record)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)
@@ -243,11 +246,21 @@ class _Publisher:
                 "SELECT model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
                 [self.base],
             ):
-                arriving.add(model_id, vectors.representation.vector(self.store.read(record_key)))
+                self._add(arriving, model_id, self.store.read(record_key))
+        name = vectors.representation.name
+        if self.left_out[name]:
+            self.say(f"{self.base}, {name}: models left out, as their records hold no factors: {self.left_out[name]}")
         change = vectors.change(arriving, stale, self.publication.index)
         if change is not None:
-            table = NeighbourTable(self.tables, self.base, vectors.representation.name)
+            table = NeighbourTable(self.tables, self.base, name)
             table.change(change.index, change.added, change.removed)
+
+    def _add(self, arriving: Incoming, model_id: int, record: Record) -> None:
+        """The vector of one model, where its record holds what it is made of."""
+        if arriving.representation.is_held_by(record):
+            arriving.add(model_id, arriving.representation.vector(record))
+        else:
+            self.left_out[arriving.representation.name] += 1
 
     def _unrelated(self) -> None:
         """Only rows that say something else than before are written."""

@@ -44,6 +44,11 @@ class Representation:
         """Name and version: vectors of different tags never meet."""
         return f"{self.name}.{self.version}"
 
+    def is_held_by(self, record: Record) -> bool:
+        """Whether ``record`` has the vector, or what it is computed from."""
+        is_kept = self.tag in record.vectors
+        return is_kept or self.name == "spectrum" or all(delta.u is not None for delta in record.deltas)
+
     def vector(self, record: Record) -> Vector:
         """The vector of ``record``: the stored one where its tag fits, else computed from the factors.
 
@@ -52,7 +57,7 @@ class Representation:
         stored = record.vectors.get(self.tag)
         if stored is not None:
             return stored
-        if self.name != "spectrum" and any(delta.u is None for delta in record.deltas):
+        if not self.is_held_by(record):
             raise AtlasError(
                 f"The record of {record.identity.model} holds no factors, so {self.name!r} cannot be computed.",
                 "Build again without --no-keep-factors.",

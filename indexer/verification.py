@@ -13,6 +13,7 @@ from indexer.crawling.listing import Listing
 from indexer.database import reader, rows_of
 from indexer.errors import AtlasError
 from indexer.records import RecordStore
+from indexer.representation import REPRESENTATIONS
 from indexer.vectors.files import check_file
 from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
@@ -55,6 +56,7 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
         progress(f"base {row['base']}")
         found.extend(_check_base(folder, row["base"], row["commit"]))
     named: set[str] = set()
+    without: dict[str, set[int]] = {one.representation: set() for one in published}
     current: set[tuple[str, str]] = set()
     for row in keys:
         if row["record_key"] is None:
@@ -64,6 +66,9 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
         try:
             record = store.read(row["record_key"])
             current.add((record.identity.model, record.identity.base))
+            for name, models in without.items():
+                if name in REPRESENTATIONS and not REPRESENTATIONS[name].is_held_by(record):
+                    models.add(row["model_id"])
             if (record.identity.model, record.identity.base) != (row["model"], row["base"]):
                 found.append(Disagreement("record", row["model"], "its record is that of another model"))
         except AtlasError as error:
@@ -71,7 +76,7 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
     for one in published:
         progress(f"vectors of {one.base}, {one.representation}")
         expected = {key["model_id"] for key in keys if key["base"] == one.base and key["record_key"]} - zero
-        found.extend(_check_vectors(folder, one, expected))
+        found.extend(_check_vectors(folder, one, expected - without[one.representation]))
     for path in sorted(folder.listings.glob("*.jsonl")):
         try:
             for problem in Listing(path).problems():

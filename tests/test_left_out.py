@@ -1,0 +1,92 @@
+"""Records without factors: a representation that needs them leaves their models out, and nothing else fails for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.database import reader, rows_of
+from indexer.maintenance import rebuild, represent
+from indexer.record import Record
+from indexer.records import RecordStore
+from indexer.running.report import BuildOptions, Watcher
+from indexer.shards import publish_records
+from indexer.verification import verify
+from query import Atlas
+from tests.world import BASE, indexed, make_world
+
+BARE = "ann/glue-0"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
+        return shell.folder / "atlas"
+
+
+@pytest.fixture
+def atlas(made, tmp_path):
+    shutil.copytree(made, tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")
+
+
+class Listener(Watcher):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+def without_factors(record: Record) -> Record:
+    """As `index build --no-keep-factors` writes it."""
+    return replace(record, deltas=tuple(replace(delta, u=None, v=None) for delta in record.deltas))
+
+
+def make_bare(atlas: AtlasFolder, model: str = BARE) -> None:
+    store = RecordStore(atlas)
+    (kept,) = [one for one in store.kept() if one.identity.model == model]
+    store.write(without_factors(store.read(kept.digest)))
+
+
+def models(atlas: AtlasFolder, representation: str) -> set[str]:
+    with Atlas(atlas.root) as opened:
+        ids = set(opened.vectors(BASE, representation).ids.tolist())
+        return {row["model"] for row in opened.rows("SELECT model, model_id FROM models") if row["model_id"] in ids}
+
+
+def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command(atlas):
+    whole = models(atlas, "input")
+    make_bare(atlas)
+    said: list[str] = []
+    (row,) = represent(atlas, "output", say=said.append)["published"]
+    assert row["vectors"] == len(whole) - 1
+    assert any("hold no factors: 1" in sentence for sentence in said)
+    listener = Listener()
+    commands = (
+        lambda: None,
+        lambda: publish_records(str(atlas.root), (), BuildOptions(), listener),
+        lambda: rebuild(atlas, say=listener.say),
+        lambda: represent(atlas, "spectrum"),
+    )
+    for command in commands:
+        command()
+        assert models(atlas, "output") == whole - {BARE}
+        assert models(atlas, "input") == whole
+        assert verify(atlas) == []
+    assert any("hold no factors: 1" in sentence for sentence in listener.said)
+    assert models(atlas, "spectrum") == whole
+    with Atlas(atlas.root) as opened:
+        assert opened.purity(BASE, representation="output", draws=20).models == len(whole) - 1
+
+
+def test_a_record_that_lost_its_factors_after_it_was_published_is_told(atlas):
+    represent(atlas, "output")
+    make_bare(atlas)
+    (found,) = verify(atlas)
+    assert "1 models the database lacks" in found.problem
