@@ -145,6 +145,7 @@ class _Publisher:
         duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
         touched = duplicates.members_with(stale)
         self._listing_tables(changed, ids)
+        self._last_seen(ids)
         published = self._wanted(representations)
         incoming = {vectors: Incoming(self.folder.root, self.base, vectors.representation) for vectors in published}
         # Where everything is new, one pass over the records is enough.
@@ -202,6 +203,19 @@ class _Publisher:
             self.tables.insert("tags", [tag for row in rows for tag in row.tags])
             self.tables.insert("model_datasets", [claim for row in rows for claim in row.datasets])
             self.tables.insert("evaluations", [result for row in rows for result in row.evaluations])
+
+    def _last_seen(self, ids: dict[str, int]) -> None:
+        """It moves with every crawl: rows of which nothing else is new are not written again for it."""
+        entries = self.publication.entries
+        self.tables.run("CREATE OR REPLACE TEMP TABLE seen (model_id INTEGER, last_seen TIMESTAMP)")
+        for start in range(0, len(entries), ROWS_AT_ONCE):
+            listed = [entry.listed for entry in entries[start : start + ROWS_AT_ONCE]]
+            self.tables.insert("seen", [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed])
+        self.tables.run(
+            "UPDATE fine_tunes SET last_seen = seen.last_seen FROM seen WHERE seen.model_id = fine_tunes.model_id "
+            "AND seen.last_seen IS DISTINCT FROM fine_tunes.last_seen"
+        )
+        self.tables.run("DROP TABLE seen")
 
     def _record_tables(self, reread: list[Entry], ids: dict[str, int], arriving: Sequence[Incoming]) -> None:
         """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""

@@ -90,3 +90,23 @@ def test_a_record_that_lost_its_factors_after_it_was_published_is_told(atlas):
     make_bare(atlas)
     (found,) = verify(atlas)
     assert "1 models the database lacks" in found.problem
+
+
+def test_when_a_crawl_last_listed_a_model_is_told_though_nothing_else_is_new(atlas):
+    from indexer.crawling.listing import Listing
+
+    def seen() -> dict[str, object]:
+        with reader(atlas) as connection:
+            found = rows_of(connection, "SELECT model, last_seen, fingerprint FROM fine_tunes")
+        return {row["model"]: (row["last_seen"], row["fingerprint"]) for row in found}
+
+    before = seen()
+    listing = Listing(atlas.listing(BASE))
+    one = next(one for one in listing.models() if one.id == BARE)
+    listing.add(one.row, one.relation, BASE, one.claimed_by)
+    publish_records(str(atlas.root), (), BuildOptions(), Watcher())
+    after = seen()
+    assert {model for model in before if before[model][0] != after[model][0]} == {BARE}
+    told = next(one for one in Listing(atlas.listing(BASE)).models() if one.id == BARE).last_seen
+    assert after[BARE][0] == told.replace(tzinfo=None)
+    assert {model: row[1] for model, row in before.items()} == {model: row[1] for model, row in after.items()}
