@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what a record depends on."""
+    """By distribution, and Python's own; "unknown" where a library is not installed as a distribution."""
     names = (
         "vectors-in-the-wild",
         "torch",
