@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 MEMORY = "1GB"
 THREADS = 2
+
+# Publishes that may come between the first and the last look at a database that is being opened.
+OPENINGS = 20
 
 # In this order: each takes away what the one before could be undone with. Read-only and no external access alone
 # leave the database's own files writable paths for COPY; without a local file system there are no paths at all.
@@ -41,7 +45,7 @@ def connect_locked(path: Path, *, milliseconds: int = 0) -> duckdb.DuckDBPyConne
 
     with _one_at_a_time:
         # Settings come after: a connection made with some would shut out the plain ones of this process.
-        connection = duckdb.connect(str(path), read_only=True)
+        connection = _of_one_file(path, lambda: duckdb.connect(str(path), read_only=True))
         _lock(connection, milliseconds)
     return connection
 
@@ -52,6 +56,12 @@ def connect_apart(path: Path) -> duckdb.DuckDBPyConnection:
     DuckDB gives one path one database within a process, so that a plain connection would show what was published
     when the first of them was opened. Raises as ``connect_locked`` does.
     """
+    connection = _of_one_file(path, lambda: _attached(path))
+    _lock(connection, 0)
+    return connection
+
+
+def _attached(path: Path) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(":memory:")
@@ -61,8 +71,36 @@ def connect_apart(path: Path) -> duckdb.DuckDBPyConnection:
     except duckdb.Error:
         connection.close()
         raise
-    _lock(connection, 0)
     return connection
+
+
+def _of_one_file(path: Path, connect: Callable[[], duckdb.DuckDBPyConnection]) -> duckdb.DuckDBPyConnection:
+    """A connection during whose opening no publish put another file in place.
+
+    DuckDB opens a path more than once: it would read blocks of the new file where the old one's header says.
+    """
+    import duckdb
+
+    for _ in range(OPENINGS):
+        before = _inode(path)
+        try:
+            connection = connect()
+        except duckdb.Error:
+            if _inode(path) == before:
+                raise
+            continue
+        if _inode(path) == before:
+            return connection
+        connection.close()
+    return connect()
+
+
+def _inode(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, milliseconds: int) -> None:

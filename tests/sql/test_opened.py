@@ -1,0 +1,54 @@
+"""A database is read as one file, also when a publish puts another in its place while it is opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from query.sandbox import locked
+
+
+def write(path: Path, rows: int) -> Path:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            "CREATE TABLE numbers AS SELECT range AS number, md5(range::VARCHAR) AS text FROM range(?)", [rows]
+        )
+    return path
+
+
+@pytest.mark.parametrize("connect", [locked.connect_locked, locked.connect_apart])
+def test_a_publish_while_it_is_opened_leads_to_the_new_file(tmp_path, monkeypatch, connect):
+    path, new = write(tmp_path / "atlas.duckdb", 100_000), write(tmp_path / "new.duckdb", 3)
+    opened = []
+    really = duckdb.connect
+
+    def overtaken(*arguments, **options):
+        connection = really(*arguments, **options)
+        opened.append(connection)
+        if len(opened) == 1:
+            os.replace(new, path)
+        return connection
+
+    monkeypatch.setattr(duckdb, "connect", overtaken)
+    with connect(path) as connection:
+        assert connection.execute("SELECT count(*), max(text) IS NULL FROM numbers").fetchall() == [(3, False)]
+    assert len(opened) == 2
+    with pytest.raises(duckdb.ConnectionException):
+        opened[0].execute("SELECT 1")
+
+
+@pytest.mark.parametrize("connect", [locked.connect_locked, locked.connect_apart])
+def test_one_that_is_not_there_or_damaged_is_tried_once(tmp_path, monkeypatch, connect):
+    tries = []
+    really = duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda *words, **options: (tries.append(1), really(*words, **options))[1])
+    damaged = tmp_path / "damaged.duckdb"
+    damaged.write_bytes(b"no database" * 1000)
+    for path in (tmp_path / "none.duckdb", damaged):
+        tries.clear()
+        with pytest.raises(duckdb.Error):
+            connect(path)
+        assert len(tries) == 1
