@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +19,7 @@ from indexer.database import reader, rows_of
 from indexer.maintenance import represent
 from indexer.publish import Publication, publish
 from indexer.publishing import sibling
+from indexer.publishing.neighbour_table import NeighbourTable
 from indexer.publishing.rows import Entry
 from indexer.records import RecordStore
 from indexer.verification import verify
@@ -210,6 +214,74 @@ def bloat(atlas: Piecewise) -> None:
         ):
             connection.execute(statement)
             connection.execute("CHECKPOINT")
+
+
+def test_an_atlas_that_began_without_a_vector_takes_the_first_that_comes(atlas):
+    atlas.publish(*(replace(entry, record_key=None) for entry in atlas.entries[:3]))
+    atlas.publish(*atlas.entries[:7])
+    atlas.publish(*atlas.entries)
+    pieces = atlas.tables()
+    assert verify(atlas.folder) == []
+    atlas.publish(*atlas.entries, afresh=True)
+    assert pieces == atlas.tables()
+
+
+def test_an_id_that_was_given_is_given_to_no_other_model(atlas):
+    """Also when everything is made afresh, with new models before the old ones."""
+    atlas.publish(*atlas.entries[4:])
+    before = ids_in(atlas.folder)
+    atlas.publish(*atlas.entries, afresh=True)
+    after = ids_in(atlas.folder)
+    assert {model: after[model] for model in before} == before
+    assert len(set(after.values())) == len(atlas.entries)
+    assert min(set(after.values()) - set(before.values())) > max(before.values())
+
+
+def ids_in(folder: AtlasFolder) -> dict[str, int]:
+    with reader(folder) as connection:
+        return dict(connection.execute("SELECT model, model_id FROM fine_tunes").fetchall())
+
+
+def test_what_another_program_left_beside_the_database_does_not_outlive_it(atlas):
+    """A shell that was killed leaves a write-ahead log, which fits the database that was there then."""
+    atlas.publish(*atlas.entries[:4])
+    code = (
+        "import duckdb, os, sys; connection = duckdb.connect(sys.argv[1]); "
+        "connection.execute('CREATE TABLE notes AS SELECT 1 AS one'); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(atlas.folder.database)], check=False)
+    assert atlas.folder.database.with_name("atlas.duckdb.wal").exists()
+    atlas.publish(*atlas.entries[4:])
+    assert len(ids_in(atlas.folder)) == len(atlas.entries)
+    assert verify(atlas.folder) == []
+
+
+def test_a_publish_that_fails_leaves_no_file_behind_nor_what_a_killed_one_left(atlas, monkeypatch):
+    atlas.publish(*atlas.entries[:4])
+    before = {path.name for path in atlas.folder.root.iterdir()}
+    (atlas.folder.root / "of-a-killed-publish.faiss").write_bytes(b"1")
+
+    def fail(*_):
+        assert {path.name for path in atlas.folder.root.glob("*.faiss")} - before, "something new is there"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NeighbourTable, "change", fail)
+        with pytest.raises(OSError, match="No space"):
+            atlas.publish(*atlas.entries)
+    assert {path.name for path in atlas.folder.root.iterdir()} == before
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", fail_to_copy)
+        patch.setattr("fcntl.ioctl", fail_to_copy)
+        with pytest.raises(OSError, match="No space"):
+            atlas.publish(*atlas.entries)
+    assert {path.name for path in atlas.folder.root.iterdir()} == before
+    atlas.publish(*atlas.entries)
+    assert verify(atlas.folder) == []
+
+
+def fail_to_copy(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_must(atlas, monkeypatch):

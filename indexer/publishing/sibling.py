@@ -34,10 +34,9 @@ FICLONE = 0x40049409
 
 @dataclass(frozen=True)
 class Sibling:
-    """The copy that a publish works on. ``before``: the FAISS files that the original names, None if unknown."""
+    """The copy that a publish works on. ``kept_ids``: of an original that is made afresh, by model and base."""
 
     connection: duckdb.DuckDBPyConnection
-    before: frozenset[str] | None
     kept_ids: dict[tuple[str, str], int]
 
 
@@ -45,21 +44,24 @@ class Sibling:
 def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -> Iterator[Sibling]:
     """A private copy of the database; renamed over the original when the block ends without an error.
 
-    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read. ``memory``: bytes
-    that the database may hold, at least ``LEAST_MEMORY``; what is more is spilled beside it. None: DuckDB's own limit.
+    ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read, and ids that were
+    given once are given to no other model. ``memory``: bytes that the database may hold, at least ``LEAST_MEMORY``;
+    what is more is spilled beside it. None: DuckDB's own limit.
     """
     import duckdb
 
     copy = folder.root / f".atlas.{os.getpid()}.duckdb"
     _remove_leftovers(folder)
-    before: frozenset[str] | None = frozenset()
+    named = None if folder.database.exists() else frozenset[str]()
     kept_ids: dict[tuple[str, str], int] = {}
+    next_id = 1
     try:
         if folder.database.exists():
             _copy(folder.database, copy)
-            before = _named_files(copy)
+            named = _named_files(copy)
+            _collect(folder, named)
             if afresh:
-                kept_ids = _ids_in(copy)
+                kept_ids, next_id = _ids_in(copy)
                 copy.unlink()
         is_new = not copy.exists()
         limits = _limits(copy, memory)
@@ -67,22 +69,22 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
         try:
             if is_new:
                 connection.execute(schema_sql())
-                connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, 1)", [SCHEMA_VERSION])
+                connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
                 check_schema(connection, folder.database)
             # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
             connection.execute("SET TimeZone = 'UTC'")
-            yield Sibling(connection, before, kept_ids)
+            yield Sibling(connection, kept_ids)
             is_bloated = _is_bloated(connection)
         finally:
             connection.close()
         if is_bloated:
             _compact(copy, limits)
-        after = _named_files(copy)
+        written = _named_files(copy)
+        named = None if named is None or written is None else named | written
         _put_in_place(folder, copy)
-        if before is not None and after is not None:
-            _collect(folder, before | after)
     finally:
+        _collect(folder, named)  # after a failure, too: on a full disk the next publish needs the room
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
         shutil.rmtree(_spill(copy), ignore_errors=True)
@@ -142,6 +144,8 @@ def _compact(database: Path, limits: dict[str, str]) -> None:
 def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
     with copy.open("rb") as file:
         os.fsync(file.fileno())
+    # Changes that another program left beside the original belong to it; beside the copy no reader could open either.
+    folder.database.with_name(folder.database.name + ".wal").unlink(missing_ok=True)
     copy.replace(folder.database)
     handle = os.open(folder.root, os.O_RDONLY)
     try:
@@ -150,9 +154,12 @@ def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
         os.close(handle)
 
 
-def _collect(folder: AtlasFolder, named: frozenset[str]) -> None:
-    """Remove FAISS files that neither this generation names nor the last, whose readers may be opening them."""
-    for path in folder.root.glob("*.faiss"):
+def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
+    """Remove FAISS files that are not ``named``; all stay where the names are not known (None).
+
+    After a publish those of the last generation are named, too: its readers may be opening them.
+    """
+    for path in folder.root.glob("*.faiss") if named is not None else ():
         if path.name not in named:
             path.unlink(missing_ok=True)
 
@@ -165,9 +172,12 @@ def _named_files(database: Path) -> frozenset[str] | None:
     return None if rows is None else frozenset(name for (name,) in rows)
 
 
-def _ids_in(database: Path) -> dict[tuple[str, str], int]:
+def _ids_in(database: Path) -> tuple[dict[tuple[str, str], int], int]:
+    """The ids by model and base, and the first that was never given."""
     rows = _read(database, "SELECT model, base, model_id FROM fine_tunes") or []
-    return {(model, base): model_id for model, base, model_id in rows}
+    given = _read(database, "SELECT next_model_id FROM atlas_info") or []
+    ids = {(model, base): model_id for model, base, model_id in rows}
+    return ids, max([1, *(next_id for (next_id,) in given), *(1 + model_id for model_id in ids.values())])
 
 
 def _read(database: Path, statement: str) -> list[tuple[Any, ...]] | None:

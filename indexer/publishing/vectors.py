@@ -107,7 +107,8 @@ class PublishedVectors:
         if not (self.is_new or is_other or len(added) or len(removed)):
             return None
         incoming.flush()
-        self.length = self.length or incoming.length or 1
+        # Without a vector there is no length yet: that of the first one that comes counts.
+        self.length = (self.length if self.segments else None) or incoming.length or self.length or 1
         self.choice = choice
         self.segments += incoming.segments
         self._merge()
