@@ -159,7 +159,9 @@ def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
 
     After a publish those of the last generation are named, too: its readers may be opening them.
     """
-    for path in folder.root.glob("*.faiss") if named is not None else ():
+    if named is None:
+        return
+    for path in folder.root.glob("*.faiss"):
         if path.name not in named:
             path.unlink(missing_ok=True)
 
