@@ -9,6 +9,7 @@ from indexer.errors import AtlasError
 from indexer.publishing import compression
 from indexer.vectors import compressed, search
 from indexer.vectors.choice import IndexChoice
+from indexer.vectors.factories import read_factory
 from indexer.vectors.segments import Vectors
 from tests.test_neighbours import Store
 
@@ -131,6 +132,49 @@ def check(store: Store) -> None:
             assert index.search(store.truth[model_id], 1)[0][0] == model_id
     everything = {found for query in QUERIES[:5] for found, _ in index.search(query, 400)}
     assert everything <= set(store.truth)
+
+
+def test_an_index_that_would_outgrow_its_memory_is_chosen_again(tmp_path):
+    store, choice = Store(tmp_path), IndexChoice("auto", memory=64_000, promised=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("indexer.vectors.compressed.auto_factories", fitting_of("SQ8", "SQ4"))
+        store.publish(groups(range(1, 1501)), neighbours=False, choice=choice)
+        assert store.published().compressed.factory == "SQ8"
+        store.publish(groups(range(1501, 1801)), neighbours=False)
+    grown = store.published().compressed
+    assert (grown.factory, grown.trained_on) == ("SQ4", 1800)
+    assert grown.file.size <= 64_000
+    check(store)
+
+
+def test_a_named_index_that_outgrows_its_memory_is_published_no_more(tmp_path):
+    store, said = Store(tmp_path), []
+    choice = IndexChoice("SQ8", memory=64_000, promised=0.5)
+    store.publish(groups(range(1, 1501)), neighbours=False, choice=choice)
+    store.publish(groups(range(1501, 1801)), neighbours=False, said=said)
+    assert store.published().compressed.file is None
+    assert "64,000 are allowed" in said[-1]
+    assert not any(one.in_compressed for one in store.published().segments)
+
+
+def test_codes_that_count_no_more_are_dropped_once_they_are_most(tmp_path):
+    store = Store(tmp_path)
+    store.publish(groups(range(1, 501)), neighbours=False, choice=IndexChoice("SQ8", promised=0.5))
+    held = []
+    for seed in range(1, 6):
+        store.publish(groups(range(1, 201), seed=seed), neighbours=False)
+        held.append(store.published().compressed.file.count)
+    assert held == [700, 900, 500, 700, 900]
+    check(store)
+    store.publish({}, tuple(range(201, 401)), neighbours=False)
+    assert store.published().compressed.file.count == 300, "though nothing came in"
+
+
+def fitting_of(*ladder: str):
+    def fitting(count: int, length: int, memory: int) -> list[str]:
+        return [one for one in ladder if read_factory(one, length).bytes(count) <= memory]
+
+    return fitting
 
 
 def test_one_that_breaks_its_promise_is_measured_but_not_published(tmp_path):

@@ -26,7 +26,8 @@ EXTEND_ABOVE = INSTANT_BYTES // 4
 # Factories are tried on a sample of this many vectors before they are tried on all.
 PILOT = 25_000
 
-# An index is trained again once there are this many times the models that it was trained on.
+# An index is trained again once there are this many times the models that it was trained on, or this many codes for
+# each model that still counts.
 TRAIN_AGAIN = 2.0
 
 
@@ -56,7 +57,11 @@ class Compression:
         from indexer.vectors.compressed import CompressedSearch
 
         beside = [one for one in segments if not one.in_compressed]
-        if _bytes(beside) > EXTEND_ABOVE:
+        takes_in = _bytes(beside) > EXTEND_ABOVE
+        coming = sum(one.count for one in beside) if takes_in else 0
+        if self._is_outgrown(choice, stored, stored.file.count + coming, count):
+            return self._trained(segments, choice)
+        if takes_in:
             return self._extended(segments, choice, stored)
         return list(segments), CompressedSearch(
             open_index(self.root, stored.file), stored.parameters, stored.candidates
@@ -81,6 +86,13 @@ class Compression:
         if count > TRAIN_AGAIN * stored.trained_on:
             return True
         return not stored.queries and not can_be_tried(stored.trained_on) and can_be_tried(count)
+
+    @staticmethod
+    def _is_outgrown(choice: IndexChoice, stored: StoredIndex, codes: int, count: int) -> bool:
+        """Whether so many codes would be too many for the memory, or mostly of models that count no more."""
+        assert stored.file is not None
+        needed = read_factory(stored.factory, stored.file.length).bytes(codes)
+        return needed > choice.memory or codes > TRAIN_AGAIN * count
 
     def _trained(
         self, segments: Sequence[Segment], choice: IndexChoice
