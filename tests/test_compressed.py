@@ -296,11 +296,11 @@ import resource, sys
 import faiss
 import numpy as np
 import sklearn.utils.extmath
-from indexer.vectors import compressed, recall
+from indexer.vectors import compressed, segments
 from indexer.vectors.factories import UNDERSTOOD, is_understood, read_factory
 from indexer.vectors.segments import Vectors
 
-recall.BLOCK_BYTES, compressed.SAMPLE, compressed.QUERIES = 4 << 20, 2000, 32
+segments.BLOCK_BYTES, compressed.SAMPLE, compressed.QUERIES = 4 << 20, 2000, 32
 matrix = np.load(sys.argv[1], mmap_mode="r")
 compressed.compress([Vectors(np.arange(800), matrix[:800])], sys.argv[2], 0.5)
 data = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import duckdb
 import numpy as np
 import pytest
@@ -9,8 +12,9 @@ import pytest
 from indexer.atlas import schema_sql
 from indexer.publishing.neighbours import nearest
 from indexer.vectors.published import read_published
+from indexer.vectors.recall import sample
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import GROWTH, OpenSegment, Vectors, joined, normalised, to_merge, write_segment
+from indexer.vectors.segments import GROWTH, OpenSegment, Vectors, blocks, joined, normalised, to_merge, write_segment
 from tests.planted_vectors import publish_vectors
 
 
@@ -87,7 +91,7 @@ def test_zero_and_broken_vectors_stay_out():
 
 def test_a_mapped_vector_outlives_what_it_was_read_from(tmp_path):
     vectors = unit_rows(30, 8)
-    rows = OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors)).vectors().matrix
+    rows = OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", vectors)).stored.matrix
     (tmp_path / next(tmp_path.glob("*.faiss")).name).unlink()
     np.testing.assert_array_equal(rows, vectors.matrix)
     assert not rows.flags.writeable
@@ -104,6 +108,45 @@ def test_a_file_of_the_same_content_is_left_alone_and_a_damaged_one_replaced(tmp
     write_segment(tmp_path, "b", "input", vectors)
     assert path.read_bytes() == content
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_counts_of_a_file_is_copied_block_by_block(tmp_path, monkeypatch):
+    """One withdrawn model is no reason to hold all others."""
+    vectors = unit_rows(4000, 500)  # 8 MB
+    segment = replace(write_segment(tmp_path, "b", "input", vectors), removed=vectors.ids[5:6])
+    opened = OpenSegment(tmp_path, segment)
+    monkeypatch.setattr("indexer.vectors.segments.BLOCK_BYTES", 1 << 18)
+    tracemalloc.start()
+    try:
+        counting = opened.vectors()
+        seen = sum(len(block) for block in blocks([counting]))
+        drawn = [block.matrix[:, 0].copy() for block in sample([counting], 2000, seed=0)]
+        assert tracemalloc.get_traced_memory()[1] < 2e6
+    finally:
+        tracemalloc.stop()
+    assert (seen, sum(len(block) for block in drawn)) == (3999, 2000)
+    whole = joined([counting], 500)
+    np.testing.assert_array_equal(whole.ids, np.delete(vectors.ids, 5))
+    np.testing.assert_array_equal(whole.matrix, np.delete(vectors.matrix, 5, axis=0))
+    asked = vectors.ids[[3, 5, 77]]
+    np.testing.assert_array_equal(counting.copied(counting.positions(asked)), vectors.matrix[[3, 77]])
+
+
+def test_a_list_asks_for_no_more_vectors_than_are_compared_at_a_time(tmp_path, monkeypatch):
+    rng = np.random.default_rng(6)
+    store, asked, rows = Store(tmp_path), [], VectorIndex.rows
+    store.publish(draw(rng, list(range(1, 201))))
+    monkeypatch.setattr("indexer.publishing.neighbours.BLOCK", 300 * 20)
+
+    def noted(index, ids):
+        asked.append(len(ids))
+        return rows(index, ids)
+
+    monkeypatch.setattr(VectorIndex, "rows", noted)
+    store.publish(draw(rng, list(range(150, 230))), (3,))
+    assert max(asked) <= 30
+    assert sum(asked) >= 80
+    assert store.lists() == brute_force(store.vectors(), 50)
 
 
 def test_parts_join_in_order_of_id():

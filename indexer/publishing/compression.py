@@ -15,7 +15,7 @@ from indexer.vectors.factories import read_factory
 from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.published import StoredIndex
 from indexer.vectors.search import INSTANT_BYTES
-from indexer.vectors.segments import OpenSegment, Segment, Vectors
+from indexer.vectors.segments import OpenSegment, Part, Segment
 
 if TYPE_CHECKING:
     from indexer.vectors.compressed import Compressed, CompressedSearch
@@ -132,15 +132,7 @@ class Compression:
         opened = [OpenSegment(self.root, one) for one in segments]
         new = [one.vectors() for one in opened if not one.segment.in_compressed]
         index = open_index(self.root, stored.file, is_mapped=False)
-        old = Compressed(
-            index,
-            stored.factory,
-            stored.parameters,
-            stored.candidates,
-            stored.recall,
-            stored.queries,
-            trained_on=stored.trained_on,
-        )
+        old = Compressed(index, stored.factory, stored.parameters, stored.candidates, stored.recall, stored.queries)
         made = extend(old, new, [one.vectors() for one in opened], choice.promised)
         if made.recall < choice.promised:
             return self._trained(segments, choice)
@@ -209,7 +201,7 @@ class _Pilot:
     Inverted lists are left out of it: they change the time, and what they miss can be had by visiting more.
     """
 
-    def __init__(self, parts: Sequence[Vectors], choice: IndexChoice) -> None:
+    def __init__(self, parts: Sequence[Part], choice: IndexChoice) -> None:
         from indexer.vectors.recall import sample
 
         self.choice = choice

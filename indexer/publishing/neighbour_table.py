@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.publishing.neighbours import Known, Pairs, blocks_of, nearest, rows_at_once
+from indexer.publishing.neighbours import Known, Pairs, nearest, rows_at_once
 from indexer.publishing.tables import Tables
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.segments import OpenSegment, Vectors
+from indexer.vectors.segments import OpenSegment, blocks
 
 NEIGHBOURS = 50
 
@@ -50,7 +50,7 @@ class NeighbourTable:
             "(SELECT model_id FROM fine_tunes WHERE base = ?)",
             [self.representation, self.base],
         )
-        for block in blocks_of(segments, rows_at_once(segments)):
+        for block in blocks((one.vectors() for one in segments), rows_at_once(segments)):
             lists, _ = nearest(segments, [block], NEIGHBOURS)
             self._insert(lists)
 
@@ -71,12 +71,8 @@ class NeighbourTable:
         step = rows_at_once(index.segments)
         lists, entering = [], []
         for chosen, known in ((added, others), (np.setdiff1d(again, added), None)):
-            asked = index.rows(chosen)
-            blocks = [
-                Vectors(asked.ids[start : start + step], asked.matrix[start : start + step])
-                for start in range(0, len(asked), step)
-            ]
-            found, pushed = nearest(index.segments, blocks, NEIGHBOURS, known)
+            asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
+            found, pushed = nearest(index.segments, asked, NEIGHBOURS, known)
             lists.append(found)
             entering.append(pushed)
         return Pairs.together(lists), Pairs.together(entering)

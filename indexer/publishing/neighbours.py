@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,14 +59,6 @@ class Known:
 
     owners: NDArray[np.int64]
     last: NDArray[np.float32]
-
-
-def blocks_of(segments: Sequence[OpenSegment], rows: int) -> Iterator[Vectors]:
-    """All vectors that count, at most ``rows`` at a time."""
-    for one in segments:
-        whole = one.vectors()
-        for start in range(0, len(whole), rows):
-            yield Vectors(whole.ids[start : start + rows], whole.matrix[start : start + rows])
 
 
 def rows_at_once(segments: Sequence[OpenSegment]) -> int:

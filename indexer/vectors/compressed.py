@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.vectors.directions import leading_directions
 from indexer.vectors.factories import POINTS_PER_CENTROID, Factory, auto_factories, read_factory
-from indexer.vectors.recall import ask, blocks, recall, sample
-from indexer.vectors.segments import Vectors
+from indexer.vectors.recall import ask, recall, sample
+from indexer.vectors.segments import Part, blocks
 
 __all__ = [
     "CANDIDATES",
@@ -62,8 +62,7 @@ class Compressed:
     """A trained and measured index.
 
     ``parameters``: for the search ("nprobe=32"; empty where the type has none). ``candidates``: how many are compared
-    exactly for ten results. ``recall``: recall@10 of ``queries`` models of the atlas. ``trained_on``: vectors in the
-    sample.
+    exactly for ten results. ``recall``: recall@10 of ``queries`` models of the atlas.
     """
 
     index: Any
@@ -72,7 +71,6 @@ class Compressed:
     candidates: int
     recall: float
     queries: int
-    trained_on: int
 
 
 class CompressedSearch:
@@ -103,9 +101,7 @@ class CompressedSearch:
         return proposed[np.sort(np.unique(proposed, return_index=True)[1])]
 
 
-def compress(
-    parts: Sequence[Vectors], factory: str, promised: float, seed: int = 0, memory: int = MEMORY
-) -> Compressed:
+def compress(parts: Sequence[Part], factory: str, promised: float, seed: int = 0, memory: int = MEMORY) -> Compressed:
     """Train ``factory`` on a sample of the vectors, add them all, and tune the search until ``promised`` is kept.
 
     The recall is that of the first search parameters that keep the promise, or of the most thorough ones where none
@@ -117,15 +113,15 @@ def compress(
     asked = read_factory(factory, length)
     asked.check(count, memory)
     with _plainly(factory):
-        index, trained_on = _trained(asked, parts, seed)
+        index = _trained(asked, parts, seed)
         for block in blocks(parts):
             index.add_with_ids(block.matrix, block.ids)
-    made = Compressed(index, factory, "", CANDIDATES[0], 0.0, 0, trained_on)
+    made = Compressed(index, factory, "", CANDIDATES[0], 0.0, 0)
     return _measured(made, _settings(asked), parts, promised, seed)
 
 
 def extend(
-    compressed: Compressed, parts: Sequence[Vectors], all_parts: Sequence[Vectors], promised: float, seed: int = 0
+    compressed: Compressed, parts: Sequence[Part], all_parts: Sequence[Part], promised: float, seed: int = 0
 ) -> Compressed:
     """Add ``parts`` without training, and measure the recall over ``all_parts``, in which they are included.
 
@@ -142,8 +138,8 @@ def extend(
     return _measured(compressed, settings, all_parts, promised, seed)
 
 
-def _trained(asked: Factory, parts: Sequence[Vectors], seed: int) -> tuple[Any, int]:
-    """The empty index and how many vectors it was trained on; only projected ones are held all at once."""
+def _trained(asked: Factory, parts: Sequence[Part], seed: int) -> Any:
+    """The empty index; of its sample only projected vectors are held all at once."""
     import faiss
 
     fewest = POINTS_PER_CENTROID * asked.centroids
@@ -165,10 +161,10 @@ def _trained(asked: Factory, parts: Sequence[Vectors], seed: int) -> tuple[Any, 
         index.train(drawn)
     if directions is not None:
         index = faiss.IndexPreTransform(_projection(directions), index)
-    return faiss.IndexIDMap(index), len(drawn)
+    return faiss.IndexIDMap(index)
 
 
-def _directions(parts: Sequence[Vectors], asked: Factory, wanted: int, seed: int) -> NDArray[np.float32]:
+def _directions(parts: Sequence[Part], asked: Factory, wanted: int, seed: int) -> NDArray[np.float32]:
     """(m, d) leading directions of the sample, or of less of it where it would be long to read again and again."""
     wanted = min(wanted, max(FEWEST_EACH * asked.principal, SAMPLE_BYTES // (4 * asked.length)))
     return leading_directions(lambda: sample(parts, wanted, seed), asked.length, asked.principal, seed)
@@ -196,7 +192,7 @@ def _settings(asked: Factory) -> list[str]:
 
 
 def _measured(
-    made: Compressed, settings: Sequence[str], parts: Sequence[Vectors], promised: float, seed: int
+    made: Compressed, settings: Sequence[str], parts: Sequence[Part], promised: float, seed: int
 ) -> Compressed:
     """Its recall with the fewest candidates, and then the quickest of ``settings``, that keep the promise.
 
@@ -227,10 +223,10 @@ def _measured(
     )
 
 
-def _length(parts: Sequence[Vectors]) -> int:
+def _length(parts: Sequence[Part]) -> int:
     if not sum(len(part.ids) for part in parts):
         raise AtlasError("There are no vectors to make an index of.")
-    return int(parts[0].matrix.shape[1])
+    return parts[0].length
 
 
 @contextmanager

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.segments import Vectors
+from indexer.vectors.segments import Part, Vectors, blocks, rows_of_block
 
 # Results of which the share that is found counts.
 AT = 10
-
-# Vectors held in memory at a time.
-BLOCK_BYTES = 64 << 20
 
 # Cosines this near to each other are equal in float32.
 TIE = 2e-6
@@ -39,30 +36,21 @@ class Questions:
     at: int
 
 
-def blocks(parts: Sequence[Vectors]) -> Iterator[Vectors]:
-    """All vectors in order, as copies of at most BLOCK_BYTES."""
-    for part in parts:
-        rows = max(1, BLOCK_BYTES // (4 * max(part.matrix.shape[1], 1)))
-        for start in range(0, len(part.ids), rows):
-            block = slice(start, start + rows)
-            yield Vectors(part.ids[block], np.array(part.matrix[block], dtype=np.float32, order="C"))
-
-
-def sample(parts: Sequence[Vectors], count: int, seed: int) -> Iterator[Vectors]:
-    """At most ``count`` vectors drawn without replacement, as copies of at most BLOCK_BYTES, in the parts' order."""
+def sample(parts: Sequence[Part], count: int, seed: int) -> Iterator[Vectors]:
+    """At most ``count`` vectors drawn without replacement, as copies of a block at a time, in the parts' order."""
     total = sum(len(part.ids) for part in parts)
     drawn = np.sort(np.random.default_rng(seed).choice(total, min(count, total), replace=False))
     start = 0
     for part in parts:
         here = drawn[(drawn >= start) & (drawn < start + len(part.ids))] - start
-        rows = max(1, BLOCK_BYTES // (4 * max(part.matrix.shape[1], 1)))
+        rows = rows_of_block(part.length)
         for first in range(0, len(here), rows):
             chosen = here[first : first + rows]
-            yield Vectors(part.ids[chosen], np.asarray(part.matrix[chosen], dtype=np.float32))
+            yield Vectors(part.ids[chosen], part.copied(chosen))
         start += len(part.ids)
 
 
-def ask(parts: Sequence[Vectors], count: int, seed: int) -> Questions:
+def ask(parts: Sequence[Part], count: int, seed: int) -> Questions:
     """Draw at most ``count`` questions from the vectors and answer them exactly, in blocks (no id twice in parts)."""
     drawn = list(sample(parts, count, seed))
     ids = np.concatenate([block.ids for block in drawn])
@@ -77,7 +65,7 @@ def ask(parts: Sequence[Vectors], count: int, seed: int) -> Questions:
     return Questions(ids, vectors, nearest.min(axis=1) if at else np.zeros(len(ids), np.float32), at)
 
 
-def recall(questions: Questions, propose: Propose, candidates: int, parts: Sequence[Vectors]) -> float:
+def recall(questions: Questions, propose: Propose, candidates: int, parts: Sequence[Part]) -> float:
     """Share of the nearest that is among ``candidates`` proposed ones, compared exactly; 0 for a lonely model.
 
     A proposed id that no part knows is worth nothing. A reader asks for more in its place, so that this is at most
@@ -89,6 +77,6 @@ def recall(questions: Questions, propose: Propose, candidates: int, parts: Seque
     for model_id, vector, last in zip(questions.ids, questions.vectors, questions.last, strict=True):
         proposed = propose(vector, candidates + 1)
         others = np.sort(proposed[proposed != model_id][:candidates])
-        cosines = np.concatenate([part.matrix[part.positions(others)] @ vector for part in parts])
+        cosines = np.concatenate([part.copied(part.positions(others)) @ vector for part in parts])
         found += min(int((cosines >= last - TIE).sum()), questions.at)
     return found / (questions.at * len(questions.ids))

@@ -7,7 +7,7 @@ many and a vector is written again only a few times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ MOST_REMOVED = 0.25
 # No merge makes a larger file than this, so that the memory of a publish is bounded.
 MOST_BYTES = 1 << 30
 
+# Vectors copied at a time.
+BLOCK_BYTES = 64 << 20
+
+Rows = NDArray[np.intp] | slice
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -39,15 +44,55 @@ class Vectors:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def length(self) -> int:
+        """Numbers of a vector."""
+        return int(self.matrix.shape[1])
+
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
         """Rows of those of ``ids`` that are here, in the order of ``ids``."""
-        places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
-        return places[self.ids[places] == ids] if len(self.ids) else np.zeros(0, dtype=np.intp)
+        return _positions(self.ids, ids)
+
+    def copied(self, chosen: Rows) -> NDArray[np.float32]:
+        """Copies of the chosen vectors."""
+        return np.array(self.matrix[chosen], dtype=np.float32, order="C")
 
     def row(self, model_id: int) -> NDArray[np.float32] | None:
         """The vector of one model, None where it has none (a zero delta)."""
         places = self.positions(np.array([model_id], dtype=np.int64))
         return self.matrix[places[0]] if len(places) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Counting:
+    """The vectors of a mapped file that count, where they lie: what is asked for is copied, and no more.
+
+    ``ids`` (n,) ascending; ``places`` (n,): their rows in ``stored`` (N, d).
+    """
+
+    ids: NDArray[np.int64]
+    places: NDArray[np.intp]
+    stored: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def length(self) -> int:
+        """Numbers of a vector."""
+        return int(self.stored.shape[1])
+
+    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Which of these are those of ``ids``, in the order of ``ids``."""
+        return _positions(self.ids, ids)
+
+    def copied(self, chosen: Rows) -> NDArray[np.float32]:
+        """Copies of the chosen vectors."""
+        return np.array(self.stored[self.places[chosen]], dtype=np.float32, order="C")
+
+
+# Vectors in memory, or of a file.
+Part = Vectors | Counting
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +137,12 @@ class OpenSegment:
     def _counting(self) -> NDArray[np.bool_]:
         return np.isin(self.stored.ids, self.segment.removed, invert=True)
 
-    def vectors(self) -> Vectors:
-        """The vectors that count: the mapped file itself where that is all of them, else a copy."""
+    def vectors(self) -> Part:
+        """The vectors that count, without a copy."""
         if not len(self.segment.removed):
             return self.stored
-        counting = self._counting()
-        return Vectors(self.stored.ids[counting], self.stored.matrix[counting])
+        places = np.flatnonzero(self._counting())
+        return Counting(self.stored.ids[places], places, self.stored.matrix)
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """A copy of the vectors of those of ``ids`` (ascending) that count here."""
@@ -140,17 +185,31 @@ def to_merge(segments: Sequence[Segment]) -> list[int]:
     return [position for position, _ in zip(rotten, range(1), strict=False)]
 
 
-def joined(parts: Iterable[Vectors], length: int) -> Vectors:
+def rows_of_block(length: int) -> int:
+    """How many vectors of ``length`` numbers are copied at a time."""
+    return max(1, BLOCK_BYTES // (4 * max(length, 1)))
+
+
+def blocks(parts: Iterable[Part], rows: int | None = None) -> Iterator[Vectors]:
+    """All vectors in order, as copies of ``rows`` at a time: where none are named, of at most BLOCK_BYTES."""
+    for part in parts:
+        step = rows or rows_of_block(part.length)
+        for start in range(0, len(part), step):
+            block = slice(start, start + step)
+            yield Vectors(part.ids[block], part.copied(block))
+
+
+def joined(parts: Iterable[Part], length: int) -> Vectors:
     """A copy of several parts (no id twice) as one, ids ascending."""
     parts = list(parts)
     ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part.ids for part in parts)])
     matrix = np.empty((len(ids), length), dtype=np.float32)
-    # Each part's rows go straight to their places: sorting a large matrix afterwards would hold it twice.
+    # Each block's rows go straight to their places: sorting a large matrix afterwards would hold it twice.
     order = np.argsort(np.argsort(ids, kind="stable"), kind="stable")
     start = 0
-    for part in parts:
-        matrix[order[start : start + len(part)]] = part.matrix
-        start += len(part)
+    for block in blocks(parts):
+        matrix[order[start : start + len(block)]] = block.matrix
+        start += len(block)
     return Vectors(np.sort(ids), matrix)
 
 
@@ -158,6 +217,11 @@ def normalised(vector: NDArray[np.float32]) -> NDArray[np.float32] | None:
     """The vector with unit norm; None for an all-zero or non-finite one, which stays out of FAISS."""
     norm = float(np.linalg.norm(vector.astype(np.float64)))
     return (vector / norm).astype(np.float32) if np.isfinite(norm) and norm > 0 else None
+
+
+def _positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.intp]:
+    places = np.searchsorted(held, ids).clip(max=max(len(held) - 1, 0))
+    return places[held[places] == ids] if len(held) else np.zeros(0, dtype=np.intp)
 
 
 class _Owner:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from indexer.vectors.search import VectorIndex
+from indexer.vectors.segments import blocks
 from query import Atlas
 from query.similar import STORED
 from scripts.scale.population import Floats
@@ -64,11 +65,9 @@ def recall_of(index: VectorIndex, queries: Floats, k: int = 10) -> float:
 def _exact_similarities(index: VectorIndex, queries: Floats, k: int, rows: int = 8_192) -> Floats:
     """(queries, k) largest cosines, every vector read, a block of rows at a time."""
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    for segment in index.segments:
-        matrix = segment.vectors().matrix
-        for start in range(0, len(matrix), rows):
-            similarities = np.hstack([best, queries @ matrix[start : start + rows].T])
-            best = -np.partition(-similarities, k - 1, axis=1)[:, :k]
+    for block in blocks((segment.vectors() for segment in index.segments), rows):
+        similarities = np.hstack([best, queries @ block.matrix.T])
+        best = -np.partition(-similarities, k - 1, axis=1)[:, :k]
     return best
 
 
