@@ -134,6 +134,15 @@ def check(store: Store) -> None:
     assert everything <= set(store.truth)
 
 
+def test_a_publish_that_leaves_the_index_as_it_is_does_not_open_it(tmp_path, monkeypatch):
+    store, opened = Store(tmp_path), []
+    store.publish(groups(range(1, 301)), neighbours=False, choice=IndexChoice("SQ8", promised=0.5))
+    monkeypatch.setattr(compression, "open_index", lambda *named, **options: opened.append(named))
+    store.publish(groups(range(301, 311)))
+    assert opened == []
+    assert store.published().compressed.file.count == 300
+
+
 def test_an_index_that_would_outgrow_its_memory_is_chosen_again(tmp_path):
     store, choice = Store(tmp_path), IndexChoice("auto", memory=64_000, promised=0.5)
     with pytest.MonkeyPatch.context() as patch:

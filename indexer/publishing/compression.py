@@ -18,7 +18,7 @@ from indexer.vectors.search import INSTANT_BYTES
 from indexer.vectors.segments import OpenSegment, Part, Segment
 
 if TYPE_CHECKING:
-    from indexer.vectors.compressed import Compressed, CompressedSearch
+    from indexer.vectors.compressed import Compressed
 
 # Vectors beside the compressed index are compared exactly; past this many bytes of them they go into it.
 EXTEND_ABOVE = INSTANT_BYTES // 4
@@ -38,10 +38,8 @@ class Compression:
         self.root, self.tables, self.say = root, tables, say
         self.base, self.representation = base, representation
 
-    def renewed(
-        self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex | None
-    ) -> tuple[list[Segment], CompressedSearch | None]:
-        """The segments, marked by whether the index knows them, and the index; None where search is to be exact.
+    def renewed(self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex | None) -> list[Segment]:
+        """The segments, marked by whether the index knows them: none where search is to be exact.
 
         ``stored``: the index there is, if it is one that was chosen like this. One that cannot be made, or does not
         keep its promise, is not published: that is said, and search stays exact.
@@ -49,13 +47,11 @@ class Compression:
         count = sum(one.count for one in segments)
         if choice.index == EXACT or not count or (choice.index == AUTO and _bytes(segments) <= INSTANT_BYTES):
             self.forget()
-            return [replace(one, in_compressed=False) for one in segments], None
+            return [replace(one, in_compressed=False) for one in segments]
         if stored is None or self._is_due(choice, stored, count, segments[0].file.length):
             return self._trained(segments, choice)
         if stored.file is None:
-            return list(segments), None
-        from indexer.vectors.compressed import CompressedSearch
-
+            return list(segments)
         beside = [one for one in segments if not one.in_compressed]
         takes_in = _bytes(beside) > EXTEND_ABOVE
         coming = sum(one.count for one in beside) if takes_in else 0
@@ -63,9 +59,7 @@ class Compression:
             return self._trained(segments, choice)
         if takes_in:
             return self._extended(segments, choice, stored)
-        return list(segments), CompressedSearch(
-            open_index(self.root, stored.file), stored.parameters, stored.candidates
-        )
+        return list(segments)
 
     def forget(self) -> None:
         """There is none from now on."""
@@ -94,9 +88,7 @@ class Compression:
         needed = read_factory(stored.factory, stored.file.length).bytes(codes)
         return needed > choice.memory or codes > TRAIN_AGAIN * count
 
-    def _trained(
-        self, segments: Sequence[Segment], choice: IndexChoice
-    ) -> tuple[list[Segment], CompressedSearch | None]:
+    def _trained(self, segments: Sequence[Segment], choice: IndexChoice) -> list[Segment]:
         from indexer.vectors.compressed import compress
 
         parts = [OpenSegment(self.root, one).vectors() for one in segments]
@@ -123,9 +115,7 @@ class Compression:
                 break
         return self._kept(segments, choice, best, count, pilot.best if pilot else None)
 
-    def _extended(
-        self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex
-    ) -> tuple[list[Segment], CompressedSearch | None]:
+    def _extended(self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex) -> list[Segment]:
         from indexer.vectors.compressed import Compressed, extend
 
         assert stored.file is not None
@@ -145,14 +135,12 @@ class Compression:
         made: Compressed | None,
         trained_on: int,
         tried: Compressed | None = None,
-    ) -> tuple[list[Segment], CompressedSearch | None]:
+    ) -> list[Segment]:
         """Publish an index that keeps its promise; of another only what was measured.
 
         ``tried``: the best among a sample, where none was made of all. Even where nothing could be measured there is
         a row, so that the next publish does not try the same again.
         """
-        from indexer.vectors.compressed import CompressedSearch
-
         self.forget()
         file = None
         if made is not None and made.recall >= choice.promised:
@@ -168,10 +156,7 @@ class Compression:
                 "nearest: searches stay exact"
             )
         self._write(choice, made or tried, trained_on, file)
-        marked = [replace(one, in_compressed=file is not None) for one in segments]
-        if made is None or file is None:
-            return marked, None
-        return marked, CompressedSearch(made.index, made.parameters, made.candidates)
+        return [replace(one, in_compressed=file is not None) for one in segments]
 
     def _write(self, choice: IndexChoice, made: Compressed | None, trained_on: int, file: VectorFile | None) -> None:
         self.tables.insert(

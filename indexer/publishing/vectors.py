@@ -63,7 +63,10 @@ class Incoming:
 
 @dataclass(frozen=True)
 class Change:
-    """What a publish did to the vectors: ids whose vector is new or another, and ids whose former one is gone."""
+    """What a publish did to the vectors: ids whose vector is new or another, and ids whose former one is gone.
+
+    ``index`` knows no compressed one: lists of neighbours are exact.
+    """
 
     index: VectorIndex
     added: Ids
@@ -114,9 +117,9 @@ class PublishedVectors:
         self._merge()
         compression = Compression(self.root, self.tables, self.base, self.representation.name, self.say)
         stored = None if is_other else self.compressed
-        self.segments, search = compression.renewed(self.segments, self.choice, stored)
+        self.segments = compression.renewed(self.segments, self.choice, stored)
         self._write()
-        index = VectorIndex([OpenSegment(self.root, one) for one in self.segments], self.length, search)
+        index = VectorIndex([OpenSegment(self.root, one) for one in self.segments], self.length)
         return Change(index, added, removed)
 
     def _withdraw(self, stale: Ids) -> Ids:
