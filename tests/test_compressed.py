@@ -333,3 +333,10 @@ def test_memory_does_not_grow_with_the_matrix(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("25000 ")
     assert run(1 << 20).returncode != 0
+
+
+def test_auto_asks_for_no_more_lists_than_can_be_trained_in_the_memory_of_a_sample():
+    for count in (10**6, 4 * 10**6):
+        for text in auto_factories(count, 4104, 1 << 40):
+            asked = read_factory(text, 4104)
+            assert 4 * asked.kept * room.POINTS_PER_CENTROID * asked.lists <= room.SAMPLE_BYTES, text

@@ -302,3 +302,23 @@ def test_a_factory_that_the_sample_cannot_train_is_passed_over(tmp_path, monkeyp
     store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("auto"), said=said)
     assert store.published().compressed.factory == "SQ8"
     assert said[0] == "Too few. It is not published."
+
+
+def test_more_results_take_more_candidates_so_that_the_promise_holds_for_them_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(compressed, "CANDIDATES", (20,))
+    store = Store(tmp_path)
+    store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("PCA16,SQ8", promised=0.5))
+    index, vectors = store.published().opened(tmp_path), store.vectors()
+    asked = []
+    candidates = compressed.CompressedSearch.candidates
+    monkeypatch.setattr(
+        compressed.CompressedSearch,
+        "candidates",
+        lambda search, query, count: (asked.append(count), candidates(search, query, count))[1],
+    )
+    shares = {}
+    for k in (10, 50):
+        pairs = [({found for found, _ in index.search(query, k)}, set(nearest(vectors, query, k))) for query in QUERIES]
+        shares[k] = np.mean([len(found & exact) / k for found, exact in pairs])
+    assert set(asked) == {20, 100}
+    assert shares[50] >= shares[10] - 0.03

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from indexer.vectors.directions import leading_directions
-from indexer.vectors.factories import POINTS_PER_CENTROID, Factory, auto_factories, read_factory
+from indexer.vectors.factories import POINTS_PER_CENTROID, SAMPLE_BYTES, Factory, auto_factories, read_factory
 from indexer.vectors.recall import ask, recall, sample
 from indexer.vectors.segments import Part, blocks
 
@@ -41,8 +41,8 @@ CANDIDATES = (200, 1000)
 # Models that ask for their neighbours when recall is measured: its standard error is then about .005.
 QUERIES = 256
 
-# Vectors to train on, and bytes that they may take after projection.
-SAMPLE, SAMPLE_BYTES = 20_000, 512 << 20
+# Vectors to train on; what they take after projection is bounded, too (SAMPLE_BYTES).
+SAMPLE = 20_000
 
 # Vectors for each direction that is to be found in them, at least.
 FEWEST_EACH = 4

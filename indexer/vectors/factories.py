@@ -20,6 +20,9 @@ POINTS_PER_CENTROID = 39
 # Memory for finding directions, beside the sample that they are found in.
 TRAINING_BYTES = 512 << 20
 
+# The vectors that an index is trained on, at most.
+SAMPLE_BYTES = 512 << 20
+
 # Inverted lists: fewer do not pay, more take long to train.
 FEWEST_LISTS, MOST_LISTS = 16, 1024
 
@@ -161,23 +164,32 @@ def read_factory(text: str, length: int) -> Factory:
 def auto_factories(count: int, length: int, memory: int) -> list[str]:
     """Those of LADDER that ``count`` vectors of ``length`` numbers can train and ``memory`` bytes can hold, in order.
 
-    Inverted lists: as many as the square root of ``count``, a power of two, so that comparing with the centroids
-    costs less than what the lists save. Empty where nothing fits.
+    Empty where nothing fits.
     """
-    most = min(math.isqrt(count), count // POINTS_PER_CENTROID, MOST_LISTS)
-    lists = 1 << max(most.bit_length() - 1, 0)
-    prefix = f"IVF{lists}," if most >= FEWEST_LISTS else ""
     fitting = []
     for template in LADDER:
         if "{eighths}" in template and (length % 8 or length // 8 > MOST_PARTS):
             continue
+        principal = re.match("PCA([0-9]+)", template)
+        lists = _lists(count, int(principal[1]) if principal else length)
         try:
-            factory = read_factory(template.format(lists=prefix, eighths=length // 8), length)
+            factory = read_factory(template.format(lists=lists, eighths=length // 8), length)
             factory.check(count, memory)
         except AtlasError:
             continue
         fitting.append(factory.text)
     return fitting
+
+
+def _lists(count: int, kept: int) -> str:
+    """Inverted lists for ``count`` vectors of ``kept`` numbers, as a factory string begins; none where they do not pay.
+
+    As many as the square root of ``count``, a power of two, so that comparing with the centroids costs less than what
+    the lists save, and as can be trained on a sample that fits.
+    """
+    trained = SAMPLE_BYTES // (4 * kept * POINTS_PER_CENTROID)
+    most = min(math.isqrt(count), count // POINTS_PER_CENTROID, trained, MOST_LISTS)
+    return f"IVF{1 << (most.bit_length() - 1)}," if most >= FEWEST_LISTS else ""
 
 
 def _code_bytes(code: str, kept: int) -> float:

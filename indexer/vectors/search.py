@@ -27,6 +27,9 @@ TIE_DIGITS = 6
 # Comparing this many bytes of vectors is instant: 0.15 s for a gigabyte in memory, by one thread.
 INSTANT_BYTES = 640 << 20
 
+# A compressed index keeps its promise for so many results; for more of them more candidates are compared.
+PROMISED_AT = 10
+
 Found = list[tuple[int, float]]
 
 
@@ -94,7 +97,7 @@ class VectorIndex:
         others = [one for one in self.segments if not one.segment.in_compressed]
         known = sum(one.segment.count for one in covered)
         share = 1.0 if allowed is None else len(allowed) / max(len(self), 1)
-        enough = max(compressed.fewest, 4 * k)
+        enough = compressed.fewest * max(k, PROMISED_AT) // PROMISED_AT
         wanted = int(enough / min(share, 1.0))
         while wanted < known // 2:
             proposed = np.unique(compressed.candidates(query, wanted))
