@@ -14,6 +14,9 @@ from indexer.vectors.segments import OpenSegment, Vectors
 # Numbers of the similarity matrix held at once: 64 MB.
 BLOCK = 1 << 24
 
+# Bytes of stored vectors that are multiplied at once.
+COPIED_BYTES = 32 << 20
+
 # Similarities this near to each other may be ties after rounding.
 _NEAR = 2 * 10.0**-TIE_DIGITS
 
@@ -122,11 +125,17 @@ def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
 def _similarities(block: Vectors, segments: Sequence[OpenSegment], columns: _Columns) -> NDArray[np.float32]:
     """(block, columns) cosines; −inf where a column counts no more or is the row itself."""
     similarities = np.empty((len(block), len(columns.ids)), dtype=np.float32)
-    start = 0
+    length = block.matrix.shape[1]
+    step = max(1, COPIED_BYTES // (4 * length))
+    aligned = np.empty((step, length), dtype=np.float32)
+    place = 0
     for one in segments:
-        stop = start + len(one.stored)
-        np.matmul(block.matrix, one.stored.matrix.T, out=similarities[:, start:stop])
-        start = stop
+        for start in range(0, len(one.stored), step):
+            stored = one.stored.matrix[start : start + step]
+            # In a FAISS file numbers lie at odd places: NumPy would copy the whole of them for each product.
+            np.copyto(aligned[: len(stored)], stored)
+            np.matmul(block.matrix, aligned[: len(stored)].T, out=similarities[:, place : place + len(stored)])
+            place += len(stored)
     np.clip(similarities, -1.0, 1.0, out=similarities)
     similarities[:, columns.is_gone] = -np.inf
     similarities[columns.places(block.ids)] = -np.inf
