@@ -24,10 +24,15 @@ def _seconds(value: Value) -> str:
     return f"{number:.2f} s" if number < 10 else f"{number:,.0f} s"
 
 
+def _milliseconds(value: Value) -> str:
+    number = float(value)
+    return f"{number:.3g} ms" if number < 999.5 else f"{number:,.0f} ms"
+
+
 UNITS: dict[str, Callable[[Value], str]] = {
     "bytes": _bytes,
     "seconds": _seconds,
-    "milliseconds": lambda value: f"{float(value):.3g} ms",
+    "milliseconds": _milliseconds,
     "count": lambda value: f"{round(float(value)):,}",
     "share": lambda value: f"{float(value):.3f}",
     "name": str,
@@ -91,8 +96,7 @@ MEASURED: dict[str, Measured] = {
     "other_authors_p99": Measured("… 99th percentile", "milliseconds"),
     "other_authors_peak": Measured("… peak memory", "bytes"),
     "where_p50": Measured("in process: with a condition, median", "milliseconds"),
-    # Of so few the 99th percentile lies between the largest and the next.
-    "where_p99": Measured("… the largest of 20, nearly", "milliseconds"),
+    "where_p99": Measured("… 99th percentile", "milliseconds"),
     "where_peak": Measured("… peak memory", "bytes"),
     "filtered_p50": Measured("in process: one model in a hundred allowed, median", "milliseconds"),
     "filtered_p99": Measured("… 99th percentile", "milliseconds"),

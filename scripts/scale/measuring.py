@@ -22,7 +22,7 @@ from scripts.scale.population import Population
 FEW = 10
 QUERIES = 200
 # Each condition is judged in a process of its own.
-CONDITIONS = 20
+CONDITIONS = 100
 SHELL_REPEATS = 5
 
 Say = Callable[[str], None]
