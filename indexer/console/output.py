@@ -1,6 +1,6 @@
 """What is printed on stdout: an object or many, as table, JSON, JSON lines or CSV.
 
-A table is cut to a terminal's width and never when it is piped; a CSV cannot carry a formula.
+A table is cut to a terminal's width, ids excepted, and never when it is piped; a CSV cannot carry a formula.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 import click
 
 from indexer.console.speech import clean, is_coloured, say
+from indexer.words import is_hub_id
 
-NARROWEST_TEXT = 11  # columns of a terminal below which a text column says nothing
+NARROWEST_TEXT = 8  # columns of a terminal below which a text column says nothing
 
 
 def emit(result: Any, output: str, *, columns: Sequence[str] | None = None) -> None:
@@ -148,13 +149,21 @@ def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> 
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """A line for each row; on a terminal too narrow for that, a line for each value."""
+    """A line for each row; on a terminal too narrow for that, a line for each value.
+
+    Numbers and ids are whole, and so is the first text, which names the row; other text may be cut.
+    """
     names = _names(rows, columns)
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
     heads = [clean(name) for name in names]
     widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
-    fitted = _fitted(widths, is_numeric)
+    first_text = is_numeric.index(False) if False in is_numeric else None
+    is_whole = [
+        number or column == first_text or _are_ids([row.get(name) for row in rows])
+        for column, (name, number) in enumerate(zip(names, is_numeric, strict=True))
+    ]
+    fitted = _fitted(widths, is_whole)
     if fitted is None:
         for row in cells:
             _write("\n".join(f"{name}: {cell}" for name, cell in zip(heads, row, strict=True) if cell) + "\n\n")
@@ -184,6 +193,12 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
+def _are_ids(values: Sequence[Any]) -> bool:
+    """Whether a column holds Hub ids, which are there to be copied; an owner in one tells them from plain words."""
+    texts = [value for value in values if value is not None]
+    return all(isinstance(text, str) and is_hub_id(text) for text in texts) and any("/" in text for text in texts)
+
+
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
@@ -211,8 +226,8 @@ def _cell(value: Any) -> str:
     return clean(str(value))
 
 
-def _fitted(widths: Sequence[int], is_numeric: Sequence[bool]) -> Sequence[int] | None:
-    """Widths that fit the terminal, text cut and numbers whole; None where that would leave too little text.
+def _fitted(widths: Sequence[int], is_whole: Sequence[bool]) -> Sequence[int] | None:
+    """Widths that fit the terminal, those of whole columns kept; None where that would leave too little of the others.
 
     Piped output is never cut.
     """
@@ -220,7 +235,7 @@ def _fitted(widths: Sequence[int], is_numeric: Sequence[bool]) -> Sequence[int] 
         return widths
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
     for most in range(max(widths), NARROWEST_TEXT - 1, -1):
-        fitted = [width if number else min(width, most) for width, number in zip(widths, is_numeric, strict=True)]
+        fitted = [width if whole else min(width, most) for width, whole in zip(widths, is_whole, strict=True)]
         if sum(fitted) <= room:
             return fitted
     return None if sum(widths) > room else widths

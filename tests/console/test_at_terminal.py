@@ -11,17 +11,19 @@ from tests.console.speaking import ESCAPE, at_terminal, plain_lines, run
 ROWS = 'rows = [{"rank": i, "model": "some-owner/a-rather-long-model-name-%d" % i, "similarity": i / 7, "datasets": ["sst2", "mnli", "qqp"], "author": "some-owner"} for i in range(3)]\n'
 
 
-@pytest.mark.parametrize("columns", [200, 100, 80, 70])
+@pytest.mark.parametrize("columns", [200, 100, 80, 77])
 def test_a_table_fits_the_terminal(columns):
     lines = plain_lines(at_terminal(ROWS + 'emit(rows, "table")', columns))
     assert len(lines) == 4
     assert all(len(line) <= columns for line in lines)
     assert "0.1429" in lines[2]  # numbers are never cut
+    assert "some-owner/a-rather-long-model-name-1 " in lines[2]  # nor is the id, which is there to be copied
     assert any("…" in line for line in lines) == (columns < 90)
 
 
-def test_a_narrow_terminal_gets_a_line_for_each_value():
-    lines = plain_lines(at_terminal(ROWS + 'emit(rows, "table")', 40))
+@pytest.mark.parametrize("columns", [70, 40])
+def test_a_narrow_terminal_gets_a_line_for_each_value(columns):
+    lines = plain_lines(at_terminal(ROWS + 'emit(rows, "table")', columns))
     assert lines[:6] == [
         "rank: 0",
         "model: some-owner/a-rather-long-model-name-0",
@@ -32,8 +34,19 @@ def test_a_narrow_terminal_gets_a_line_for_each_value():
     ]
 
 
+def test_ids_are_whole_wherever_they_stand():
+    code = """
+        rows = [{"reason": "no_weights", "example": "It holds no weights at all. " * 4, "example_model": "an-owner/a-long-model-name"}]
+        emit(rows, "table")
+        """
+    wide, narrow = plain_lines(at_terminal(code, 60)), plain_lines(at_terminal(code, 45))
+    assert wide[1].startswith("no_weights  It holds")
+    assert wide[1].endswith("…  an-owner/a-long-model-name")
+    assert "example_model: an-owner/a-long-model-name" in narrow
+
+
 def test_wide_characters_are_cut_where_they_stand():
-    for line in plain_lines(at_terminal('emit([{"a": "日本語" * 30, "b": "x" * 20}], "table")', 50)):
+    for line in plain_lines(at_terminal('emit([{"a": "x" * 20, "b": "日本語" * 30}], "table")', 50)):
         width = sum(2 if unicodedata.east_asian_width(c) == "W" else 1 for c in line)
         assert width <= 50
 
