@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, heed_sigterm, output_options
 from indexer.errors import AtlasError
 
@@ -71,7 +72,7 @@ _index_options = _together(
     click.option("--index", metavar="auto|exact|FACTORY",
                  help="How vectors are searched: auto is exact while that is instant, then what fits."),
     click.option("--index-memory", metavar="SIZE", help="Most that a compressed index may take, e.g. 1G."),
-    click.option("--recall", type=click.FloatRange(0, 1), help="Least recall@10 of a compressed index, e.g. 0.95."),
+    click.option("--recall", type=FiniteRange(0, 1), help="Least recall@10 of a compressed index, e.g. 0.95."),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
 from query.opening import base_option, opened_atlas
@@ -84,7 +85,7 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
 @main.command()
 @click.argument("statement")
 @click.option("--limit", default=10_000, show_default=True, type=click.IntRange(min=1), help="Most rows.")
-@click.option("--timeout", default=30.0, show_default=True, type=click.FloatRange(min=0.1), help="Most seconds.")
+@click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Most seconds.")
 @atlas_option
 @output_options
 def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, emit, output_options, say
 from query.opening import base_option, opened_atlas
 
@@ -67,7 +68,7 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **
 
 @click.command()
 @base_option()
-@click.option("--threshold", default=0.5, show_default=True, type=click.FloatRange(0, 1, min_open=True),
+@click.option("--threshold", default=0.5, show_default=True, type=FiniteRange(0, 1, min_open=True),
               help="Share of the energy Σ σ² to hold.")  # fmt: skip
 @click.option(
     "--of", type=click.Choice(["delta", "weights"]), default="delta", show_default=True, help="Rank of δW, or of W."
