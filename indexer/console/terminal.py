@@ -22,6 +22,7 @@ import click
 from indexer import __version__
 from indexer.console.output import as_plain, emit
 from indexer.console.speech import Progress, clean, is_coloured, manners, say, say_more
+from indexer.console.streams import stand_in_for_closed
 from indexer.errors import AtlasError, ModelError
 
 __all__ = [
@@ -125,6 +126,7 @@ class AtlasGroup(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run, turning every way of ending into an exit code and at most one or two lines."""
+        stand_in_for_closed()
         manners.quiet = manners.verbose = manners.debug = False
         options["standalone_mode"] = False
         try:

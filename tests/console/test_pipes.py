@@ -26,6 +26,17 @@ def talk():
 def wait():
     print("waiting", file=sys.stderr, flush=True)
     time.sleep(30)
+@main.command()
+@click.argument("path")
+def look(path):
+    import os, subprocess
+    say("a remark")
+    emit([{"read": sys.stdin.read()}], "table")
+    with open(path, "w") as file:
+        os.write(1, b"one")
+        os.write(2, b"two")
+        child = "import sys; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
+        file.write(f"{file.fileno() > 2} {subprocess.run([sys.executable, '-c', child]).returncode}")
 main(sys.argv[1:], prog_name="tool")
 """
 
@@ -80,3 +91,22 @@ def test_ctrl_c_leaves_no_traceback(tool):
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert (out, err) == ("", "Stopped. What was done stays; run it again to go on.\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_as_good_as_the_null_device(tool, tmp_path, closed):
+    done = bash(f"{tool} look {tmp_path / 'found'} </dev/null {closed}")
+    assert (tmp_path / "found").read_text() == "True 0", "a file must not take its place, and a child must have it too"
+    assert done.returncode == 0
+    assert ("one" in done.stdout, "a remark" in done.stderr) == (" >&-" not in f" {closed}", "2>&-" not in closed)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("words", "code"), [("rows 3 --format table", 0), ("nosuch", 2), ("--help", 0)])
+def test_no_command_minds_a_stream_that_is_closed(tool, words, code, closed):
+    done = bash(f"{tool} {words} {closed}")
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
+def bash(command):
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
