@@ -34,7 +34,7 @@ def main() -> None:
 @output_options
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder."""
-    if options["where"]:
+    if options["where"] is not None:
         from query.sql import prepare
 
         prepare()
@@ -44,7 +44,8 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
         if output == "table":
             rows = [_explained(row) for row in rows]
         emit(rows, output)
-        _tell_ceiling(opened, model, options["base"], output)
+        if output == "table":
+            _tell_oddities(opened, model, options["base"])
 
 
 @main.command()
@@ -107,18 +108,20 @@ def _explained(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _tell_ceiling(opened: Atlas, model: str, base: str | None, output: str) -> None:
-    """An adapter cannot be as similar to a full fine-tune as another full one: say so where it shows."""
+def _tell_oddities(opened: Atlas, model: str, base: str | None) -> None:
+    """What the similarities do not say: that the weights are of another origin, or an adapter's highest similarity."""
     from indexer.words import ModelRef
-    from query.similar import ceiling
+    from query.similar import ceiling, unrelated
 
-    if output != "table":
-        return
     try:
         known = opened.find(ModelRef.parse(model), base)
     except AtlasError:
         return
-    highest = ceiling(opened, known) if known is not None else None
+    if known is None:
+        return
+    if warning := unrelated(opened, known):
+        say(warning)
+    highest = ceiling(opened, known)
     if highest is not None:
         say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
 

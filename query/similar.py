@@ -69,7 +69,7 @@ def similar(
         raise AtlasError(f"-k is {k}; it must be at least 1.", "")
     # The condition is judged in a process of its own: meanwhile vectors can be opened here.
     with ThreadPoolExecutor(1) as pool:
-        judged = pool.submit(_fulfilling, atlas.database, where) if where else None
+        judged = pool.submit(_fulfilling, atlas.database, where) if where is not None else None
         return _similar(atlas, model, k, judged, other_authors, representation, base, explain)
 
 
@@ -196,3 +196,13 @@ def ceiling(atlas: Atlas, known: IndexedModel) -> float | None:
     )
     changed, total = rows[0]["changed"], rows[0]["total"]
     return float(np.sqrt(changed / total)) if total and changed < total else None
+
+
+def unrelated(atlas: Atlas, known: IndexedModel) -> str:
+    """That the weights are not made from the base, with their cosine where it is known; "" where they may be."""
+    rows = atlas.rows("SELECT base_cosine FROM records WHERE model_id = ? AND is_unrelated", [known.model_id])
+    if not rows:
+        return ""
+    cosine = rows[0]["base_cosine"]
+    measured = "" if cosine is None else f" (cosine of the weights {round(cosine, 2) + 0.0:.2f})"  # never -0.00
+    return f"{known.model} is not made from {known.base}{measured}: its neighbours say little of its data"

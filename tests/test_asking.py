@@ -1,0 +1,50 @@
+"""What a person is told who asks `query` about a model that is odd, or asks in an odd way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import query.cli
+from indexer.errors import AtlasError
+from query import Atlas
+from tests.planted_atlas import BASE, Planted, plant_atlas
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    directions = np.random.default_rng(0).normal(size=(4, 8))
+    names = ("ann/one", "bob/two", "cyd/three")
+    models = [Planted(name, vector, ("sst2",)) for name, vector in zip(names, directions, strict=False)]
+    models.append(Planted("dan/stranger", directions[3], unrelated=True))
+    return plant_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
+
+
+@pytest.fixture
+def asked(planted, capsys):
+    """Runs `query` with these words; gives its exit status, stdout and stderr."""
+
+    def ask(*words):
+        with pytest.raises(SystemExit) as caught:
+            query.cli.main([*words, "--atlas", str(planted)], prog_name="query")
+        told = capsys.readouterr()
+        return caught.value.code or 0, told.out, told.err
+
+    return ask
+
+
+@pytest.mark.parametrize("condition", ["", "  "])
+def test_an_empty_condition_is_refused(planted, asked, condition):
+    code, out, err = asked("similar", "ann/one", "--where", condition)
+    assert (code, out) == (1, "")
+    assert "--where is empty" in err
+    with Atlas(planted) as opened, pytest.raises(AtlasError, match="--where is empty"):
+        opened.similar("ann/one", where=condition)
+
+
+def test_the_neighbours_of_a_model_of_another_origin_come_with_a_warning(asked):
+    code, out, err = asked("similar", "dan/stranger")
+    assert code == 0
+    assert "ann/one" in out
+    assert f"dan/stranger is not made from {BASE}" in err
+    assert "not made from" not in asked("similar", "ann/one")[2]
