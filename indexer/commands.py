@@ -15,8 +15,8 @@ from indexer.crawling.claims import untyped_relation
 from indexer.crawling.crawl import crawl
 from indexer.crawling.listing import Listing
 from indexer.crawling.questions import CrawlRequest
-from indexer.errors import AtlasError, Failed, ModelError
-from indexer.hub import BaseFacts, model_row, resolve_base
+from indexer.errors import AtlasError, ModelError
+from indexer.hub import BaseFacts, UnknownRevision, model_row, resolve_base
 from indexer.kept_rank import check_rank
 from indexer.local import local_row
 from indexer.network.session import install_session
@@ -129,7 +129,7 @@ def _row_of(reference: ModelRef) -> dict[str, Any]:
     try:
         return model_row(reference.id, reference.revision)
     except ModelError as error:
-        if isinstance(error, Failed) and error.reason == "not_found":
+        if error.reason == "not_found" and not isinstance(error, UnknownRevision):
             from indexer.hub import unknown_model
 
             raise unknown_model(reference.id) from error

@@ -35,6 +35,10 @@ _CONVERSION = "Adding `safetensors` variant of this model"
 _MOST_DISCUSSION_PAGES = 4
 
 
+class UnknownRevision(Failed):
+    """The Hub knows the model, but not that branch, tag or commit of it."""
+
+
 @dataclass(frozen=True)
 class BaseFacts:
     """A base model as the Hub knows it now: canonical id, its other ids, commit, parsed config.json."""
@@ -166,13 +170,16 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
     """The row of one model, by its old or new id: as in a listing, with sizes and hashes of its files.
 
     ``id`` is the canonical one and ``sha`` the commit of ``revision``. Raises ModelError ("not_found" where
-    the Hub does not know it).
+    the Hub does not know it, as UnknownRevision where it knows the model).
     """
     if not is_hub_id(identifier):
         raise Skipped("malformed", f"{printable(identifier, 100)!r} is not a name the Hub can know")
     path = f"/api/models/{identifier}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
     try:
         row = ask(path, [("blobs", "true")]).value
+    except RevisionNotFoundError as error:
+        sentence = f"{identifier} has no revision {printable(revision or 'main', 100)}"
+        raise UnknownRevision("not_found", sentence) from error
     except Exception as error:
         raise as_model_error(error) from error
     _identity(row, identifier)

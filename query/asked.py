@@ -50,6 +50,7 @@ def asked_model(atlas: Atlas, model: str, base: str | None, representation: str)
 
 def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> Asked:
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
+    from indexer.hub import UnknownRevision
     from indexer.representation import representation_named
     from indexer.single import read_model, unreadable
     from indexer.vectors.segments import normalised
@@ -58,7 +59,7 @@ def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representatio
     try:
         record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
     except ModelError as error:
-        if reference.folder is None and isinstance(error, Failed):
+        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
             why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
             raise atlas.unknown_model(reference.id, f"It could not be read from the Hub: {why}.") from error
         raise unreadable(reference.id, error) from error

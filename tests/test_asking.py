@@ -8,6 +8,7 @@ import pytest
 import query.cli
 from indexer.errors import AtlasError
 from query import Atlas
+from tests.hub_ground import add_repo, served
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
 
@@ -48,3 +49,14 @@ def test_the_neighbours_of_a_model_of_another_origin_come_with_a_warning(asked):
     assert "ann/one" in out
     assert f"dan/stranger is not made from {BASE}" in err
     assert "not made from" not in asked("similar", "ann/one")[2]
+
+
+def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypatch):
+    add_repo(tmp_path, "ann/one", {"config.json": {}})
+    with served(tmp_path, monkeypatch):
+        code, _, err = asked("similar", "ann/one@deadbeef")
+        assert code == 1
+        assert "ann/one has no revision deadbeef." in err
+        assert "not in this atlas" not in err
+        _, _, err = asked("similar", "ann/nothing@deadbeef")
+        assert "ann/nothing is not in this atlas" in err

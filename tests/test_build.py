@@ -255,6 +255,15 @@ def test_an_unknown_base_names_the_nearest(world):
     assert BASE in ran.err
 
 
+def test_a_wrong_revision_is_not_called_a_wrong_model(world):
+    ran = world("index", "add", "ann/glue-0@deadbeef", "--base", BASE)
+    assert ran.code == 1
+    assert "ann/glue-0 has no revision deadbeef." in ran.err
+    assert "Did you mean" not in ran.err
+    ran = world("index", "add", "ann/glue-o@deadbeef", "--base", BASE)
+    assert "Did you mean ann/glue-0" in ran.err
+
+
 def test_local_folders_are_added_and_asked_about(world):
     build(world)
     copy = world.folder / "mine"

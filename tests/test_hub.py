@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped
-from indexer.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
+from indexer.hub import UnknownRevision, conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
 from indexer.network.hub_api import ask, parse_json, with_parameter
 from tests.hub_ground import (
     BASE,
@@ -170,8 +170,9 @@ def test_a_model_by_its_old_id_at_a_revision(store, monkeypatch):
         at = model_row("you/new-name", "v1")
         assert at["sha"] == sha
         assert [one["rfilename"] for one in at["siblings"]] == ["other.json"]
-        with pytest.raises(Failed, match="revision"):
+        with pytest.raises(UnknownRevision, match="you/new-name has no revision v2") as caught:
             model_row("you/new-name", "v2")
+        assert caught.value.reason == "not_found"
 
 
 def test_a_revision_with_slashes_is_one_part_of_the_path(hub):
