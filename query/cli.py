@@ -91,12 +91,17 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
 @output_options
 def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
     """Run one SELECT; "-" reads it from stdin. Try SHOW TABLES, or SUMMARIZE models."""
-    text = sys.stdin.read() if statement == "-" else statement
+    text = _whole_stdin() if statement == "-" else statement
     with opened_atlas(atlas) as opened:
         found = opened.sql(text, limit=limit, seconds=timeout)
         emit(found.as_dicts(), output, columns=found.columns)
         if found.truncated:
             say(f"only the first {limit} rows; raise --limit for more")
+
+
+def _whole_stdin() -> str:
+    """What is piped in, as UTF-8 in every locale; bytes that are not stay as escapes, and are refused in a sentence."""
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
 def _explained(row: dict[str, Any]) -> dict[str, Any]:

@@ -71,9 +71,10 @@ def run_sql(
     """Run one SELECT on a database; at most ``limit`` rows, within ``seconds`` of wall time.
 
     ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError where the statement is
-    not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much memory, or the
-    database cannot be opened.
+    not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much
+    memory, or the database cannot be opened.
     """
+    statement = _as_utf8(statement, "The statement")
     request = {"database": str(Path(database).absolute()), "statement": statement, "limit": limit}
     answer = _ask_process({**request, "seconds": seconds, "parameters": parameters})
     return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"])
@@ -85,6 +86,7 @@ def check_condition(database: Path, where: str, view: str = "models") -> list[in
     The condition gets no more power than a SELECT, and must be one expression: what would end the WHERE clause
     and go on is refused. Raises AtlasError as ``run_sql`` does.
     """
+    where = _as_utf8(where, "--where")
     shown = where if len(where) <= 80 else where[:77] + "…"
     if not where.strip():
         raise AtlasError("--where is empty.", "Give a condition, e.g. --where \"downloads > 100 AND author <> 'x'\".")
@@ -95,6 +97,17 @@ def check_condition(database: Path, where: str, view: str = "models") -> list[in
         message = f"--where {shown!r}: {error.message}"
         raise AtlasError(message, error.hint.replace("raise --timeout", "use `query sql`")) from error
     return [row[0] for row in answer["rows"]]
+
+
+def _as_utf8(text: str, what: str) -> str:
+    """``text`` as it was typed: in the C locale Python takes every byte above 127 for an escape (PEP 383).
+
+    Raises AtlasError where the bytes are no UTF-8.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError as error:
+        raise AtlasError(f"{what} is not UTF-8.", "Save it as UTF-8, or type it in a terminal that is.") from error
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
