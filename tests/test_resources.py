@@ -68,9 +68,18 @@ def test_the_parts_never_exceed_the_whole(memory, base):
     assert found.ahead_bytes >= 0
 
 
-def test_too_little_for_one_worker_is_said():
-    with pytest.raises(AtlasError, match=r"--memory 100 MB is too little for this base: one worker needs about 371 MB"):
-        share_out(2, *ROBERTA, memory=100 * MB)
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [("100M", "100 MB"), ("10k", "10.0 kB"), ("1.5MB", "1.5 MB"), ("999k", "999 kB"), ("7", "7 bytes")],
+)
+def test_too_little_for_one_worker_is_said(asked, told):
+    with pytest.raises(AtlasError, match=f"--memory {told} is too little for this base: one worker needs about 371 MB"):
+        share_out(2, *ROBERTA, memory=parse_size(asked))
+
+
+def test_sizes_that_are_close_are_told_apart():
+    with pytest.raises(AtlasError, match=r"--memory 1,050 MB is too .* about 1,060 MB"):
+        share_out(1, 0, (1060 * MB - PROCESS_BYTES) // 6, memory=1050 * MB)
 
 
 def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):

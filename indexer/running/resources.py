@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from indexer.console.quantities import size_in_words
 from indexer.errors import AtlasError
 from indexer.running.free_memory import available_memory
 
@@ -54,8 +55,7 @@ def share_out(
     if not fitting:
         if memory is not None:
             raise AtlasError(
-                f"--memory {memory / 1e6:,.0f} MB is too little for this base: "
-                f"one worker needs about {one / 1e6:,.0f} MB.",
+                f"--memory {_told(memory)} is too little for this base: one worker needs about {_told(one)}.",
                 "Allow more, or leave --memory out.",
             )
         fitting = 1
@@ -69,6 +69,11 @@ def share_out(
 def _needed(workers: int, one: int) -> int:
     """A single worker is this process; several are processes of their own beside it."""
     return workers * one + (PROCESS_BYTES if workers > 1 else 0)
+
+
+def _told(size: int) -> str:
+    """In MB, so that two sizes can be told apart, but for what would be 0 MB."""
+    return f"{size / 1e6:,.0f} MB" if size >= 10_000_000 else size_in_words(size)
 
 
 def parse_size(text: str) -> int:
