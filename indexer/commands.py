@@ -143,6 +143,5 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise AtlasError(
-            f"The device {device!r} is not usable here: {str(error).splitlines()[0]}", "Use --device cpu."
-        ) from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise AtlasError(f"The device {device!r} is not usable here: {reason}.", "Use --device cpu.") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from indexer.commands import check_device
 from indexer.errors import AtlasError
 from indexer.running import resources
 from indexer.running.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
@@ -88,3 +89,22 @@ def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
     assert (found.workers, found.resident, found.database_bytes) == (1, True, None)
     monkeypatch.setattr(resources, "available_memory", lambda: 10 * MB)
     assert share_out(8, *ROBERTA).workers == 1  # nobody asked for a limit: it is tried
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("Torch not compiled with CUDA enabled"),
+        RuntimeError("Torch not compiled with CUDA enabled.\nmore"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told_in_two_sentences(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("torch.zeros", fail)
+    with pytest.raises(AtlasError) as caught:
+        check_device("cuda")
+    assert str(caught.value) == (
+        "The device 'cuda' is not usable here: Torch not compiled with CUDA enabled. Use --device cpu."
+    )
