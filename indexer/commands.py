@@ -32,7 +32,8 @@ def build_bases(
 ) -> list[BuildReport]:
     """Build one base after another; each is published before the next is begun.
 
-    Raises AtlasError where a base is unknown, the network is away, or the atlas is being written to.
+    Raises AtlasError where a base is unknown or held at another rank, both before anything is built, where the
+    network is away, or the atlas is being written to.
     """
     folder = AtlasFolder(atlas)
     check_device(options.device)
@@ -40,10 +41,11 @@ def build_bases(
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
         remove_leftovers(folder)
-        for name in dict.fromkeys(names):
-            facts = find_base(folder, name)
-            build = Build(folder, facts, options, watcher)
+        found = [find_base(folder, name) for name in dict.fromkeys(names)]
+        for facts in found:
             check_rank(folder, facts.id, options.rank)
+        for facts in found:
+            build = Build(folder, facts, options, watcher)
             update_listing(build, watcher)
             reports.append(_dry_run(build) if dry_run else _run(build))
     return reports

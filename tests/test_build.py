@@ -255,6 +255,21 @@ def test_an_unknown_base_names_the_nearest(world):
     assert BASE in ran.err
 
 
+def test_of_several_bases_an_unknown_one_is_told_before_any_is_built(world):
+    ran = world("index", "build", "--base", BASE, "--base", "nosuch/base", "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert "nosuch/base" in ran.err
+    assert not (world.folder / "atlas" / "atlas.duckdb").exists()
+    assert not [request for request in world.hub.requests if request.path.endswith(".safetensors")]
+
+
+def test_a_build_without_standard_streams_is_a_build(world):
+    words = f"{sys.executable} -m indexer build --base {BASE} --workers 2 --limit 4 <&- >&- 2>&-"
+    environment = {**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(["bash", "-c", words], cwd=world.folder, env=environment, check=False).returncode == 0
+    assert rows(world, "SELECT count(*) FROM models") == [(4,)]
+
+
 def test_a_wrong_revision_is_not_called_a_wrong_model(world):
     ran = world("index", "add", "ann/glue-0@deadbeef", "--base", BASE)
     assert ran.code == 1
