@@ -96,9 +96,10 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
     from indexer.commands import build_bases
     from indexer.console.buildview import BuildView
 
+    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
     with BuildView() as view:
         reports = build_bases(atlas, bases, _options(chosen), dry_run, view)
-    _tell(reports, output, "What was done is published; run it again to go on.")
+    _tell(reports, output, "What was done is published; run it again to go on.", narrowed)
 
 
 @main.command()
@@ -147,13 +148,15 @@ def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, *
     _tell(reports, output, "Run it again.")
 
 
-def _tell(reports: list[BuildReport], output: str, what_next: str) -> None:
-    """Print the reports; an error where a build stopped or came to nothing."""
+def _tell(reports: list[BuildReport], output: str, what_next: str, narrowed: str = "") -> None:
+    """Print the reports; an error where a build stopped or came to nothing. ``narrowed``: the options that chose."""
     rows = [report.as_row() for report in reports]
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
     if stopped:
         raise AtlasError(f"Stopped: {stopped[0].stopped}.", what_next)
+    if narrowed and not any(report.is_success or report.discovered for report in reports):
+        raise AtlasError(f"No listed model matches {narrowed}.", "Check the spelling and the day, or leave that out.")
     if not any(report.is_success for report in reports):
         raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
 

@@ -52,7 +52,10 @@ def build_bases(
 
 
 def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher: Watcher) -> BuildReport:
-    """Add one model, a Hub id or a local folder, to the listing, and build it alone."""
+    """Add one model, a Hub id or a local folder, to the listing, and build it alone.
+
+    Raises AtlasError where it cannot be found or is the base itself, and as ``build_bases`` does.
+    """
     folder = AtlasFolder(atlas)
     check_device(options.device)
     install_session(say=watcher.say)
@@ -62,6 +65,9 @@ def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher:
         build = Build(folder, facts, replace(options, workers=1, retry_failed=True), watcher)
         check_rank(folder, facts.id, options.rank)
         row = _row_of(reference)
+        if row["id"] in facts.ids:
+            message = f"{facts.id} is the base itself, not a model tuned from it."
+            raise AtlasError(message, "Name one of its fine-tunes.")
         relation = untyped_relation(row)
         build.listing.note_base(facts.ids)
         build.listing.add(row, relation, facts.id)

@@ -279,6 +279,19 @@ def test_a_wrong_revision_is_not_called_a_wrong_model(world):
     assert "Did you mean ann/glue-0" in ran.err
 
 
+def test_a_choice_that_fits_no_model_is_told_as_that(world):
+    ran = world("index", "build", "--base", BASE, "--author", "nobody", "--since", "2030-01-01")
+    assert ran.code == 1
+    assert "No listed model matches --author nobody --since 2030-01-01." in ran.err
+    assert "failures" not in ran.err
+
+
+def test_the_base_is_not_added_to_its_own_models(world):
+    ran = world("index", "add", OLD_ID, "--base", BASE)
+    assert ran.code == 1
+    assert f"{BASE} is the base itself" in ran.err
+
+
 def test_local_folders_are_added_and_asked_about(world):
     build(world)
     copy = world.folder / "mine"
