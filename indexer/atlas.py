@@ -71,9 +71,12 @@ class AtlasFolder:
     def require(self) -> AtlasFolder:
         """Raises AtlasError where there is no published atlas."""
         if not self.database.is_file():
-            what = "is not an atlas" if self.root.is_dir() else "does not exist"
+            if self.root.exists() and not self.root.is_dir():
+                what = "is not an atlas: it is a file, and an atlas is a folder"
+            else:
+                what = f"{'is not an atlas' if self.root.exists() else 'does not exist'} (no atlas.duckdb there)"
             raise AtlasError(
-                f"{self.root} {what} (no atlas.duckdb there).",
+                f"{self.root} {what}.",
                 "Give --atlas DIR, or make one: index build --base roberta-base --limit 50",
             )
         return self

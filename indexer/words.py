@@ -85,7 +85,7 @@ class ModelRef:
         Raises AtlasError when it is neither.
         """
         path = Path(text).expanduser()
-        if path.is_dir():
+        if text and path.is_dir():  # no text would be the folder one is in
             return cls(id=str(path.resolve()), folder=path.resolve())
         identifier, _, revision = text.partition("@")
         if not is_hub_id(identifier):

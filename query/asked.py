@@ -56,12 +56,13 @@ def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representatio
     from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
+    typed = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
     try:
         record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
     except ModelError as error:
         if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
             why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
-            raise atlas.unknown_model(reference.id, f"It could not be read from the Hub: {why}.") from error
+            raise atlas.unknown_model(typed, f"It could not be read from the Hub: {why}.") from error
         raise unreadable(reference.id, error) from error
     identity = record.identity
     published = atlas.published(identity.base, representation)

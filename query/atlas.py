@@ -277,22 +277,49 @@ class Atlas:
         return scored[:count]
 
     def unknown_model(self, name: str, hint: str = "") -> AtlasError:
-        """The error for a model nobody knows, naming the closest ids."""
-        close = ", ".join(self.nearest_names(name))
+        """The error for a model that ``find`` does not find, naming the closest ids.
+
+        A base, a model that is held at another revision, and one that is listed but was not read, are told as such.
+        """
+        if (misnamed := self._misnamed(name, hint)) is not None:
+            return misnamed
+        close = ", ".join(self.nearest_names(name.partition("@")[0]))
         return AtlasError(
             f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
             hint or "Check the spelling, or give the path of a checkpoint folder.",
         )
 
+    def _misnamed(self, name: str, hint: str) -> AtlasError | None:
+        reference = ModelRef.parse(name)
+        held = self.rows(
+            'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
+            [reference.id] * 2,
+        )
+        if held and reference.revision is None:
+            return AtlasError(f"{held[0]['model']} is listed in this atlas but was not read.", hint)
+        if held:
+            commit = f"commit {held[0]['commit'][:12]}" if held[0]["commit"] else "an unknown commit"
+            message = f"This atlas holds {held[0]['model']} at {commit}, not at {reference.revision}."
+            return AtlasError(message, f"Leave @{reference.revision} out.")
+        try:
+            base = self.base_named(reference.id)
+        except AtlasError:
+            return None
+        fine_tunes = f"query sql \"SELECT model FROM models WHERE base = '{base}'\""
+        return AtlasError(f"{base} is a base of this atlas, not a model tuned from one.", f"Its models: {fine_tunes}")
+
     def published(self, base: str, representation: str) -> Published:
         """What is known of a published representation.
 
-        Raises AtlasError naming the published ones where it is not one of them.
+        Raises AtlasError naming the published ones where it is not one of them, or all where there is no such name.
         """
         from indexer.vectors.published import read_published
 
         found = read_published(self.connection, base, representation)
         if found is None:
+            from indexer.representation import representation_named
+
+            representation_named(representation)
             rows = self.rows("SELECT representation FROM representations WHERE base = ? ORDER BY ALL", [base])
             published = ", ".join(row["representation"] for row in rows) or "none"
             raise AtlasError(

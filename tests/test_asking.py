@@ -59,4 +59,28 @@ def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypat
         assert "ann/one has no revision deadbeef." in err
         assert "not in this atlas" not in err
         _, _, err = asked("similar", "ann/nothing@deadbeef")
-        assert "ann/nothing is not in this atlas" in err
+        assert "ann/nothing@deadbeef is not in this atlas" in err
+        _, _, err = asked("similar", f"{BASE}@deadbeef")
+        assert f"{BASE} is a base of this atlas" in err
+
+
+def test_advice_fits_what_was_asked(asked):
+    code, _, err = asked("show", BASE)
+    assert code == 1
+    assert f"{BASE} is a base of this atlas, not a model tuned from one." in err
+    assert "index add" not in err
+    code, _, err = asked("show", "")
+    assert code == 1
+    assert "'' is neither a folder here nor a Hub id" in err
+    _, _, err = asked("show", "ann/one@main")
+    assert "This atlas holds ann/one at an unknown commit, not at main. Leave @main out." in err
+    _, _, err = asked("show", "ann/won")
+    assert "ann/won is not in this atlas; closest ids: ann/one" in err
+    assert f"index add ann/won --base {BASE}" in err
+
+
+def test_only_representations_that_exist_are_advised(asked):
+    _, _, err = asked("similar", "ann/one", "--representation", "nonsense")
+    assert "There is no representation 'nonsense'. Choose one of: input, " in err
+    _, _, err = asked("similar", "ann/one", "--representation", "spectrum")
+    assert "Publish it: index represent spectrum" in err

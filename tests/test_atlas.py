@@ -123,7 +123,7 @@ def test_every_representation_can_be_published_and_asked(atlas):
             purity = opened.purity(BASE, representation=name, draws=20).to_dict()
             assert 0 <= purity["purity"] <= 1
     assert verify(atlas) == []
-    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match="index represent nothing"):
+    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match="no representation 'nothing'"):
         opened.similar("ann/glue-0", representation="nothing")
 
 
@@ -243,6 +243,9 @@ def test_an_atlas_that_is_not_there_says_how_to_make_one(tmp_path):
         Atlas(tmp_path)
     with pytest.raises(AtlasError, match="does not exist"):
         Atlas(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("no atlas")
+    with pytest.raises(AtlasError, match="it is a file"):
+        Atlas(tmp_path / "file")
 
 
 def test_every_table_view_and_column_of_the_schema_is_commented(atlas):
