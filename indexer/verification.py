@@ -84,7 +84,7 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
         except AtlasError as error:
             found.append(Disagreement("listing", path.name, error.message))
     found.extend(
-        Disagreement("record", digest, "is on disk but not in the database: run `index rebuild`")
+        Disagreement("record", digest, "is on disk but not in the database: run `index publish`")
         for digest in _unnamed(store, named, current)
     )
     return found

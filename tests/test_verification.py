@@ -12,9 +12,12 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.maintenance import represent
+from indexer.running.report import BuildOptions, Watcher
+from indexer.shards import publish_records
 from indexer.vectors import files
 from indexer.vectors.choice import IndexChoice
 from indexer.verification import verify
+from indexer.words import RELATIONS
 from query import Atlas
 from tests.world import indexed, make_world
 
@@ -104,6 +107,23 @@ def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas, column):
     edit(atlas, f"UPDATE {column} WHERE representation = 'input'")
     with pytest.raises(AtlasError, match="rebuild"):
         search(atlas)
+
+
+def test_a_record_that_nobody_published_is_brought_in_by_what_is_advised(atlas, tmp_path):
+    """As `index work` or a build that was killed leaves it."""
+    path = sorted(atlas.root.glob("records/*/*.safetensors"))[0]
+    path.rename(tmp_path / path.name)
+    publish(atlas)
+    (tmp_path / path.name).rename(path)
+    (found,) = verify(atlas)
+    assert (found.kind, found.what) == ("record", path.stem)
+    assert found.problem.endswith("run `index publish`")
+    publish(atlas)
+    assert verify(atlas) == []
+
+
+def publish(atlas: AtlasFolder) -> None:
+    publish_records(str(atlas.root), (), BuildOptions(relations=RELATIONS), Watcher())
 
 
 @pytest.mark.parametrize("kind", ["Flat", "nothing of FAISS"])
