@@ -59,7 +59,6 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
         if folder.database.exists():
             _copy(folder.database, copy)
             named = _named_files(copy)
-            _collect(folder, named)
             if afresh:
                 kept_ids, next_id = _ids_in(copy)
                 copy.unlink()
