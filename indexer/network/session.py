@@ -97,7 +97,8 @@ class PoliteTransport(httpx2.BaseTransport):
             error: httpx2.RequestError | None = None
             try:
                 response = self._send(request)
-                self._pace.note(lane, response.headers, manners.longest_rate_limit_wait)
+                if response.status_code != 429:  # what that one tells is a pause, which all are given below
+                    self._pace.note(lane, response.headers, manners.longest_rate_limit_wait)
             except httpx2.RequestError as raised:
                 error = raised
             seconds = self._wait_before_retry(request, response, error, attempt, lane)

@@ -26,6 +26,21 @@ def test_a_429_waits_as_the_ratelimit_header_says(store, monkeypatch):
     assert said == ["rate limited, waiting 2 s"]
 
 
+def test_a_refusal_lets_nobody_out_in_the_middle_of_the_wait(hub, monkeypatch):
+    """Whoever takes a turn between the answer and the pause that follows goes at once, as if already on the way."""
+    turns = []
+    pause = Pace.pause
+
+    def overtaken(pace, lane, seconds):
+        turns.append(pace.take_turn(lane, 60.0))
+        return pause(pace, lane, seconds)
+
+    monkeypatch.setattr(Pace, "pause", overtaken)
+    hub.faults.add("me/model", first=1, status=429, headers={"RateLimit": '"api";r=0;t=1'})
+    assert info().id == "me/model"
+    assert turns == [0.0]
+
+
 def test_retry_after_is_the_fallback_where_the_quota_is_not_the_reason(hub):
     hub.faults.add("me/model", first=1, status=429, retry_after=1, headers={"RateLimit": '"api";r=400;t=99'})
     start = time.monotonic()
