@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.words import ModelRef, author_of
+from query.names import unknown_model
 
 if TYPE_CHECKING:
     from indexer.record import Record
@@ -62,7 +63,7 @@ def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representatio
     except ModelError as error:
         if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
             why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
-            raise atlas.unknown_model(typed, f"It could not be read from the Hub: {why}.") from error
+            raise unknown_model(atlas, typed, f"It could not be read from the Hub: {why}.") from error
         raise unreadable(reference.id, error) from error
     identity = record.identity
     published = atlas.published(identity.base, representation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,54 +258,6 @@ class Atlas:
             f"The model {claims}; the bases of this atlas are {', '.join(self.bases())}.",
             "Say which with --base ID.",
         )
-
-    def nearest_names(self, name: str, count: int = 3) -> list[str]:
-        """Ids in the atlas that look like ``name``, best first."""
-        names = [row["model"] for row in self.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
-        tail = name.rpartition("/")[2].lower()
-        scored = sorted(
-            names,
-            key=lambda other: (
-                -max(
-                    difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio(),
-                    difflib.SequenceMatcher(None, tail, other.rpartition("/")[2].lower()).ratio(),
-                ),
-                other,
-            ),
-        )
-        return scored[:count]
-
-    def unknown_model(self, name: str, hint: str = "") -> AtlasError:
-        """The error for a model that ``find`` does not find, naming the closest ids.
-
-        A base, a model that is held at another revision, and one that is listed but was not read, are told as such.
-        """
-        if (misnamed := self._misnamed(name, hint)) is not None:
-            return misnamed
-        close = ", ".join(self.nearest_names(name.partition("@")[0]))
-        return AtlasError(
-            f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
-            hint or "Check the spelling, or give the path of a checkpoint folder.",
-        )
-
-    def _misnamed(self, name: str, hint: str) -> AtlasError | None:
-        reference = ModelRef.parse(name)
-        held = self.rows(
-            'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
-            [reference.id] * 2,
-        )
-        if held and reference.revision is None:
-            return AtlasError(f"{held[0]['model']} is listed in this atlas but was not read.", hint)
-        if held:
-            commit = f"commit {held[0]['commit'][:12]}" if held[0]["commit"] else "an unknown commit"
-            message = f"This atlas holds {held[0]['model']} at {commit}, not at {reference.revision}."
-            return AtlasError(message, f"Leave @{reference.revision} out.")
-        try:
-            base = self.base_named(reference.id)
-        except AtlasError:
-            return None
-        fine_tunes = f"query sql \"SELECT model FROM models WHERE base = '{base}'\""
-        return AtlasError(f"{base} is a base of this atlas, not a model tuned from one.", f"Its models: {fine_tunes}")
 
     def published(self, base: str, representation: str) -> Published:
         """What is known of a published representation.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from indexer.words import ModelRef
+from query.names import unknown_model
 from query.opening import base_in_hint
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def show(atlas: Atlas, model: str, base: str | None = None) -> dict[str, Any]:
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base)
     if known is None:
-        raise atlas.unknown_model(model, f"Add it: index add {model} --base {base_in_hint(atlas, base)}")
+        raise unknown_model(atlas, model, f"Add it: index add {model} --base {base_in_hint(atlas, base)}")
     shown = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [known.model_id])[0]
     weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [known.model_id])
     if weights:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
 from indexer.words import RELATIONS, ModelRef
+from query.names import unknown_model
 from query.opening import base_in_hint
 from query.population import LeftOut
 
@@ -72,7 +73,7 @@ def one_model(atlas: Atlas, name: str, base: str | None) -> tuple[Candidate, str
     found = atlas.find(ModelRef.parse(name), base)
     if found is None:
         hint = f"Only models of the atlas: index add {name} --base {base_in_hint(atlas, base)} --spectra"
-        raise atlas.unknown_model(name, hint)
+        raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
         "SELECT record_key, has_spectra, is_copy, is_unrelated, duplicate_of IS NOT NULL AS is_duplicate "
         "FROM models WHERE model_id = ?",
