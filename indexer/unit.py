@@ -81,9 +81,9 @@ def vectorise(
 
     ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
     nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
-    record. ``traffic`` is told what was read, whatever
-    comes of it. Raises Skipped where this commit can never be a record, Failed where another try may work. One torch
-    thread gives the same record for the same input; the caller pins it.
+    record. ``traffic`` is told what was read, whatever comes of it. Raises Skipped where this commit can never be a
+    record, Failed where another try may work. One torch thread gives the same record for the same input; the caller
+    pins it.
     """
     started = time.perf_counter()
     checkpoint = open_checkpoint(
