@@ -25,7 +25,7 @@ def test_a_study_from_crawl_to_answers_and_again(planted_hub, tmp_path, monkeypa
     monkeypatch.setattr(study, "REPRESENTATIONS", ("seed", "input"))
     asked = (
         bases.Question("purity-input", f"query purity --base {BASE}"),
-        bases.Question("purity-none", f"query purity --base {BASE} --representation none"),
+        bases.Question("purity-unpublished", f"query purity --base {BASE} --representation delta"),
     )
     monkeypatch.setattr(study, "questions", lambda *_: asked)
     run = Terminal.of_hub(tmp_path, planted_hub.endpoint)
@@ -38,7 +38,7 @@ def test_a_study_from_crawl_to_answers_and_again(planted_hub, tmp_path, monkeypa
     assert (made.counts.datasets, made.counts.authors) == (3, 4)
     assert made.check is None
     assert made.answer("purity-input")["purity"] == 1.0
-    assert "not published" in made.replies["purity-none"].error
+    assert "not published" in made.replies["purity-unpublished"].error
     assert made.seconds["build"] > 0
     shown = capsys.readouterr().out
     assert f"$ index build --base {BASE} --spectra --limit 9" in shown
@@ -51,7 +51,7 @@ def test_a_study_from_crawl_to_answers_and_again(planted_hub, tmp_path, monkeypa
     assert f"{BASE}: 2 questions, 1 of them answered before" in shown
     assert "index represent" not in shown
     assert f"$ query purity --base {BASE} --json" not in shown
-    assert "--representation none" in shown  # what failed is asked again
+    assert "--representation delta" in shown  # what failed is asked again
     assert again.replies["purity-input"] == made.replies["purity-input"]
 
 
