@@ -96,10 +96,10 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
     from indexer.commands import build_bases
     from indexer.console.buildview import BuildView
 
-    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
+    none_listed = _none_listed(bases, chosen)
     with BuildView() as view:
         reports = build_bases(atlas, bases, _options(chosen), dry_run, view)
-    _tell(reports, output, "What was done is published; run it again to go on.", narrowed)
+    _tell(reports, output, "What was done is published; run it again to go on.", none_listed)
 
 
 @main.command()
@@ -145,18 +145,27 @@ def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, *
     with BuildView() as view:
         options = BuildOptions(relations=RELATIONS, index=_index(chosen))
         reports = publish_records(atlas, bases, options, view, rank)
-    _tell(reports, output, "Run it again.")
+    _tell(reports, output, "Run it again.", AtlasError("No model is listed.", "Run `index build` or `index work`."))
 
 
-def _tell(reports: list[BuildReport], output: str, what_next: str, narrowed: str = "") -> None:
-    """Print the reports; an error where a build stopped or came to nothing. ``narrowed``: the options that chose."""
+def _none_listed(bases: tuple[str, ...], chosen: dict[str, Any]) -> AtlasError:
+    """What is wrong where a crawl comes back with nothing."""
+    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
+    if narrowed:
+        return AtlasError(f"No listed model matches {narrowed}.", "Check the spelling and the day, or leave that out.")
+    wider = "Look for models that do not name it, too: --discover names." if chosen["discover"] == "tags" else ""
+    return AtlasError(f"The Hub lists no {chosen['relation']} of {', '.join(bases)}.", wider)
+
+
+def _tell(reports: list[BuildReport], output: str, what_next: str, none_listed: AtlasError) -> None:
+    """Print the reports; an error where a build stopped or came to nothing."""
     rows = [report.as_row() for report in reports]
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
     if stopped:
         raise AtlasError(f"Stopped: {stopped[0].stopped}.", what_next)
-    if narrowed and not any(report.is_success or report.discovered for report in reports):
-        raise AtlasError(f"No listed model matches {narrowed}.", "Check the spelling and the day, or leave that out.")
+    if not any(report.is_success or report.discovered for report in reports):
+        raise none_listed
     if not any(report.is_success for report in reports):
         raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
 

@@ -286,6 +286,15 @@ def test_a_choice_that_fits_no_model_is_told_as_that(world):
     assert "failures" not in ran.err
 
 
+def test_a_base_that_nobody_tuned_is_told_as_that(world):
+    for discover, told in (("tags", "--discover names"), ("names", "")):
+        ran = world("index", "build", "--base", BASE, "--relation", "merge", "--discover", discover)
+        assert ran.code == 1
+        assert f"The Hub lists no merge of {BASE}." in ran.err
+        assert told in ran.err
+        assert "failures" not in ran.err
+
+
 def test_the_base_is_not_added_to_its_own_models(world):
     ran = world("index", "add", OLD_ID, "--base", BASE)
     assert ran.code == 1
