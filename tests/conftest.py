@@ -131,3 +131,25 @@ def built(hub, tmp_path_factory) -> Shell:
     assert ran.code == 0, ran.err
     (shell.folder / "report.json").write_text(ran.out)
     return shell
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Path:
+    """An atlas of nine planted models, three a data set; tests must leave it as it is."""
+    from tests.once import made_once
+    from tests.world import indexed, make_world
+
+    def make(folder: Path) -> None:
+        with indexed(make_world(folder / "store", per_dataset=3)):
+            pass
+
+    return made_once(tmp_path_factory, "made", make) / "atlas"
+
+
+@pytest.fixture
+def atlas(made, tmp_path):
+    """A copy of it that a test may spoil."""
+    from indexer.atlas import AtlasFolder
+
+    shutil.copytree(made, tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")

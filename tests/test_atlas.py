@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,19 +19,7 @@ from indexer.maintenance import rebuild, represent, status
 from indexer.verification import verify
 from query import Atlas
 from tests.conftest import ROOT
-from tests.world import BASE, OLD_ID, indexed, make_world
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
-        return shell.folder / "atlas"
-
-
-@pytest.fixture
-def atlas(made, tmp_path):
-    shutil.copytree(made, tmp_path / "atlas")
-    return AtlasFolder(tmp_path / "atlas")
+from tests.world import BASE, OLD_ID
 
 
 def answers(folder: AtlasFolder) -> list[tuple[str, str, float]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
-import pytest
 from click.testing import CliRunner
 
 from indexer import cli
@@ -13,21 +10,9 @@ from indexer.database import reader
 from indexer.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice
 from indexer.vectors.published import read_published
-from tests.world import BASE, indexed, make_world
+from tests.world import BASE
 
 ASKED = IndexChoice("IVF256,Flat", 2 << 30, 0.5)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
-        return shell.folder / "atlas"
-
-
-@pytest.fixture
-def atlas(made, tmp_path):
-    shutil.copytree(made, tmp_path / "atlas")
-    return AtlasFolder(tmp_path / "atlas")
 
 
 def chosen(atlas: AtlasFolder, representation: str = "input") -> IndexChoice:

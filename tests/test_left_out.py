@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
-
-import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.database import reader, rows_of
@@ -16,21 +13,9 @@ from indexer.running.report import BuildOptions, Watcher
 from indexer.shards import publish_records
 from indexer.verification import verify
 from query import Atlas
-from tests.world import BASE, indexed, make_world
+from tests.world import BASE
 
 BARE = "ann/glue-0"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
-        return shell.folder / "atlas"
-
-
-@pytest.fixture
-def atlas(made, tmp_path):
-    shutil.copytree(made, tmp_path / "atlas")
-    return AtlasFolder(tmp_path / "atlas")
 
 
 class Listener(Watcher):

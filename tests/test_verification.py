@@ -19,23 +19,17 @@ from indexer.vectors.choice import IndexChoice
 from indexer.verification import verify
 from indexer.words import RELATIONS
 from query import Atlas
-from tests.world import indexed, make_world
 
 MODEL = "ann/glue-0"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(made, tmp_path_factory):
     """With `input` compressed, so that every table has rows."""
-    with indexed(make_world(tmp_path_factory.mktemp("made") / "store", per_dataset=3)) as shell:
-        represent(AtlasFolder(shell.folder / "atlas"), "spectrum", IndexChoice("SQ8", promised=0.0))
-        return shell.folder / "atlas"
-
-
-@pytest.fixture
-def atlas(made, tmp_path):
-    shutil.copytree(made, tmp_path / "atlas")
-    return AtlasFolder(tmp_path / "atlas")
+    folder = tmp_path_factory.mktemp("made") / "atlas"
+    shutil.copytree(made, folder)
+    represent(AtlasFolder(folder), "spectrum", IndexChoice("SQ8", promised=0.0))
+    return folder
 
 
 def segment(atlas: AtlasFolder, representation: str = "input") -> Path:
