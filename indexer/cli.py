@@ -71,8 +71,9 @@ _resource_options = _together(
 _index_options = _together(
     click.option("--index", metavar="auto|exact|FACTORY",
                  help="How vectors are searched: auto is exact while that is instant, then what fits."),
-    click.option("--index-memory", metavar="SIZE", help="Most that a compressed index may take, e.g. 1G."),
-    click.option("--recall", type=FiniteRange(0, 1), help="Least recall@10 of a compressed index, e.g. 0.95."),
+    click.option("--index-memory", metavar="SIZE",
+                 help="Most that a compressed index may take, e.g. 4G; 1 GiB unless chosen."),
+    click.option("--recall", type=FiniteRange(0, 1), help="Least recall@10 of a compressed index; 0.95 unless chosen."),
 )  # fmt: skip
 
 
