@@ -12,6 +12,7 @@ centred PCA and Euclidean distance, which prefers vectors that lost much: on 100
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -86,19 +87,40 @@ class CompressedSearch:
         self.fewest = fewest
         if parameters:
             faiss.ParameterSpace().set_index_parameters(index, parameters)  # type: ignore[arg-type]
+        self._lists = faiss.try_extract_index_ivf(index)
+        self._visited = int(self._lists.nprobe) if self._lists is not None else 0
 
     def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         """At most ``count`` ids for one unit vector (d,), nearest first by the codes, none twice.
 
-        Fewer where the index holds or visits fewer.
+        Fewer where the index holds fewer, or a graph's walk ends. Where the inverted lists that are to be visited hold
+        fewer, more of them are visited.
         """
         count = min(count, int(self.index.ntotal))
         if count < 1:
             return np.zeros(0, dtype=np.int64)
-        with _one_thread():
-            proposed = self.index.search(np.ascontiguousarray(query[None, :], dtype=np.float32), count)[1][0]
-        proposed = proposed[proposed >= 0]
+        asked = np.ascontiguousarray(query[None, :], dtype=np.float32)
+        for visited in self._numbers_of_lists(count):
+            if self._lists is not None:
+                self._lists.nprobe = visited
+            with _one_thread():
+                proposed = self.index.search(asked, count)[1][0]
+            proposed = proposed[proposed >= 0]
+            if len(proposed) == count:
+                break
         return proposed[np.sort(np.unique(proposed, return_index=True)[1])]
+
+    def _numbers_of_lists(self, count: int) -> Iterator[int]:
+        """Lists to visit for ``count`` vectors: as many as they fill on average, then ever more of them."""
+        if self._lists is None:
+            yield 0
+            return
+        filled = math.ceil(count * self._lists.nlist / max(1, int(self.index.ntotal)))
+        visited = min(max(self._visited, filled), self._lists.nlist)
+        while visited < self._lists.nlist:
+            yield visited
+            visited *= 2
+        yield self._lists.nlist
 
 
 def compress(parts: Sequence[Part], factory: str, promised: float, seed: int = 0, memory: int = MEMORY) -> Compressed:

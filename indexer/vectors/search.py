@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.segments import OpenSegment, Vectors, joined
+from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, positions
 
 if TYPE_CHECKING:
     from indexer.vectors.compressed import CompressedSearch
@@ -31,6 +31,9 @@ INSTANT_BYTES = 640 << 20
 PROMISED_AT = 10
 
 Found = list[tuple[int, float]]
+
+# Ids and their similarities.
+_Compared = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class VectorIndex:
@@ -57,7 +60,7 @@ class VectorIndex:
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Vectors:
         """A copy of the vectors of those of ``ids`` that have one."""
-        wanted = np.unique(np.asarray(ids, dtype=np.int64))
+        wanted = ascending(ids)
         return joined([one.rows(wanted) for one in self.segments], self.length)
 
     def search(
@@ -67,12 +70,12 @@ class VectorIndex:
 
         k come back where k exist, whatever the index.
         """
-        chosen = None if allowed is None else np.unique(np.asarray(allowed, dtype=np.int64))
+        chosen = None if allowed is None else ascending(allowed)
         if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
             return []
         if self.compressed is None or self._is_instant(chosen):
             return _nearest(self._exactly(self.segments, query, k, chosen), k)
-        return self._with_candidates(self.compressed, query, k, chosen)
+        return _nearest(self._with_candidates(self.compressed, query, k, chosen), k)
 
     def _is_instant(self, allowed: NDArray[np.int64] | None) -> bool:
         count = len(self) if allowed is None else min(len(allowed), len(self))
@@ -80,18 +83,14 @@ class VectorIndex:
 
     def _exactly(
         self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
-    ) -> Found:
+    ) -> list[_Compared]:
         """A few more than k of each segment, so that among equal similarities at the cut the smallest ids are kept."""
-        found: Found = []
-        for one in segments:
-            if one.segment.count:
-                similarities, ids = _search(one, query, min(k + TIES, one.segment.count), allowed)
-                found.extend(zip(ids[ids >= 0].tolist(), similarities[ids >= 0].tolist(), strict=True))
-        return found
+        counting = [one for one in segments if one.segment.count]
+        return [_search(one, query, min(k + TIES, one.segment.count), allowed) for one in counting]
 
     def _with_candidates(
         self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
-    ) -> Found:
+    ) -> list[_Compared]:
         """Candidates that count and are allowed, compared exactly; ever more of them until there are enough."""
         covered = [one for one in self.segments if one.segment.in_compressed]
         others = [one for one in self.segments if not one.segment.in_compressed]
@@ -102,19 +101,16 @@ class VectorIndex:
         while wanted < known // 2:
             proposed = np.unique(compressed.candidates(query, wanted))
             if allowed is not None:
-                proposed = np.intersect1d(proposed, allowed)
+                proposed = allowed[positions(allowed, proposed)]
             rows = [one.rows(proposed) for one in covered]
             if sum(len(part) for part in rows) >= enough:
-                found = [pair for part in rows for pair in _compared(part, query)]
-                return _nearest(found + self._exactly(others, query, k, allowed), k)
+                return [_compared(part, query) for part in rows] + self._exactly(others, query, k, allowed)
             wanted *= 4
-        return _nearest(self._exactly(self.segments, query, k, allowed), k)
+        return self._exactly(self.segments, query, k, allowed)
 
 
-def _search(
-    one: OpenSegment, query: NDArray[np.float32], count: int, allowed: NDArray[np.int64] | None
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """(count,) cosines and ids by FAISS; id −1 where there are fewer."""
+def _search(one: OpenSegment, query: NDArray[np.float32], count: int, allowed: NDArray[np.int64] | None) -> _Compared:
+    """At most ``count`` by FAISS."""
     import faiss
 
     removed = one.segment.removed
@@ -125,14 +121,18 @@ def _search(
         gone = faiss.IDSelectorBatch(removed)
         selector = faiss.IDSelectorNot(gone)
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
-    similarities, ids = one.index.search(query[None, :], count, params=parameters)
-    return similarities[0], ids[0]
+    (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
+    return ids[ids >= 0], similarities[ids >= 0]  # −1 where there are fewer
 
 
-def _compared(part: Vectors, query: NDArray[np.float32]) -> Found:
+def _compared(part: Vectors, query: NDArray[np.float32]) -> _Compared:
     # Not by BLAS: waking its threads takes longer than this does.
-    return list(zip(part.ids.tolist(), np.einsum("ij,j->i", part.matrix, query).tolist(), strict=True))
+    return part.ids, np.einsum("ij,j->i", part.matrix, query)
 
 
-def _nearest(found: Found, k: int) -> Found:
-    return sorted(found, key=lambda pair: (-round(pair[1], TIE_DIGITS), pair[0]))[:k]
+def _nearest(found: Sequence[_Compared], k: int) -> Found:
+    """The k nearest of all, ties by id."""
+    ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part for part, _ in found)])
+    similarities = np.concatenate([np.zeros(0, dtype=np.float32), *(part for _, part in found)])
+    order = np.lexsort((ids, -np.round(similarities.astype(np.float64), TIE_DIGITS)))[:k]
+    return list(zip(ids[order].tolist(), similarities[order].tolist(), strict=True))

@@ -51,7 +51,7 @@ class Vectors:
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
         """Rows of those of ``ids`` that are here, in the order of ``ids``."""
-        return _positions(self.ids, ids)
+        return positions(self.ids, ids)
 
     def copied(self, chosen: Rows) -> NDArray[np.float32]:
         """Copies of the chosen vectors."""
@@ -84,7 +84,7 @@ class Counting:
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
         """Which of these are those of ``ids``, in the order of ``ids``."""
-        return _positions(self.ids, ids)
+        return positions(self.ids, ids)
 
     def copied(self, chosen: Rows) -> NDArray[np.float32]:
         """Copies of the chosen vectors."""
@@ -146,7 +146,8 @@ class OpenSegment:
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """A copy of the vectors of those of ``ids`` (ascending) that count here."""
-        places = self.stored.positions(np.setdiff1d(ids, self.segment.removed))
+        removed = self.segment.removed
+        places = self.stored.positions(np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids)
         return Vectors(self.stored.ids[places], self.stored.matrix[places])
 
 
@@ -219,7 +220,14 @@ def normalised(vector: NDArray[np.float32]) -> NDArray[np.float32] | None:
     return (vector / norm).astype(np.float32) if np.isfinite(norm) and norm > 0 else None
 
 
-def _positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.intp]:
+def ascending(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each id once, in order; those that are so already, as most are, are only looked at."""
+    found = np.asarray(ids, dtype=np.int64)
+    return found if (found[1:] > found[:-1]).all() else np.unique(found)
+
+
+def positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Where in ``held`` (ascending) those of ``ids`` lie that are in it, in the order of ``ids``."""
     places = np.searchsorted(held, ids).clip(max=max(len(held) - 1, 0))
     return places[held[places] == ids] if len(held) else np.zeros(0, dtype=np.intp)
 
