@@ -1,15 +1,10 @@
-"""The base model's block matrices: fetched once, kept in the atlas, read matrix by matrix.
-
-The file is an ordinary safetensors file whose tensors are named after deltas ("3.query") and oriented
-(out, in), in the base's own dtype.
-"""
+"""The base model's block matrices: fetched once, kept in the atlas, read matrix by matrix."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,28 +15,27 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.architecture import load_architecture
-from indexer.atlas import AtlasFolder
-from indexer.errors import AtlasError, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.formats.safetensors_index import SafetensorsIndex, read_index
 from indexer.formats.stored_tensor import DTYPE_NAMES
+from indexer.hub import BaseFacts
 from indexer.layout import Layout
 from indexer.network.byterange import LocalFile
 from indexer.spectrum import spectrum
-from indexer.weights import Checkpoint
+from indexer.stored_base import StoredBase
+from indexer.weights import Checkpoint, open_checkpoint
 from indexer.whole_files import beside
-from indexer.words import DeltaKey
+from indexer.words import DeltaKey, ModelRef
 
 
 @dataclass
-class BaseMatrices:
+class BaseMatrices(StoredBase):
     """The base's block matrices on disk.
 
-    ``layout`` is that of the base's own checkpoint, ``norms`` the Frobenius norm of every matrix. With
-    ``resident`` the matrices stay in memory after their first use, else each is read again: page cache is
+    With ``resident`` the matrices stay in memory after their first use, else each is read again: page cache is
     shared by processes, memory is not.
     """
 
-    path: Path
     resident: bool = True
     _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
@@ -53,54 +47,6 @@ class BaseMatrices:
     @cached_property
     def _index(self) -> SafetensorsIndex:
         return read_index(self._file)
-
-    @cached_property
-    def description(self) -> Mapping[str, Any]:
-        """What was written beside the matrices: base, commit, config, shapes, norms."""
-        found: Mapping[str, Any] = json.loads(self._index.metadata["base"])
-        return found
-
-    @property
-    def base(self) -> str:
-        """The base's canonical id."""
-        return str(self.description["base"])
-
-    @property
-    def commit(self) -> str:
-        """The commit the matrices come from."""
-        return str(self.description["commit"])
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        """The base's config.json."""
-        found: Mapping[str, Any] = self.description["config"]
-        return found
-
-    @cached_property
-    def layout(self) -> Layout:
-        """Where the block matrices lie in the base's own checkpoint."""
-        shapes = {name: tuple(shape) for name, shape in self.description["shapes"].items()}
-        return load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
-
-    @cached_property
-    def norms(self) -> dict[DeltaKey, float]:
-        """‖W_base‖ (Frobenius) of every matrix."""
-        return {DeltaKey.parse(name): float(norm) for name, norm in self.description["norms"].items()}
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of all block matrices as stored."""
-        return sum(info.nbytes for info in self._index.tensors.values())
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one stored number."""
-        return max(info.dtype.itemsize for info in self._index.tensors.values())
-
-    @property
-    def file_hashes(self) -> tuple[str | None, ...]:
-        """sha256 of the weight files that the matrices come from, where known."""
-        return tuple(self.description["file_hashes"])
 
     def matrix(self, key: DeltaKey) -> torch.Tensor:
         """One matrix, (out, in), in the base's own dtype. Not to be written to."""
@@ -124,6 +70,17 @@ class BaseMatrices:
         self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()
+
+
+def open_base(facts: BaseFacts) -> Checkpoint:
+    """The base's checkpoint on the Hub. Raises AtlasError where it cannot be read."""
+    try:
+        return open_checkpoint(ModelRef(facts.id), commit=facts.commit, filenames=facts.filenames or None)
+    except ModelError as error:
+        raise AtlasError(
+            f"The weights of the base {facts.id} cannot be read: {error.detail}.",
+            "Try again later." if isinstance(error, Failed) else "Choose another base.",
+        ) from error
 
 
 def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> BaseMatrices:
@@ -209,10 +166,3 @@ def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[BaseMatrices]:
-    """Bases kept in the atlas (all commits of ``base``, or of every base), newest first."""
-    paths = sorted(folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name))
-    found = [BaseMatrices(path, resident=False) for path in paths]
-    return [one for one in found if base is None or one.base == base]

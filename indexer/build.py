@@ -10,24 +10,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices, size_of_base, store_base, stored_bases
 from indexer.crawling.listing import ListedModel, Listing, select
-from indexer.errors import AtlasError, Failed, ModelError
-from indexer.executor import executor_for, workers_for
+from indexer.errors import Failed
 from indexer.hub import BaseFacts
-from indexer.identity import SPECTRA_FORM, Spec, canonical_json
+from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec, canonical_json
 from indexer.network.bandwidth import limit_bandwidth
 from indexer.plan import Planned, existing_record, plan
 from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
 from indexer.records import RecordStore
 from indexer.running.report import BuildOptions, BuildReport, Watcher
-from indexer.running.resources import Resources, share_out
-from indexer.running.worker import Place, Result
-from indexer.svd import SVD_METHOD
+from indexer.running.resources import Resources, share_out, workers_for
+from indexer.running.result import Place, Result
+from indexer.stored_base import StoredBase, stored_bases
 from indexer.unit import Unit
 from indexer.versions import library_versions
-from indexer.weights import Checkpoint, open_checkpoint
 from indexer.words import ModelRef
 
 # Results are published as they come, so that an interrupted build is useful: not more often than this many seconds,
@@ -72,26 +69,17 @@ class Build:
         """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
         path = self.folder.base(self.facts.id, self.facts.commit)
         if path.is_file():
-            stored = BaseMatrices(path)
+            stored = StoredBase(path)
             return stored.block_bytes, stored.item_bytes
-        checkpoint = self._base_checkpoint()
+        from indexer.base import open_base, size_of_base
+
+        checkpoint = open_base(self.facts)
         try:
             return size_of_base(checkpoint)
         finally:
             checkpoint.close()
 
-    def _base_checkpoint(self) -> Checkpoint:
-        try:
-            return open_checkpoint(
-                ModelRef(self.facts.id), commit=self.facts.commit, filenames=self.facts.filenames or None
-            )
-        except ModelError as error:
-            raise AtlasError(
-                f"The weights of the base {self.facts.id} cannot be read: {error.detail}.",
-                "Try again later." if isinstance(error, Failed) else "Choose another base.",
-            ) from error
-
-    def base_matrices(self) -> BaseMatrices:
+    def stored_base(self) -> StoredBase:
         """The base's block matrices, fetched where the atlas does not have them yet.
 
         A new commit that leaves the weight files as they were (an edited card) is not a new base: the commit
@@ -99,8 +87,10 @@ class Build:
         """
         path = self.folder.base(self.facts.id, self.facts.commit)
         if path.is_file():
-            return BaseMatrices(path)
-        checkpoint = self._base_checkpoint()
+            return StoredBase(path)
+        from indexer.base import open_base, store_base
+
+        checkpoint = open_base(self.facts)
         try:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
             for stored in stored_bases(self.folder, self.facts.id):
@@ -164,7 +154,7 @@ class Build:
         else:
             self.report.skipped += 1
 
-    def run(self, planned: Sequence[Planned], base: BaseMatrices) -> BuildReport:
+    def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. Ctrl-C publishes what was done and goes on upwards."""
         settled = {one.entry.listed.id: one.entry for one in planned}
         waiting = dict(settled)  # what no publish has been told of yet
@@ -190,7 +180,7 @@ class Build:
             self.watcher.say(f"records that still have no spectra, left to another `index build --spectra`: {lacking}")
         return self.report
 
-    def _publish_meanwhile(self, waiting: dict[str, Entry], base: BaseMatrices) -> float:
+    def _publish_meanwhile(self, waiting: dict[str, Entry], base: StoredBase) -> float:
         """Publish what is waiting; when to do so again."""
         began = time.monotonic()
         self.publish(waiting.values(), base, None)
@@ -212,10 +202,14 @@ class Build:
         self.report.seconds = round(time.monotonic() - self.started, 3)
         return self.report
 
-    def work(self, planned: Sequence[Planned], base: BaseMatrices, settled: dict[str, Entry]) -> Iterator[Result]:
+    def work(self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result]:
         """Do what is planned; after each model ``settled`` (by id) says what became of it. Nothing is published."""
         units = [one.unit for one in planned if one.unit is not None]
         self.watcher.started(self.facts.id, len(units), planned)
+        if not units:
+            return
+        from indexer.executor import executor_for  # and torch with it: not where there is nothing to do
+
         resources = self._resources(base, len(units))
         place = Place(self.folder.root, base.path, resources)
         executor = executor_for(resources.workers, self.options.scheduler)
@@ -227,7 +221,7 @@ class Build:
                 if self._is_hopeless():
                     return
 
-    def _resources(self, base: BaseMatrices, units: int) -> Resources:
+    def _resources(self, base: StoredBase, units: int) -> Resources:
         options = self.options
         workers = workers_for(options.workers, units)
         largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
@@ -260,7 +254,7 @@ class Build:
         self.report.stopped = f"{self.report.failed} of {tried} models failed"
         return True
 
-    def publish(self, entries: Iterable[Entry], base: BaseMatrices, outcome: str | None) -> None:
+    def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
         self.finished()
         publish(

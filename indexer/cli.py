@@ -250,8 +250,8 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 
 
 def _options(chosen: dict[str, Any]) -> BuildOptions:
-    from indexer.executor import default_workers
     from indexer.running.report import BuildOptions
+    from indexer.running.resources import default_workers
     from indexer.words import RELATIONS
 
     is_dask = chosen.pop("executor", "local") == "dask"

@@ -9,20 +9,19 @@ from typing import Any
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
-from indexer.base import stored_bases
 from indexer.build import Build
 from indexer.crawling.claims import untyped_relation
 from indexer.crawling.crawl import crawl
 from indexer.crawling.listing import Listing
 from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError, ModelError
-from indexer.hub import BaseFacts, UnknownRevision, model_row, resolve_base
+from indexer.hub import BaseFacts, UnknownRevision, model_row, resolve_base, unknown_model, unreadable
 from indexer.kept_rank import check_rank
 from indexer.local import local_row
 from indexer.network.session import install_session
 from indexer.plan import estimate
 from indexer.running.report import BuildOptions, BuildReport, Watcher
-from indexer.single import unreadable
+from indexer.stored_base import stored_bases
 from indexer.whole_files import remove_leftovers
 from indexer.words import ModelRef
 
@@ -71,9 +70,9 @@ def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher:
         relation = untyped_relation(row)
         build.listing.note_base(facts.ids)
         build.listing.add(row, relation, facts.id)
-        matrices = build.base_matrices()
+        stored = build.stored_base()
         chosen = [listed for listed in build.listing.models() if listed.id == row["id"]]
-        return build.run(build.plan(chosen), matrices)
+        return build.run(build.plan(chosen), stored)
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
@@ -119,11 +118,8 @@ def update_listing(build: Build, watcher: Watcher) -> None:
 
 
 def _run(build: Build) -> BuildReport:
-    matrices = build.base_matrices()
-    try:
-        return build.run(build.plan(), matrices)
-    finally:
-        matrices.close()
+    base = build.stored_base()  # first: the plan goes by its commit
+    return build.run(build.plan(), base)
 
 
 def _dry_run(build: Build) -> BuildReport:
@@ -138,14 +134,14 @@ def _row_of(reference: ModelRef) -> dict[str, Any]:
         return model_row(reference.id, reference.revision)
     except ModelError as error:
         if error.reason == "not_found" and not isinstance(error, UnknownRevision):
-            from indexer.hub import unknown_model
-
             raise unknown_model(reference.id) from error
         raise unreadable(reference.id, error) from error
 
 
 def check_device(device: str) -> None:
     """Raises AtlasError where the device is not there, before anything is fetched."""
+    if device == "cpu":
+        return
     import torch
 
     try:

@@ -19,7 +19,8 @@ from typing import Protocol
 from indexer.console.speech import manners, say_over_the_bar
 from indexer.errors import Failed
 from indexer.network.session import install_session
-from indexer.running.worker import Place, Result, abandoned, work
+from indexer.running.result import Place, Result
+from indexer.running.worker import abandoned, work
 from indexer.unit import Unit
 
 # A unit that takes the process down twice is at fault itself.
@@ -121,11 +122,6 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def workers_for(workers: int, units: int) -> int:
-    """As many of ``workers`` as have two units to do: a new process costs seconds to start."""
-    return max(1, min(workers, (units + 1) // 2))
-
-
 def executor_for(workers: int, scheduler: str | None = None) -> Executor:
     """This process for one worker, a pool for more; a cluster if one is named."""
     if scheduler is not None:
@@ -135,11 +131,6 @@ def executor_for(workers: int, scheduler: str | None = None) -> Executor:
     if workers <= 1:
         return SerialExecutor()
     return ProcessExecutor(workers)
-
-
-def default_workers() -> int:
-    """One for each processor this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _initialise(is_quiet: bool) -> None:

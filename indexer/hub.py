@@ -131,6 +131,16 @@ def _former_ids(identifier: str) -> list[str]:
     return found
 
 
+def unreadable(model: str, error: ModelError) -> AtlasError:
+    """What a person is told of a model that cannot be read."""
+    if isinstance(error, UnknownRevision):
+        return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
+    return AtlasError(
+        f"{model} cannot be read: {error.detail.rstrip('.')}.",
+        "Try again later." if isinstance(error, Failed) else "",
+    )
+
+
 def unknown_model(name: str) -> AtlasError:
     """What to tell a person who named a model that the Hub does not know."""
     near = nearest_ids(name)

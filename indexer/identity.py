@@ -10,6 +10,9 @@ from typing import Any
 
 FORMAT_VERSION = 1
 
+# Names the algorithm of `indexer.svd` and the constants there. Change it when results change.
+SVD_METHOD = "block-krylov-1"
+
 # What `--spectra` keeps: all singular values of every δW, of every W, and of fused matrices taken whole.
 SPECTRA_FORM = "delta-weights-1"
 

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices
 from indexer.errors import AtlasError
+from indexer.identity import SVD_METHOD
 from indexer.records import RecordStore
-from indexer.svd import SVD_METHOD
+from indexer.stored_base import StoredBase
 
 USUAL_RANK = 8
 
@@ -48,7 +48,7 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
         )
 
 
-def rank_to_publish(folder: AtlasFolder, base: BaseMatrices, asked: int | None) -> int:
+def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) -> int:
     """The rank ``asked`` for, else the one that the atlas holds the base at, else that of the base's records.
 
     Raises AtlasError where what is asked for is another than the atlas's, or nothing is and the records differ.
@@ -69,7 +69,7 @@ def rank_to_publish(folder: AtlasFolder, base: BaseMatrices, asked: int | None) 
     return next(iter(ranks), USUAL_RANK)
 
 
-def _ranks_of_records(folder: AtlasFolder, base: BaseMatrices) -> Counter[int]:
+def _ranks_of_records(folder: AtlasFolder, base: StoredBase) -> Counter[int]:
     """How many records of each rank there are that a publish of ``base`` could use."""
     return Counter(
         identity.spec.rank

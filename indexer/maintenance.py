@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices, stored_bases
 from indexer.crawling.listing import Listing
 from indexer.database import reader, rows_of
 from indexer.errors import AtlasError
@@ -18,6 +17,7 @@ from indexer.publish import Publication, publish
 from indexer.publishing.rows import Entry
 from indexer.records import Kept, Outcome, RecordStore, standing
 from indexer.representation import DEFAULT, representation_named
+from indexer.stored_base import StoredBase, stored_bases
 from indexer.vectors.choice import IndexChange, IndexChoice
 
 
@@ -144,7 +144,7 @@ def represent(
     publish(
         folder,
         [
-            Publication(BaseMatrices(folder.base(row["base"], row["commit"])), (), (), row["rank"], index=index)
+            Publication(StoredBase(folder.base(row["base"], row["commit"])), (), (), row["rank"], index=index)
             for row in current
         ],
         [name],
@@ -165,7 +165,7 @@ def represent(
     }
 
 
-def _rank_of(folder: AtlasFolder, base: BaseMatrices, found: list[Kept]) -> int:
+def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[Kept]) -> int:
     """The rank that is published where there are records of it, else that of most records: two never mix."""
     ranks = Counter(one.identity.spec.rank for one in found)
     published = held(folder, base.base)
@@ -191,7 +191,7 @@ def _entries(base: str, listing: Listing, found: list[Kept], outcomes: list[Outc
     return entries
 
 
-def _newest_bases(folder: AtlasFolder) -> list[BaseMatrices]:
+def _newest_bases(folder: AtlasFolder) -> list[StoredBase]:
     newest = {base.base: base for base in reversed(stored_bases(folder))}
     return [newest[name] for name in sorted(newest)]
 

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 
 from indexer import __version__
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices
 from indexer.publishing.duplicate_groups import DuplicateGroups
 from indexer.publishing.neighbour_table import NeighbourTable
 from indexer.publishing.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
@@ -25,6 +24,7 @@ from indexer.publishing.vectors import Incoming, PublishedVectors
 from indexer.record import Record
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, representation_named
+from indexer.stored_base import StoredBase
 from indexer.vectors.choice import IndexChange
 
 # Rows on their way into the database are held until they are this many.
@@ -47,7 +47,7 @@ class Publication:
     Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None.
     """
 
-    base: BaseMatrices
+    base: StoredBase
     aliases: Sequence[str]
     entries: Sequence[Entry]
     rank: int

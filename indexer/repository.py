@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_cache
 
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.formats.stored_tensor import shown
 from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_get import Patience, ensure_session, fetch_small
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import as_model_error
+from indexer.untrusted import shown
 from indexer.words import ModelRef
 
 _MOST_FILES = 100_000

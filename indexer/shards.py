@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices, stored_bases
 from indexer.build import Build
 from indexer.commands import check_device, find_base, update_listing
 from indexer.crawling.listing import Listing
@@ -22,6 +21,7 @@ from indexer.hub import BaseFacts
 from indexer.kept_rank import check_rank, held, rank_to_publish
 from indexer.network.session import install_session
 from indexer.running.report import BuildOptions, BuildReport, Watcher
+from indexer.stored_base import StoredBase, stored_bases
 from indexer.whole_files import remove_leftovers
 
 
@@ -65,15 +65,12 @@ def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watch
     with folder.locked(f"index work --base {base} --shard {shard}", wait=True):
         if not build.listing.is_crawled:
             update_listing(build, watcher)
-        matrices = build.base_matrices()
-    try:
-        planned = build.plan([model for model in build.selected() if shard.holds(model.id)])
-        settled = {one.entry.listed.id: one.entry for one in planned}
-        for _ in build.work(planned, matrices, settled):
-            pass
-        return build.finished()
-    finally:
-        matrices.close()
+        stored = build.stored_base()
+    planned = build.plan([model for model in build.selected() if shard.holds(model.id)])
+    settled = {one.entry.listed.id: one.entry for one in planned}
+    for _ in build.work(planned, stored, settled):
+        pass
+    return build.finished()
 
 
 def publish_records(
@@ -86,9 +83,9 @@ def publish_records(
     and where nothing of what is published would be left.
     """
     folder = AtlasFolder(atlas)
-    stored: dict[str, BaseMatrices] = {}
-    for matrices in stored_bases(folder):  # the newest commit first
-        stored.setdefault(matrices.base, matrices)
+    stored: dict[str, StoredBase] = {}
+    for one in stored_bases(folder):  # the newest commit first
+        stored.setdefault(one.base, one)
     listings = {base: Listing(folder.listing(base)) for base in stored}
     known = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
     wanted = [known.get(name.lower()) for name in bases]
@@ -111,19 +108,19 @@ def publish_records(
 
 
 def _publish(
-    folder: AtlasFolder, matrices: BaseMatrices, listing: Listing, options: BuildOptions, watcher: Watcher
+    folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
 ) -> BuildReport:
-    config: dict[str, Any] = dict(matrices.config)
-    facts = BaseFacts(matrices.base, matrices.commit, listing.aliases(), config)
+    config: dict[str, Any] = dict(base.config)
+    facts = BaseFacts(base.base, base.commit, listing.aliases(), config)
     build = Build(folder, facts, options, watcher, listing)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
-    before = held(folder, matrices.base)
+    before = held(folder, base.base)
     if before is not None and not counts["indexed"]:
         raise AtlasError(
-            f"This publish would take all {before.vectors} vectors of {matrices.base} out of the atlas: "
+            f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "
             f"no listed model has a record of rank {options.rank} here.",
-            f"Nothing was changed. Bring the records back, or make them again: index build --base {matrices.base} "
+            f"Nothing was changed. Bring the records back, or make them again: index build --base {base.base} "
             f"--rank {options.rank}",
         )
     build.report = replace(
@@ -134,6 +131,6 @@ def _publish(
         failed=counts["failed"],
     )
     if counts["listed"]:
-        watcher.say(f"{matrices.base}: {counts['listed']} listed models were not tried yet")
-    build.publish(entries, matrices, "finished")
+        watcher.say(f"{base.base}: {counts['listed']} listed models were not tried yet")
+    build.publish(entries, base, "finished")
     return build.finished()

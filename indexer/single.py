@@ -10,15 +10,15 @@ import torch
 
 from indexer.base import BaseMatrices
 from indexer.crawling.claims import listed_filenames, untyped_relation
-from indexer.errors import AtlasError, Failed, ModelError
-from indexer.hub import UnknownRevision, conversion_revision, model_row
-from indexer.identity import Spec
+from indexer.errors import AtlasError, ModelError
+from indexer.hub import conversion_revision, model_row
+from indexer.identity import SVD_METHOD, Spec
 from indexer.local import facts_of, local_row
 from indexer.network.session import as_model_error, install_session
 from indexer.plan import commit_of
 from indexer.record import Record
-from indexer.svd import SVD_METHOD
-from indexer.unit import Unit, vectorise
+from indexer.unit import Unit
+from indexer.vectorise import vectorise
 from indexer.words import ModelRef
 
 
@@ -69,13 +69,3 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
         raise as_model_error(error) from error
     finally:
         matrices.close()
-
-
-def unreadable(model: str, error: ModelError) -> AtlasError:
-    """What a person is told of a model that cannot be read."""
-    if isinstance(error, UnknownRevision):
-        return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
-    return AtlasError(
-        f"{model} cannot be read: {error.detail.rstrip('.')}.",
-        "Try again later." if isinstance(error, Failed) else "",
-    )

@@ -15,9 +15,7 @@ import torch
 
 from indexer.scaling import PRECISE_BELOW, in_safe_range
 
-# Names the algorithm and its constants below; part of every record's spec. Change it when results change.
-SVD_METHOD = "block-krylov-1"
-
+# With the algorithm these decide the last digits: what changes results changes `SVD_METHOD` in identity.py.
 # A product with 16 columns takes no longer than one with 9, and rank 8 needs no more.
 _COLUMNS = 16
 _OVERSAMPLING = 8

@@ -76,6 +76,22 @@ def hub_address(text: str, kind: str) -> str | None:
     return name if is_hub_id(name) else None
 
 
+def is_count(value: object) -> bool:
+    """Whether ``value`` is an int (no bool) that can be a size or an offset in a file."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """The number of elements of a shape, without overflow."""
+    return math.prod(shape)
+
+
+def shown(text: object, limit: int = 120) -> str:
+    """A name that came with the file, fit for a message: quoted, control characters escaped, not too long."""
+    name = str(text)
+    return repr(name) if len(name) <= limit else repr(name[:limit] + "…")
+
+
 class Reader:
     """Reads single fields of one untrusted object and collects what was odd about them."""
 

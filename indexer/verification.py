@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices
 from indexer.crawling.listing import Listing
 from indexer.database import reader, rows_of
 from indexer.errors import AtlasError
 from indexer.records import RecordStore
 from indexer.representation import REPRESENTATIONS
+from indexer.stored_base import StoredBase
 from indexer.vectors.files import check_file
 from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
@@ -109,7 +109,7 @@ def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagre
         yield Disagreement("base", base, f"{path.name} is missing: run `index build --base {base}`")
         return
     try:
-        BaseMatrices(path).layout  # noqa: B018 - opened for its checks
+        StoredBase(path).layout  # noqa: B018 - opened for its checks
     except Exception as error:
         yield Disagreement("base", base, f"{path.name} cannot be read: {error}")
 

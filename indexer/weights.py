@@ -20,13 +20,14 @@ from indexer.errors import Failed, ModelError, Skipped
 from indexer.formats.checkpoint_config import read_adapter_config, read_config, refuse_quantised_tensors
 from indexer.formats.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
 from indexer.formats.safetensors_index import read_index
-from indexer.formats.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable, shown
+from indexer.formats.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable
 from indexer.formats.torch_index import read_torch_index
 from indexer.network.byterange import ByteSource
 from indexer.network.hub_get import Patience
 from indexer.network.remote_file import RemoteFile
 from indexer.repository import Repository, open_repository, open_revision, read_json_object
 from indexer.running.ahead import read_ahead
+from indexer.untrusted import shown
 from indexer.words import ModelRef
 
 __all__ = ["Checkpoint", "FileFacts", "TensorInfo", "open_checkpoint", "plan_runs"]

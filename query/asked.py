@@ -51,9 +51,9 @@ def asked_model(atlas: Atlas, model: str, base: str | None, representation: str)
 
 def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> Asked:
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
-    from indexer.hub import UnknownRevision
+    from indexer.hub import UnknownRevision, unreadable
     from indexer.representation import representation_named
-    from indexer.single import read_model, unreadable
+    from indexer.single import read_model
     from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)

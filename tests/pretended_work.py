@@ -14,7 +14,7 @@ from pathlib import Path
 from indexer import executor
 from indexer.atlas import AtlasFolder
 from indexer.identity import Spec
-from indexer.running.worker import Place, Result
+from indexer.running.result import Place, Result
 from indexer.unit import Unit
 from indexer.words import ModelRef
 

@@ -20,7 +20,7 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.running import dask_executor
 from indexer.running.dask_executor import DaskExecutor
-from indexer.running.worker import Place, Result
+from indexer.running.result import Place, Result
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
 from tests.pretended_work import unit
@@ -206,7 +206,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing(world):
 HUNGRY = """
 import time
 import indexer.running.worker
-from indexer.unit import vectorise
+from indexer.vectorise import vectorise
 
 def hungry(unit, *others, **more):
     if unit.model.id == "dan/squad-3":

@@ -18,7 +18,7 @@ from indexer.plan import Planned
 from indexer.record import Record
 from indexer.records import Kept, standing
 from indexer.running.report import BuildOptions, Watcher
-from indexer.running.worker import Result
+from indexer.running.result import Result
 from indexer.shards import publish_records
 from indexer.verification import verify
 from tests.world import BASE
@@ -87,7 +87,7 @@ def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, mo
 
     monkeypatch.setattr(build, "work", work)
     monkeypatch.setattr("indexer.build.PUBLISH_EVERY_SECONDS", 0.0)
-    build.run(planned, build.base_matrices())
+    build.run(planned, build.stored_base())
     after = told(atlas)
     for name in before:
         assert (after[name] != before[name]) == (name in due)

@@ -25,6 +25,13 @@ def test_a_question_starts_without_the_heavy_libraries():
     assert not modules_after("import query; query.Atlas; import query.purity, query.sql, indexer.vectors") & heavy
 
 
+def test_looking_after_an_atlas_starts_without_torch():
+    """Only reading weights needs it: a build that finds nothing new should not wait for it either."""
+    heavy = {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
+    imports = "import indexer.maintenance, indexer.verification, indexer.commands, indexer.shards"
+    assert not modules_after(f"{imports}, indexer.console.buildview, indexer.running.report") & heavy
+
+
 def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
     pytest.importorskip("hatchling")
     subprocess.run(

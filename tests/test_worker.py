@@ -11,11 +11,11 @@ import torch
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.identity import Spec
+from indexer.identity import SVD_METHOD, Spec
 from indexer.records import RecordStore
 from indexer.running import worker
-from indexer.running.worker import Place, work
-from indexer.svd import SVD_METHOD
+from indexer.running.result import Place
+from indexer.running.worker import work
 from indexer.unit import Unit
 from indexer.words import ModelRef
 from tests import rank_world as world

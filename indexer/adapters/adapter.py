@@ -18,7 +18,7 @@ import torch
 
 from indexer.adapters.name_pattern import NamePatterns
 from indexer.errors import Skipped
-from indexer.formats.stored_tensor import shown
+from indexer.untrusted import shown
 from indexer.weights import Checkpoint
 
 # What makes an adapter something else than W + s·B@A: the setting in adapter_config.json, and its usual name.

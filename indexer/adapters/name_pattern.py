@@ -14,7 +14,7 @@ from typing import Any
 import regex
 
 from indexer.errors import Skipped
-from indexer.formats.stored_tensor import shown
+from indexer.untrusted import shown
 
 _PLAIN = regex.compile(r"[\w.\-]+")
 # Literals, classes, groups and quantifiers, but no counts, no look-around, no back reference, and no group

@@ -8,7 +8,7 @@ from indexer.console.models import ModelsProgress
 from indexer.console.terminal import Progress, say, say_more
 from indexer.plan import Planned
 from indexer.running.report import BuildReport, Watcher
-from indexer.running.worker import Result
+from indexer.running.result import Result
 
 
 class BuildView(Watcher):

@@ -9,7 +9,7 @@ from typing import Any
 from indexer.console.quantities import duration_in_words, size_in_words
 from indexer.console.speech import Progress, say
 from indexer.errors import Failed
-from indexer.running.worker import Result
+from indexer.running.result import Result
 
 NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count beside it
 _PERCENT_AND_EDGES = 7  # " 45%|" and "| "

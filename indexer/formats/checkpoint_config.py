@@ -7,8 +7,8 @@ from typing import Any
 
 from indexer.errors import Skipped
 from indexer.formats.checkpoint_files import Choice
-from indexer.formats.stored_tensor import shown
 from indexer.repository import Repository, read_json_object
+from indexer.untrusted import shown
 
 MOST_CONFIG = 4 << 20
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from indexer.errors import Skipped
-from indexer.formats.stored_tensor import shown
+from indexer.untrusted import shown
 
 Kind = Literal["full", "adapter"]
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from indexer.errors import Skipped
-from indexer.formats.stored_tensor import DTYPE_NAMES, Buffers, TensorInfo, element_count, is_count, shown
+from indexer.formats.stored_tensor import DTYPE_NAMES, Buffers, TensorInfo
 from indexer.network.byterange import ByteSource, Run
+from indexer.untrusted import element_count, is_count, shown
 
 MOST_DIMENSIONS = 16
 

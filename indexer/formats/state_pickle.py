@@ -25,7 +25,7 @@ from indexer.formats.pickled import (
     stand_in,
     storage_of,
 )
-from indexer.formats.stored_tensor import shown
+from indexer.untrusted import shown
 
 # A state dict takes about 30 instructions and 120 bytes a tensor.
 MOST_BYTES = 16 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import weakref
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 
 from indexer.errors import Skipped
 from indexer.network.byterange import Run
+from indexer.untrusted import shown
 
 # safetensors' names for dtypes, as torch calls them.
 DTYPES: dict[str, torch.dtype] = {
@@ -145,19 +145,3 @@ class Buffers:
         if len(self._held) < self._most:
             self._held.append((memory, weakref.ref(view)))
         return view
-
-
-def is_count(value: object) -> bool:
-    """Whether ``value`` is an int (no bool) that can be a size or an offset in a file."""
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def element_count(shape: tuple[int, ...]) -> int:
-    """The number of elements of a shape, without overflow."""
-    return math.prod(shape)
-
-
-def shown(text: object, limit: int = 120) -> str:
-    """A name that came with the file, fit for a message: quoted, control characters escaped, not too long."""
-    name = str(text)
-    return repr(name) if len(name) <= limit else repr(name[:limit] + "…")

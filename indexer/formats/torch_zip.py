@@ -13,8 +13,9 @@ import torch
 from indexer.errors import Skipped
 from indexer.formats.pickled import PickledTensor, PlacedTensor, Span, infos_of, span_of
 from indexer.formats.state_pickle import MOST_BYTES, read_pickle, state_dict_of
-from indexer.formats.stored_tensor import Buffers, StoredTensor, TensorInfo, shown
+from indexer.formats.stored_tensor import Buffers, StoredTensor, TensorInfo
 from indexer.network.byterange import ByteSource, Run
+from indexer.untrusted import shown
 
 # The directory of a model of 200 tensors takes 14 KiB.
 _TAIL = 16 << 10

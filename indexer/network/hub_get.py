@@ -18,8 +18,8 @@ from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.formats.stored_tensor import shown
 from indexer.network.session import as_model_error, install_session
+from indexer.untrusted import shown
 
 _MOST_REDIRECTS = 5
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -16,7 +16,6 @@ import httpx2
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
 from indexer.errors import Failed, ModelError
-from indexer.formats.stored_tensor import shown
 from indexer.network.bandwidth import received as count_bytes
 from indexer.network.byterange import Run, check_range
 from indexer.network.hub_get import (
@@ -29,6 +28,7 @@ from indexer.network.hub_get import (
     meaning_of,
     raise_for_status,
 )
+from indexer.untrusted import shown
 
 __all__ = ["Patience", "RemoteFile", "ensure_session", "fetch_small", "is_own"]
 

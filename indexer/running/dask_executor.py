@@ -17,7 +17,8 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError, Failed
 from indexer.records import RecordStore
 from indexer.running.dask_terms import Terms, check_here, check_workers, terms_of, told_in_a_line
-from indexer.running.worker import Place, Result, abandoned, what_it_means, work
+from indexer.running.result import Place, Result
+from indexer.running.worker import abandoned, what_it_means, work
 from indexer.unit import Unit
 
 if TYPE_CHECKING:

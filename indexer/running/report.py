@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from indexer.executor import default_workers
 from indexer.publish import Thresholds
+from indexer.running.resources import default_workers
 from indexer.vectors.choice import IndexChange
 
 if TYPE_CHECKING:
     from indexer.plan import Planned
-    from indexer.running.worker import Result
+    from indexer.running.result import Result
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -37,6 +38,16 @@ class Resources:
     ahead_bytes: int = AHEAD_BYTES
     bandwidth: float | None = None
     database_bytes: int | None = None
+
+
+def default_workers() -> int:
+    """One for each processor this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def workers_for(workers: int, units: int) -> int:
+    """As many of ``workers`` as have two units to do: a new process costs seconds to start."""
+    return max(1, min(workers, (units + 1) // 2))
 
 
 def share_out(

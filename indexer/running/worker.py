@@ -6,7 +6,6 @@ import errno
 import re
 import time
 import traceback
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,33 +18,14 @@ from indexer.hub import conversion_revision
 from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.session import as_model_error, install_session
 from indexer.records import RecordStore
-from indexer.running.resources import Resources
-from indexer.unit import Traffic, Unit, vectorise
+from indexer.running.result import Place, Result
+from indexer.unit import Traffic, Unit
 from indexer.untrusted import tidy
+from indexer.vectorise import vectorise
 
 # Trouble of the place that is written to, not of the model that is read.
 _OWN_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE}
 _NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|bad_?alloc", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where results go, where the base lies, what may be used: all that a worker needs besides the unit."""
-
-    atlas: Path
-    base_file: Path
-    resources: Resources = field(default_factory=Resources)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of one unit; ``error`` is None where a record was written."""
-
-    unit: Unit
-    error: ModelError | None
-    bytes_read: int = 0
-    bytes_total: int = 0
-    seconds: float = 0.0
 
 
 def work(unit: Unit, place: Place) -> Result:

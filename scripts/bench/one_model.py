@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from indexer.base import BaseMatrices
-from indexer.identity import Spec
+from indexer.identity import SVD_METHOD, Spec
 from indexer.network.session import install_session
 from indexer.record import write_record
 from indexer.running.resources import AHEAD_BYTES
-from indexer.svd import SVD_METHOD
-from indexer.unit import Unit, vectorise
+from indexer.unit import Unit
+from indexer.vectorise import vectorise
 from indexer.words import ModelRef
 
 

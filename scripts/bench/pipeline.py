@@ -24,10 +24,9 @@ from huggingface_hub import HfApi
 
 from indexer.delta import layout_against
 from indexer.executor import ProcessExecutor
-from indexer.identity import SPECTRA_FORM, Spec
+from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec
 from indexer.running.resources import Resources
-from indexer.running.worker import Place
-from indexer.svd import SVD_METHOD
+from indexer.running.result import Place
 from indexer.unit import Unit
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef

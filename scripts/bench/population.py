@@ -22,10 +22,9 @@ from indexer.atlas import AtlasFolder
 from indexer.crawling.claims import Claim
 from indexer.crawling.listing import Listing
 from indexer.crawling.questions import ClaimedRow, CrawlRequest, Page, Question
-from indexer.identity import Identity, Spec
+from indexer.identity import SVD_METHOD, Identity, Spec
 from indexer.record import DeltaRecord, Record, write_record
 from indexer.representation import REPRESENTATIONS
-from indexer.svd import SVD_METHOD
 from indexer.words import DeltaKey
 from scripts.bench.checkpoints import CODE, roberta_base
 from scripts.bench.inputs import made_once

@@ -19,11 +19,10 @@ from indexer.base import BaseMatrices, store_base
 from indexer.crawling.claims import Claim
 from indexer.crawling.listing import Listing
 from indexer.crawling.questions import ClaimedRow, CrawlRequest, Page, Question
-from indexer.identity import Identity, Spec
+from indexer.identity import SVD_METHOD, Identity, Spec
 from indexer.record import DeltaRecord, Record, StoredFile
 from indexer.records import RecordStore
 from indexer.representation import DEFAULT, representation_named
-from indexer.svd import SVD_METHOD
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
 from scripts.scale.cards import ALIAS, BASE, Cards

@@ -17,7 +17,7 @@ from indexer.console.terminal import (
 )
 from indexer.errors import Failed, Skipped
 from indexer.running.report import BuildReport
-from indexer.running.worker import Result
+from indexer.running.result import Result
 from tests.console.speaking import at_terminal, run
 
 
@@ -171,7 +171,7 @@ def test_a_real_terminal_shows_one_line_that_grows(columns):
     code = """
     import time
     from indexer.console.models import ModelsProgress
-    from indexer.running.worker import Result
+    from indexer.running.result import Result
     from indexer.errors import Failed
     with ModelsProgress(400, "some-organisation/a-base-of-a-rather-long-name") as progress:
         for number in range(400):

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from indexer.base import BaseMatrices, store_base
-from indexer.identity import SPECTRA_FORM, Spec
+from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec
 from indexer.record import Record
-from indexer.svd import SVD_METHOD
-from indexer.unit import Unit, vectorise
+from indexer.unit import Unit
+from indexer.vectorise import vectorise
 from indexer.weights import open_checkpoint
 from indexer.words import ModelRef
 from tests import rank_world as world

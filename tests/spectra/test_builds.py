@@ -10,12 +10,11 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.crawling.listing import ListedModel
 from indexer.errors import Failed, Skipped
-from indexer.identity import SPECTRA_FORM, Spec
+from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec
 from indexer.maintenance import rebuild, status
 from indexer.plan import Planned, plan
 from indexer.record import Record
 from indexer.records import RecordStore
-from indexer.svd import SVD_METHOD
 from indexer.unit import Unit
 from indexer.words import ModelRef
 from scripts.loopback_hub import LoopbackHub

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer import svd
+from indexer.identity import SVD_METHOD
 from indexer.spectrum import spectrum
-from indexer.svd import SVD_METHOD, Factors, lora_svd, truncated_svd
+from indexer.svd import Factors, lora_svd, truncated_svd
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 
 

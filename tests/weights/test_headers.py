@@ -14,10 +14,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from indexer.errors import Skipped
+from indexer.formats.safetensors_header import ITEM_BYTES
 from indexer.formats.safetensors_index import read_index
+from indexer.formats.stored_tensor import DTYPES
 from indexer.network.byterange import LocalFile
 from indexer.weights import GAP_SHARE, plan_runs
 from tests.weights.folders import write_safetensors
+
+
+def test_sizes_of_dtypes_are_those_of_torch():
+    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
 
 
 @pytest.mark.parametrize(

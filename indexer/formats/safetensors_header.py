@@ -1,0 +1,159 @@
+"""The front of a safetensors file: eight bytes of length, then JSON that says where every tensor lies.
+
+It comes from a stranger. Every number in it is checked against the size of the file before anything is read by it.
+Nothing here needs torch, which takes longer to load than most questions about a file take to answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from indexer.errors import Skipped
+from indexer.network.byterange import ByteSource
+from indexer.untrusted import element_count, is_count, shown
+
+# The header of a model of 12 layers is about 20 KiB: it mostly comes with the first request.
+FIRST_GUESS = 32 << 10
+# The format allows 100 MB. Parsed, that is a gigabyte of Python objects; 16 MiB name some 150,000 tensors.
+MOST_HEADER = 16 << 20
+MOST_DIMENSIONS = 16
+
+
+# Bytes of one number of each dtype that can be read, by the name that the format gives it.
+ITEM_BYTES = {
+    **dict.fromkeys(("F64", "C64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+}
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """A tensor that lies in [start, stop) of the file. ``dtype`` is the file's own word, known to us or not."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """The tensors by name, in the file's own order, and the file's own notes (``metadata``)."""
+
+    entries: Mapping[str, HeaderEntry]
+    metadata: Mapping[str, str]
+
+
+def read_header(source: ByteSource) -> SafetensorsHeader:
+    """Read and check it.
+
+    Raises Skipped("corrupt_file") where it is none, or does not fit the file: a truncated upload is told by the
+    number of bytes it lacks. Raises Failed where it cannot be read now.
+    """
+    front = source.read(0, min(FIRST_GUESS, source.size), keep=True)
+    if len(front) < 8:
+        raise _corrupt(source, f"has {len(front)} bytes, less than the length of a header")
+    length = int.from_bytes(front[:8], "little")
+    if bytes(front).startswith(b"version https://git-lfs"):
+        raise _corrupt(source, "is a Git LFS pointer, not the weights it points to")
+    if length > source.size - 8:
+        raise _corrupt(source, f"has {source.size} bytes, but says that its header alone has {length}")
+    if length > MOST_HEADER:
+        raise _corrupt(source, f"has a header of {length} bytes; up to {MOST_HEADER} are read")
+    text = bytes(front[8 : 8 + length])
+    if len(text) < length:
+        text += bytes(source.read(8 + len(text), 8 + length))
+    header = _parse(source, text)
+    metadata = _metadata(source, header.pop("__metadata__", {}))
+    data_start = 8 + length
+    entries = {name: _entry(source, name, found, data_start) for name, found in header.items()}
+    _check_cover(source, entries, data_start)
+    return SafetensorsHeader(MappingProxyType(entries), MappingProxyType(metadata))
+
+
+def _parse(source: ByteSource, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
+    except _DuplicateNameError as error:
+        raise _corrupt(source, f"names {shown(error.args[0])} twice in its header") from None
+    except (ValueError, RecursionError):
+        raise _corrupt(source, "has a header that is not JSON") from None
+    if not isinstance(header, dict):
+        raise _corrupt(source, "has a header that is not a JSON object")
+    return header
+
+
+class _DuplicateNameError(Exception):
+    pass
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _DuplicateNameError(name)
+            seen.add(name)
+    return found
+
+
+def _metadata(source: ByteSource, found: Any) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise _corrupt(source, "has metadata that is not a mapping of text to text")
+    return found
+
+
+def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> HeaderEntry:
+    """One entry of the header, checked by itself."""
+    if not isinstance(found, dict):
+        raise _corrupt(source, f"describes {shown(name)} by something that is not an object")
+    dtype_name, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    if not isinstance(dtype_name, str):
+        raise _corrupt(source, f"gives {shown(name)} no dtype")
+    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not all(map(is_count, shape)):
+        raise _corrupt(source, f"gives {shown(name)} a shape that is not a list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
+        raise _corrupt(source, f"gives {shown(name)} offsets that are not two positions")
+    begin, end = offsets
+    if begin > end:
+        raise _corrupt(source, f"says that {shown(name)} ends before it begins ({begin}, {end})")
+    item_bytes = ITEM_BYTES.get(dtype_name)
+    if item_bytes is not None and element_count(tuple(shape)) * item_bytes != end - begin:
+        raise _corrupt(
+            source,
+            f"gives {shown(name)} {end - begin} bytes, but {dtype_name} of shape {shown(shape)} takes "
+            f"{shown(element_count(tuple(shape)) * item_bytes)}",
+        )
+    return HeaderEntry(name, dtype_name, tuple(shape), data_start + begin, data_start + end)
+
+
+def _check_cover(source: ByteSource, entries: Mapping[str, HeaderEntry], data_start: int) -> None:
+    """The tensors must fill the file: no overlap, no hole, no end beyond it, nothing after them."""
+    position, previous = data_start, ""
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.start < position:
+            raise _corrupt(source, f"puts {shown(entry.name)} over {shown(previous)}")
+        if entry.start > position:
+            raise _corrupt(source, f"leaves {entry.start - position} bytes before {shown(entry.name)}")
+        position, previous = entry.stop, entry.name
+    if position > source.size:
+        raise _corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
+    if position < source.size:
+        raise _corrupt(source, f"has {source.size - position} bytes that belong to no tensor")
+
+
+def _corrupt(source: ByteSource, what: str) -> Skipped:
+    return Skipped("corrupt_file", f"{shown(source.name)} {what}")
