@@ -31,11 +31,15 @@ def build_bases(
 ) -> list[BuildReport]:
     """Build one base after another; each is published before the next is begun.
 
-    Raises AtlasError where a base is unknown or held at another rank, both before anything is built, where the
-    network is away, or the atlas is being written to.
+    Raises AtlasError where a base is unknown or held at another rank, or no scheduler answers, all before anything is
+    built; where the network is away, or the atlas is being written to.
     """
     folder = AtlasFolder(atlas)
     check_device(options.device)
+    if options.scheduler is not None and not dry_run:
+        from indexer.running.dask_executor import DaskExecutor
+
+        DaskExecutor(options.scheduler).check()
     install_session(say=watcher.say)
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):

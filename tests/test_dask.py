@@ -338,6 +338,7 @@ def test_what_is_wrong_with_a_cluster_is_said_before_any_work(world):
     ran = world("index", "build", "--base", BASE, "--executor", "dask", "--scheduler", f"tcp://127.0.0.1:{free_port()}")
     assert ran.code == 1
     assert "No Dask scheduler answers at tcp://127.0.0.1:" in ran.err
+    assert not list((world.folder / "atlas").glob("**/*.jsonl"))  # nor before the crawl
     assert world("index", "build", "--base", BASE, "--executor", "dask").code == 2
     with ExitStack() as stack:
         running = Cluster(world, stack)

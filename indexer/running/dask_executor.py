@@ -42,6 +42,10 @@ class DaskExecutor:
     def __init__(self, address: str) -> None:
         self.address = address
 
+    def check(self) -> None:
+        """Raises AtlasError where no scheduler answers: better told before a long crawl than after it."""
+        self._connected().close(timeout=5)
+
     def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
         """Yield results as they come, one for each unit.
 
