@@ -58,6 +58,7 @@ def write_atlas(
     connection.execute(f"ATTACH '{folder / 'atlas.duckdb'}' AS atlas (storage_version '{STORAGE_VERSION}')")
     connection.execute("USE atlas")
     connection.execute(schema_sql())
+    connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
     _insert(connection, "atlas_info", [[SCHEMA_VERSION, 3, BEGAN, "0.1.0", len(models) + 1]])
     layers = [{"stack": "", "layers": 6}]
     _insert(connection, "bases", [[base, "c" * 40, [], "roberta", "bert", layers, DELTAS, 4096, "{}"]])
@@ -67,6 +68,7 @@ def write_atlas(
         _publish(connection, folder, name, models, base)
     for number, build in enumerate(builds, start=1):
         _build(connection, number, base, build)
+    connection.execute("COMMIT")
     connection.execute("CHECKPOINT atlas")
     connection.close()
     return folder

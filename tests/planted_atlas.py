@@ -47,6 +47,7 @@ def plant_atlas(folder: Path, models: list[Planted], base: str = BASE) -> Path:
     config = {"storage_compatibility_version": STORAGE_VERSION}
     with duckdb.connect(str(folder / "atlas.duckdb"), config=config) as connection:
         connection.execute(schema_sql())
+        connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
         connection.execute("INSERT INTO atlas_info VALUES (?, 1, NULL, 'test', ?)", [SCHEMA_VERSION, len(models) + 1])
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [base])
         publish_vectors(connection, folder, base, "input", Vectors(ids.astype(np.int64), unit), neighbours=False)
@@ -54,14 +55,17 @@ def plant_atlas(folder: Path, models: list[Planted], base: str = BASE) -> Path:
         for number, model in enumerate(models, 1):
             group = model.duplicate_of or (number if number in first else None)
             _insert(connection, number, model, base, is_copy=not norms[number - 1], group=group)
+        rows = []
         for place, number in enumerate(ids):
             cosines = unit @ unit[place]
             near = [int(row) for row in np.argsort(-cosines, kind="stable") if row != place][:50]
-            rows = [
-                ("input", int(number), rank, int(ids[row]), float(cosines[row])) for rank, row in enumerate(near, 1)
-            ]
-            if rows:
-                connection.executemany("INSERT INTO neighbours VALUES (?, ?, ?, ?, ?)", rows)
+            rows += [(int(number), rank, int(ids[row]), float(cosines[row])) for rank, row in enumerate(near, 1)]
+        connection.execute(
+            "INSERT INTO neighbours SELECT 'input', unnest(?::INTEGER[]), unnest(?::INTEGER[]), unnest(?::INTEGER[]), "
+            "unnest(?::FLOAT[])",
+            [list(column) for column in zip(*rows, strict=True)] or [[]] * 4,
+        )
+        connection.execute("COMMIT")
     return folder
 
 

@@ -37,8 +37,10 @@ def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, t
         (tmp_path / file).write_bytes(b"0" * 7)
     database = tmp_path / "atlas.duckdb"
     with duckdb.connect(str(database)) as connection:
-        connection.execute("CREATE TABLE compressed_indexes (faiss_file VARCHAR, factory VARCHAR, recall_at_10 DOUBLE)")
-        connection.execute("INSERT INTO compressed_indexes VALUES (?, 'SQ8', 0.8)", [file])
+        connection.execute(
+            "CREATE TABLE compressed_indexes (faiss_file VARCHAR, factory VARCHAR, parameters VARCHAR, recall_at_10 DOUBLE)"
+        )
+        connection.execute("INSERT INTO compressed_indexes VALUES (?, 'IVF32,SQ8', 'nprobe=4', 0.8)", [file])
         for name in ("deltas", "neighbours"):
             connection.execute(f"CREATE TABLE {name} (model_id BIGINT)")
     folder = SimpleNamespace(root=tmp_path, database=database, records=tmp_path / "records")
@@ -46,6 +48,7 @@ def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, t
     _sizes(SimpleNamespace(folder=folder, listing=SimpleNamespace(path=tmp_path / "listing.jsonl")), figures)
     assert figures.values.get("compressed_bytes") == bytes_of_it
     assert figures.values["vectors_bytes"] == 100
+    assert figures.values["index_type"] == "IVF32,SQ8 nprobe=4"
 
 
 def test_vectors_alone_are_written_added_to_and_searched(tmp_path):
