@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.words import ModelRef, author_of
 from query.names import unknown_model
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from indexer.record import Record
     from query.atlas import Atlas
 

@@ -259,6 +259,11 @@ class Atlas:
             "Say which with --base ID.",
         )
 
+    def is_published(self, base: str, representation: str) -> bool:
+        """Whether a base has vectors of this representation; nothing is loaded to find out."""
+        statement = "SELECT 1 FROM representations WHERE base = ? AND representation = ?"
+        return bool(self.rows(statement, [base, representation]))
+
     def published(self, base: str, representation: str) -> Published:
         """What is known of a published representation.
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from indexer.errors import AtlasError
 from query.asked import Asked, asked_model, refuse_copy, with_vector
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from query.atlas import Atlas, IndexedModel
 
 # As many neighbours as a publish stores of each model.
@@ -109,6 +110,8 @@ def _allowed(atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other
         "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
         "AND NOT (? AND author IS NOT DISTINCT FROM ?) ORDER BY model_id"
     )
+    import numpy as np  # not at the top: stored neighbours do without it, and it takes a fifth of their time to load
+
     # As an array: rows of a large atlas would take longer to make than the search takes.
     found = atlas.connection.execute(statement, [asked.base, asked.model_id, other_authors, asked.author]).fetchnumpy()
     allowed: NDArray[np.int64] = found["model_id"].astype(np.int64)
@@ -117,7 +120,8 @@ def _allowed(atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other
 
 def _stored_neighbours(atlas: Atlas, asked: Asked, k: int, representation: str) -> list[Neighbour]:
     """Straight from the database: neither FAISS nor the vectors are opened."""
-    atlas.published(asked.base, representation)
+    if not atlas.is_published(asked.base, representation):
+        atlas.published(asked.base, representation)  # which says what is
     rows = atlas.rows(
         "SELECT rank, model, similarity, author, relation, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
@@ -170,7 +174,7 @@ def _reasons(atlas: Atlas, asked: Asked, ids: list[int], representation: str) ->
     reasons = {}
     near = atlas.index(asked.base, representation).rows(ids)
     for model_id, vector in zip(near.ids.tolist(), near.matrix, strict=True):
-        parts = (mine.astype(np.float64) * vector.reshape(len(keys), -1)).sum(axis=1)
+        parts = (mine.astype("float64") * vector.reshape(len(keys), -1)).sum(axis=1)
         families: dict[str, float] = {}
         layers: dict[str, float] = {}
         for key, part in zip(keys, parts, strict=True):
@@ -192,7 +196,7 @@ def ceiling(atlas: Atlas, known: IndexedModel) -> float | None:
         [known.model_id],
     )
     changed, total = rows[0]["changed"], rows[0]["total"]
-    return float(np.sqrt(changed / total)) if total and changed < total else None
+    return math.sqrt(changed / total) if total and changed < total else None
 
 
 def unrelated(atlas: Atlas, known: IndexedModel) -> str:

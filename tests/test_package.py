@@ -25,6 +25,12 @@ def test_a_question_starts_without_the_heavy_libraries():
     assert not modules_after("import query; query.Atlas; import query.purity, query.sql, indexer.vectors") & heavy
 
 
+def test_stored_neighbours_come_without_numpy(atlas):
+    found = modules_after(f"from query import Atlas; Atlas({str(atlas.root)!r}).similar('ann/glue-0')")
+    assert "duckdb" in found
+    assert not found & {"numpy", "faiss"}
+
+
 def test_looking_after_an_atlas_starts_without_torch():
     """Only reading weights needs it: a build that finds nothing new should not wait for it either."""
     heavy = {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
