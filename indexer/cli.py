@@ -12,7 +12,7 @@ from indexer.console.terminal import AtlasGroup, atlas_option, emit, heed_sigter
 from indexer.errors import AtlasError
 
 if TYPE_CHECKING:
-    from indexer.running.report import BuildOptions, BuildReport
+    from indexer.build.report import BuildOptions, BuildReport
     from indexer.vectors.choice import IndexChange
 
 SORTS = ("downloads", "created", "likes")
@@ -94,8 +94,8 @@ def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chos
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
-    from indexer.commands import build_bases
-    from indexer.console.buildview import BuildView
+    from indexer.build.bases import build_bases
+    from indexer.build.view import BuildView
 
     none_listed = _none_listed(bases, chosen)
     with BuildView() as view:
@@ -116,8 +116,8 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.console.buildview import BuildView
-    from indexer.shards import Shard, work_shard
+    from indexer.build.shards import Shard, work_shard
+    from indexer.build.view import BuildView
 
     try:
         share = Shard.parse(shard)
@@ -138,10 +138,10 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done; asks nobody and reads no checkpoint."""
-    from indexer.console.buildview import BuildView
-    from indexer.running.report import BuildOptions
-    from indexer.shards import publish_records
-    from indexer.words import RELATIONS
+    from indexer.build.report import BuildOptions
+    from indexer.build.shards import publish_records
+    from indexer.build.view import BuildView
+    from indexer.names import RELATIONS
 
     with BuildView() as view:
         options = BuildOptions(relations=RELATIONS, index=_index(chosen))
@@ -179,8 +179,8 @@ def _tell(reports: list[BuildReport], output: str, what_next: str, none_listed: 
 @output_options
 def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
     """Add one model: a Hub id, owner/name@revision, or a local checkpoint folder."""
-    from indexer.commands import add_model
-    from indexer.console.buildview import BuildView
+    from indexer.build.bases import add_model
+    from indexer.build.view import BuildView
 
     with BuildView() as view:
         report = add_model(atlas, model, base, _options(chosen), view)
@@ -195,7 +195,7 @@ def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
 def status(atlas: str, output: str) -> None:
     """What is in the atlas."""
     from indexer.atlas import AtlasFolder
-    from indexer.maintenance import status as status_of
+    from indexer.publish.maintenance import status as status_of
 
     emit(status_of(AtlasFolder(atlas)), output)
 
@@ -207,7 +207,7 @@ def status(atlas: str, output: str) -> None:
 def verify(context: click.Context, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
     from indexer.atlas import AtlasFolder
-    from indexer.verification import verify as verify_atlas
+    from indexer.publish.verification import verify as verify_atlas
 
     found = verify_atlas(AtlasFolder(atlas))
     emit({"ok": not found, "disagreements": [one.as_row() for one in found]}, output)
@@ -221,8 +221,8 @@ def verify(context: click.Context, atlas: str, output: str) -> None:
 def rebuild(atlas: str, output: str) -> None:
     """Make the database and the FAISS files again from listing and records."""
     from indexer.atlas import AtlasFolder
-    from indexer.console.speech import say
-    from indexer.maintenance import rebuild as rebuild_atlas
+    from indexer.console.messages import say
+    from indexer.publish.maintenance import rebuild as rebuild_atlas
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
@@ -240,8 +240,8 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     With --index the vectors of all representations are searched that way from now on.
     """
     from indexer.atlas import AtlasFolder
-    from indexer.console.speech import say
-    from indexer.maintenance import represent as represent_atlas
+    from indexer.console.messages import say
+    from indexer.publish.maintenance import represent as represent_atlas
 
     choice = _index(chosen)
     folder = AtlasFolder(atlas).require()
@@ -250,9 +250,9 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 
 
 def _options(chosen: dict[str, Any]) -> BuildOptions:
-    from indexer.running.report import BuildOptions
-    from indexer.running.resources import default_workers
-    from indexer.words import RELATIONS
+    from indexer.build.report import BuildOptions
+    from indexer.build.resources import default_workers
+    from indexer.names import RELATIONS
 
     is_dask = chosen.pop("executor", "local") == "dask"
     if is_dask != (chosen.get("scheduler") is not None):
@@ -290,7 +290,7 @@ def _index(chosen: dict[str, Any]) -> IndexChange | None:
 
 
 def _size(option: str, text: str | None) -> int | None:
-    from indexer.running.resources import parse_size
+    from indexer.build.resources import parse_size
 
     try:
         return parse_size(text) if text is not None else None

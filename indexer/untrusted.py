@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from indexer.words import is_hub_id
+from indexer.names import is_hub_id
 
 MAX_TEXT = 500
 MAX_ODDITIES = 50

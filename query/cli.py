@@ -14,7 +14,7 @@ from query.opening import base_option, opened_atlas
 from query.studies import STUDIES
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
+    from query.reader import Atlas
 
 
 @click.group(cls=AtlasGroup)
@@ -115,7 +115,7 @@ def _explained(row: dict[str, Any]) -> dict[str, Any]:
 
 def _tell_oddities(opened: Atlas, model: str, base: str | None) -> None:
     """What the similarities do not say: that the weights are of another origin, or an adapter's highest similarity."""
-    from indexer.words import ModelRef
+    from indexer.names import ModelRef
     from query.similar import ceiling, unrelated
 
     try:

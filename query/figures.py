@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.console.speech import clean
+from indexer.console.messages import clean
 from indexer.errors import AtlasError
 from query.extras import require
 

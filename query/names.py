@@ -6,10 +6,10 @@ import difflib
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
-from indexer.words import ModelRef
+from indexer.names import ModelRef
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
+    from query.reader import Atlas
 
 
 def unknown_model(atlas: Atlas, name: str, hint: str = "") -> AtlasError:

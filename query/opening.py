@@ -9,7 +9,7 @@ import click
 from indexer.console.terminal import say
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
+    from query.reader import Atlas
 
 
 def base_option(required: bool = False) -> Any:
@@ -26,7 +26,7 @@ def base_in_hint(atlas: Atlas, base: str | None) -> str:
 
 def opened_atlas(folder: str) -> Atlas:
     """The atlas in ``folder``, opened; what is odd about it is said on stderr."""
-    from query.atlas import Atlas
+    from query.reader import Atlas
 
     opened = Atlas(folder)
     for note in opened.notes:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas
+    from query.reader import Atlas
 
 Integers = NDArray[np.intp]
 

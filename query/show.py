@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from indexer.words import ModelRef
+from indexer.names import ModelRef
 from query.names import unknown_model
 from query.opening import base_in_hint
 
 if TYPE_CHECKING:
-    from query.atlas import Atlas, IndexedModel
+    from query.reader import Atlas, IndexedModel
 
 NEIGHBOURS_SHOWN = 10
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from query.asked import Asked, asked_model, refuse_copy, with_vector
+from query.lookup import Asked, asked_model, refuse_copy, with_vector
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from query.atlas import Atlas, IndexedModel
+    from query.reader import Atlas, IndexedModel
 
 # As many neighbours as a publish stores of each model.
 STORED = 50
@@ -160,7 +160,7 @@ def _described(
 
 def _reasons(atlas: Atlas, asked: Asked, ids: list[int], representation: str) -> dict[int, Because]:
     """Split each cosine into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩."""
-    from indexer.words import DeltaKey
+    from indexer.names import DeltaKey
 
     if not atlas.published(asked.base, representation).per_delta:
         raise AtlasError(

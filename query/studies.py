@@ -33,7 +33,7 @@ def clusters(base: str | None, atlas: str, output: str, **options: Any) -> None:
     with opened_atlas(atlas) as opened:
         found = opened.clusters(base, **options)
         if output == "table":
-            from query.clustering.sheet import sheet
+            from query.clusters.table import sheet
 
             emit(sheet(found), output)
         else:
@@ -57,7 +57,7 @@ def clusters(base: str | None, atlas: str, output: str, **options: Any) -> None:
 @output_options
 def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **options: Any) -> None:
     """Draw the fine-tunes of a base as points: near where their vectors are near."""
-    from query.map import checked_map_file
+    from query.map.map import checked_map_file
 
     file = checked_map_file(out)
     with opened_atlas(atlas) as opened:
@@ -92,7 +92,7 @@ def rank(base: str | None, atlas: str, output: str, out: str | None, theme: str,
         if output == "csv":
             emit(study.to_rows(), output)
         else:
-            from query.ranking.sheet import sheet
+            from query.rank.table import sheet
 
             told = sheet(study) if output == "table" else study.to_dict()
             emit(told | ({"file": str(file)} if file else {}), output)

@@ -14,9 +14,9 @@ from typing import Any
 
 from huggingface_hub import constants
 
-from indexer.crawling.crawl import crawl
-from indexer.crawling.listing import Listing
-from indexer.crawling.questions import CrawlRequest
+from indexer.listing.crawl import crawl
+from indexer.listing.listing import Listing
+from indexer.listing.questions import CrawlRequest
 from indexer.network.session import Manners, install_session
 from scripts.loopback_hub import LoopbackHub
 

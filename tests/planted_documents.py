@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from query.prediction.documented import Documents
-from query.prediction.head_evidence import Head
+from query.predict.documented import Documents
+from query.predict.head_evidence import Head
 
 CLASSIFIER = "ForSequenceClassification"
 

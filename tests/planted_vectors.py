@@ -6,10 +6,10 @@ from pathlib import Path
 
 import duckdb
 
-from indexer.publishing.neighbour_table import NeighbourTable
-from indexer.publishing.tables import Tables
-from indexer.publishing.vectors import Change, Incoming, PublishedVectors
-from indexer.representation import representation_named
+from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.tables import Tables
+from indexer.publish.vectors import Change, Incoming, PublishedVectors
+from indexer.records.representation import representation_named
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors
 

@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from indexer import executor
 from indexer.atlas import AtlasFolder
-from indexer.identity import Spec
-from indexer.running.result import Place, Result
-from indexer.unit import Unit
-from indexer.words import ModelRef
+from indexer.build import executor
+from indexer.build.result import Place, Result
+from indexer.names import ModelRef
+from indexer.records.identity import Spec
+from indexer.records.unit import Unit
 
 LONG = 300.0  # seconds; no test waits that long
 
@@ -44,7 +44,7 @@ def pretend(unit: Unit, place: Place) -> Result:
 
 def dask_setup(_worker: object) -> None:
     """Called by a worker of which this is a preload."""
-    from indexer.running import dask_executor
+    from indexer.build import dask_executor
     from tests import pretended_work
 
     dask_executor.work = pretended_work.pretend

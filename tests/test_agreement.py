@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from query.clustering import silhouette
-from query.clustering.agreement import compared, compared_across, p_value, silhouette_of
-from query.clustering.silhouette import shuffled_silhouettes, silhouettes
-from query.trials.nearest import codes_of
-from query.trials.sweeps import Sweeps
+from query.clusters import silhouette
+from query.clusters.agreement import compared, compared_across, p_value, silhouette_of
+from query.clusters.silhouette import shuffled_silhouettes, silhouettes
+from query.statistics.neighbours import codes_of
+from query.statistics.sweeps import Sweeps
 
 
 def rng(seed=0):

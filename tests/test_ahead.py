@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from indexer.running.ahead import read_ahead
+from indexer.weights.ahead import read_ahead
 
 
 def size_of(item: bytes) -> int:

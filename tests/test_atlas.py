@@ -15,8 +15,8 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.maintenance import rebuild, represent, status
-from indexer.verification import verify
+from indexer.publish.maintenance import rebuild, represent, status
+from indexer.publish.verification import verify
 from query import Atlas
 from tests.conftest import ROOT
 from tests.world import BASE, OLD_ID
@@ -116,11 +116,11 @@ def test_every_representation_can_be_published_and_asked(atlas):
 
 CRASH = """
 import os, sys
-import indexer.publishing.neighbour_table as neighbour_table
-import indexer.publishing.sibling as sibling
-import indexer.publishing.vectors as vectors
+import indexer.publish.neighbour_table as neighbour_table
+import indexer.publish.sibling as sibling
+import indexer.publish.vectors as vectors
 from indexer.atlas import AtlasFolder
-from indexer.maintenance import represent
+from indexer.publish.maintenance import represent
 point = sys.argv[2]
 def die(*arguments, **options):
     os._exit(9)

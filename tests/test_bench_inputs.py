@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from indexer.base import BaseMatrices
-from indexer.delta import narrowest_dtype
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.delta import narrowest_dtype
 from scripts.bench import memory, population, reading
 from scripts.bench.hub import Told
 from scripts.bench.inputs import made_once, state_of
@@ -61,7 +61,7 @@ def test_an_atlas_of_older_publishing_code_is_another_one(monkeypatch, tmp_path)
     monkeypatch.setattr(population, "made_once", lambda folder, make, code: names.append(code))
     population.ten_thousand(tmp_path)
     told = {path.name for path in names[0]}
-    assert {"schema.sql", "publishing", "vectors", "publish.py", "record.py", "representation.py"} <= told
+    assert {"schema.sql", "publish", "vectors", "records"} <= told
     assert all(path.exists() for path in names[0])
 
 

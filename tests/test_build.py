@@ -60,7 +60,7 @@ def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(world):
     ran = world("index", "build", "--base", BASE, "--json", PYTHONPROFILEIMPORTTIME="1")
     assert ran.code == 0, ran.err
     assert counts(ran.json) == {"discovered": 12, "indexed": 0, "unchanged": 12, "skipped": 0, "failed": 0}
-    assert " indexer.build\n" in ran.err
+    assert " indexer.build.build\n" in ran.err
     assert " torch\n" not in ran.err
     assert not [
         request for request in world.hub.requests if "/resolve/" in request.path and "safetensors" in request.path
@@ -71,7 +71,7 @@ def test_records_hold_what_the_files_say(world):
     """σ, norms and vectors against an exact SVD of the difference of the files, read by safetensors itself."""
     from safetensors.numpy import load_file
 
-    from indexer.record import read_record
+    from indexer.records.record import read_record
 
     build(world)
     base = load_file(world.store / BASE / "model.safetensors")

@@ -18,9 +18,9 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.running import dask_executor
-from indexer.running.dask_executor import DaskExecutor
-from indexer.running.result import Place, Result
+from indexer.build import dask_executor
+from indexer.build.dask_executor import DaskExecutor
+from indexer.build.result import Place, Result
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
 from tests.pretended_work import unit
@@ -205,8 +205,8 @@ def test_a_worker_killed_in_the_middle_costs_nothing(world):
 
 HUNGRY = """
 import time
-import indexer.running.worker
-from indexer.vectorise import vectorise
+import indexer.build.worker
+from indexer.deltas.vectorise import vectorise
 
 def hungry(unit, *others, **more):
     if unit.model.id == "dan/squad-3":
@@ -216,7 +216,7 @@ def hungry(unit, *others, **more):
             time.sleep(0.05)
     return vectorise(unit, *others, **more)
 
-indexer.running.worker.vectorise = hungry
+indexer.build.worker.vectorise = hungry
 """
 
 
@@ -308,7 +308,7 @@ CONNECT = """
 import sys
 from pathlib import Path
 from indexer.errors import AtlasError
-from indexer.running.dask_executor import DaskExecutor
+from indexer.build.dask_executor import DaskExecutor
 try:
     DaskExecutor(sys.argv[1])._connected()
 except AtlasError as error:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from indexer.publishing.duplicates import Upload, difference_of, find_duplicates
+from indexer.publish.duplicates import Upload, difference_of, find_duplicates
 from tests.test_record import make_record
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from indexer.modelcard import read_row
+from indexer.cards.modelcard import read_row
 
 
 def facts(**fields_of_row):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from query.ranking.fits import FORMS, Fit, best_fit, fit_forms, shown
+from query.rank.fits import FORMS, Fit, best_fit, fit_forms, shown
 
 # Written out once more, from DESIGN.md; x is the layer from 0.
 LAWS: dict[str, Callable] = {

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from indexer import cli
 from indexer.atlas import AtlasFolder
 from indexer.database import reader
-from indexer.maintenance import rebuild, represent
+from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice
 from indexer.vectors.published import read_published
 from tests.world import BASE

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.publishing import compression
+from indexer.publish import compression
 from indexer.vectors import compressed, search
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.factories import read_factory

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from indexer.atlas import AtlasFolder
+from indexer.build.report import BuildOptions, Watcher
+from indexer.build.shards import publish_records
 from indexer.database import reader, rows_of
-from indexer.maintenance import rebuild, represent
-from indexer.record import Record
-from indexer.records import RecordStore
-from indexer.running.report import BuildOptions, Watcher
-from indexer.shards import publish_records
-from indexer.verification import verify
+from indexer.publish.maintenance import rebuild, represent
+from indexer.publish.verification import verify
+from indexer.records.record import Record
+from indexer.records.store import RecordStore
 from query import Atlas
 from tests.world import BASE
 
@@ -78,7 +78,7 @@ def test_a_record_that_lost_its_factors_after_it_was_published_is_told(atlas):
 
 
 def test_when_a_crawl_last_listed_a_model_is_told_though_nothing_else_is_new(atlas):
-    from indexer.crawling.listing import Listing
+    from indexer.listing.listing import Listing
 
     def seen() -> dict[str, object]:
         with reader(atlas) as connection:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.running.resources import PROCESS_BYTES
+from indexer.build.resources import PROCESS_BYTES
 from scripts.loopback_hub import LoopbackHub
 from scripts.loopback_hub.ledger import RequestRecord
 from tests.conftest import ROOT

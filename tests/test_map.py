@@ -17,8 +17,8 @@ import pytest
 from indexer.errors import AtlasError
 from query import Atlas
 from query.figures import THEMES, draw, label
-from query.map import checked_map_file, model_map
-from query.mapping.coloring import LEGEND, grouped, scaled
+from query.map.coloring import LEGEND, grouped, scaled
+from query.map.map import checked_map_file, model_map
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
 RNG = np.random.default_rng(0)
@@ -143,7 +143,7 @@ def test_an_unknown_column_names_those_there_are(atlas):
 
 
 def test_clusters_are_those_of_the_clustering(atlas):
-    from query.cluster import clusters
+    from query.clusters.clusters import clusters
     from query.population import read_population
 
     drawn = pca(atlas, color="cluster")
@@ -280,7 +280,7 @@ def test_the_same_map_gives_the_same_file(atlas, tmp_path, suffix, color):
 
 
 def test_an_svg_with_many_points_holds_a_picture_of_them(atlas, monkeypatch):
-    from query.mapping import picture
+    from query.map import picture
 
     assert b"<image" not in draw(pca(atlas).figure(), ".svg")
     monkeypatch.setattr(picture, "_RASTERISED", 8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from indexer.atlas import schema_sql
-from indexer.publishing.neighbours import nearest
+from indexer.publish.neighbours import nearest
 from indexer.vectors.published import read_published
 from indexer.vectors.recall import sample
 from indexer.vectors.search import VectorIndex
@@ -136,7 +136,7 @@ def test_a_list_asks_for_no_more_vectors_than_are_compared_at_a_time(tmp_path, m
     rng = np.random.default_rng(6)
     store, asked, rows = Store(tmp_path), [], VectorIndex.rows
     store.publish(draw(rng, list(range(1, 201))))
-    monkeypatch.setattr("indexer.publishing.neighbours.BLOCK", 300 * 20)
+    monkeypatch.setattr("indexer.publish.neighbours.BLOCK", 300 * 20)
 
     def noted(index, ids):
         asked.append(len(ids))

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices
-from indexer.build import Build
-from indexer.crawling.listing import Listing
+from indexer.build.build import Build
+from indexer.build.plan import Planned
+from indexer.build.report import BuildOptions, Watcher
+from indexer.build.result import Result
+from indexer.build.shards import publish_records
 from indexer.database import reader, rows_of
+from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
-from indexer.hub import BaseFacts
-from indexer.identity import SPECTRA_FORM, Identity, Spec
-from indexer.maintenance import rebuild
-from indexer.plan import Planned
-from indexer.record import Record
-from indexer.records import Kept, standing
-from indexer.running.report import BuildOptions, Watcher
-from indexer.running.result import Result
-from indexer.shards import publish_records
-from indexer.verification import verify
+from indexer.listing.listing import Listing
+from indexer.network.hub import BaseFacts
+from indexer.publish.maintenance import rebuild
+from indexer.publish.verification import verify
+from indexer.records.identity import SPECTRA_FORM, Identity, Spec
+from indexer.records.record import Record
+from indexer.records.store import Kept, standing
 from tests.world import BASE
 
 CHANGED = ("ann/glue-0", "bob/glue-1", "cyd/squad-2")
@@ -86,7 +86,7 @@ def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, mo
             assert set(told(atlas)) == set(before)  # the other one has not gone meanwhile
 
     monkeypatch.setattr(build, "work", work)
-    monkeypatch.setattr("indexer.build.PUBLISH_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("indexer.build.build.PUBLISH_EVERY_SECONDS", 0.0)
     build.run(planned, build.stored_base())
     after = told(atlas)
     for name in before:

@@ -22,7 +22,9 @@ def modules_after(statement: str) -> set[str]:
 def test_a_question_starts_without_the_heavy_libraries():
     heavy = {"torch", "transformers", "huggingface_hub", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
     assert not modules_after("import query.cli, query.similar, query.show") & (heavy | {"faiss", "duckdb"})
-    assert not modules_after("import query; query.Atlas; import query.purity, query.sql, indexer.vectors") & heavy
+    assert (
+        not modules_after("import query; query.Atlas; import query.purity.purity, query.sql, indexer.vectors") & heavy
+    )
 
 
 def test_stored_neighbours_come_without_numpy(atlas):
@@ -34,8 +36,10 @@ def test_stored_neighbours_come_without_numpy(atlas):
 def test_looking_after_an_atlas_starts_without_torch():
     """Only reading weights needs it: a build that finds nothing new should not wait for it either."""
     heavy = {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
-    imports = "import indexer.maintenance, indexer.verification, indexer.commands, indexer.shards"
-    assert not modules_after(f"{imports}, indexer.console.buildview, indexer.running.report") & heavy
+    imports = (
+        "import indexer.publish.maintenance, indexer.publish.verification, indexer.build.bases, indexer.build.shards"
+    )
+    assert not modules_after(f"{imports}, indexer.build.view, indexer.build.report") & heavy
 
 
 def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
@@ -50,14 +54,14 @@ def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
     assert "indexer/cards/dataset_aliases.toml" in names
     for path in (ROOT / "indexer" / "architectures").glob("*.toml"):
         assert f"indexer/architectures/{path.name}" in names
-    for path in (ROOT / "query" / "mapping" / "pages").iterdir():
-        assert f"query/mapping/pages/{path.name}" in names
+    for path in (ROOT / "query" / "map" / "pages").iterdir():
+        assert f"query/map/pages/{path.name}" in names
     # Run from the unpacked wheel, in a folder that knows nothing of the source tree.
     zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
     done = subprocess.run(
         [
             sys.executable, "-c",
-            "from indexer.atlas import schema_sql; from indexer.architecture import known_model_types\n"
+            "from indexer.atlas import schema_sql; from indexer.architectures.architecture import known_model_types\n"
             "from indexer.cards.datasets import canonical_dataset; import indexer\n"
             "print(indexer.__file__, len(schema_sql()) > 1000, len(known_model_types()) > 100, "
             "canonical_dataset('nyu-mll/glue').name)",

@@ -12,10 +12,10 @@ from multiprocessing import active_children
 
 import pytest
 
-from indexer import executor
-from indexer.executor import ProcessExecutor, SerialExecutor, executor_for
-from indexer.running.resources import workers_for
-from indexer.running.result import Place, Result
+from indexer.build import executor
+from indexer.build.executor import ProcessExecutor, SerialExecutor, executor_for
+from indexer.build.resources import workers_for
+from indexer.build.result import Place, Result
 from tests.conftest import ROOT
 from tests.pretended_work import LONG, pretend, unit
 

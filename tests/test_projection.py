@@ -9,7 +9,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from indexer.errors import AtlasError
-from query.mapping.projection import METHODS, project
+from query.map.projection import METHODS, project
 
 
 def unit(raw):

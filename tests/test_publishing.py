@@ -13,16 +13,16 @@ from dataclasses import replace
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices
-from indexer.build import Build
+from indexer.build.build import Build
 from indexer.database import reader, rows_of
-from indexer.maintenance import represent
-from indexer.publish import Publication, publish
-from indexer.publishing import sibling
-from indexer.publishing.neighbour_table import NeighbourTable
-from indexer.publishing.rows import Entry
-from indexer.records import RecordStore
-from indexer.verification import verify
+from indexer.deltas.base import BaseMatrices
+from indexer.publish import sibling
+from indexer.publish.maintenance import represent
+from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.publish import Publication, publish
+from indexer.publish.rows import Entry
+from indexer.publish.verification import verify
+from indexer.records.store import RecordStore
 from query import Atlas
 from tests.world import BASE, indexed, make_world
 
@@ -58,7 +58,7 @@ class Piecewise:
             file.unlink()
 
     def _entries(self) -> Iterator[Entry]:
-        from indexer.crawling.listing import Listing
+        from indexer.listing.listing import Listing
 
         listed = {one.id: one for one in Listing(self.folder.listing(BASE)).models()}
         with reader(self.folder) as connection:
@@ -166,8 +166,8 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
     """What is waiting is published once, and only that."""
     atlas = Piecewise(made, tmp_path / "atlas")
     published = []
-    monkeypatch.setattr("indexer.build.PUBLISH_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("indexer.build.PUBLISHING_SHARE", 1e9)
+    monkeypatch.setattr("indexer.build.build.PUBLISH_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("indexer.build.build.PUBLISHING_SHARE", 1e9)
     monkeypatch.setattr(
         Build, "publish", lambda build, entries, base, outcome: published.append((list(entries), outcome))
     )
@@ -186,12 +186,12 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
 def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
     atlas.publish(*atlas.entries)
     before = atlas.tables()
-    monkeypatch.setattr("indexer.publishing.sibling.BLOATED_BYTES", 0)
+    monkeypatch.setattr("indexer.publish.sibling.BLOATED_BYTES", 0)
     comments = "SELECT count(*), count(comment) FROM duckdb_columns() WHERE NOT internal"
     with reader(atlas.folder) as connection:
         commented = connection.execute(comments).fetchall()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexer.publishing.sibling._compact", lambda *_: pytest.fail("there are no holes yet"))
+        patch.setattr("indexer.publish.sibling._compact", lambda *_: pytest.fail("there are no holes yet"))
         atlas.publish()
     bloat(atlas)
     large = atlas.folder.database.stat().st_size

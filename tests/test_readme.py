@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.cards.modelcard import read_row
 from indexer.cards.readme import card_facts, trainer_sentence
-from indexer.modelcard import read_row
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.identity import Identity, Spec
-from indexer.record import DeltaRecord, Record, StoredFile, read_record, write_record
-from indexer.words import DeltaKey
+from indexer.names import DeltaKey
+from indexer.records.identity import Identity, Spec
+from indexer.records.record import DeltaRecord, Record, StoredFile, read_record, write_record
 
 
 def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.identity import Identity, Spec
-from indexer.record import DeltaRecord, Record
-from indexer.representation import REPRESENTATIONS, SKETCH_LENGTH, _count_sketch, _hashes, representation_named
-from indexer.words import DeltaKey
+from indexer.names import DeltaKey
+from indexer.records.identity import Identity, Spec
+from indexer.records.record import DeltaRecord, Record
+from indexer.records.representation import REPRESENTATIONS, SKETCH_LENGTH, _count_sketch, _hashes, representation_named
 
 RANK = 4
 SHAPES = {"query": (48, 48), "feedforward1": (96, 48), "feedforward2": (48, 96)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.commands import check_device
+from indexer.build import resources
+from indexer.build.bases import check_device
+from indexer.build.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
 from indexer.errors import AtlasError
-from indexer.running import resources
-from indexer.running.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
 
 MB = 10**6
 ROBERTA = (340 * MB, 9_437_184)  # block matrices, the largest as float32

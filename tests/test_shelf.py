@@ -17,7 +17,7 @@ from multiprocessing import get_context
 import pytest
 
 from indexer.network.pace import Pace
-from indexer.network.shelf import FileShelf, MemoryShelf, common_shelf
+from indexer.network.shared_clock import FileShelf, MemoryShelf, common_shelf
 from tests.conftest import ROOT
 
 
@@ -82,7 +82,7 @@ def test_garbage_and_a_clock_that_was_set_back_hold_nobody_up(tmp_path):
 def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
     path = tmp_path / "shelf"
     code = (
-        "import sys, time; from pathlib import Path; from indexer.network.shelf import FileShelf\n"
+        "import sys, time; from pathlib import Path; from indexer.network.shared_clock import FileShelf\n"
         f"with FileShelf(Path({str(path)!r})).lane('a'):\n    print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(

@@ -10,14 +10,14 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
+from indexer.build.report import BuildOptions, Watcher
+from indexer.build.shards import publish_records
 from indexer.errors import AtlasError
-from indexer.maintenance import represent
-from indexer.running.report import BuildOptions, Watcher
-from indexer.shards import publish_records
+from indexer.names import RELATIONS
+from indexer.publish.maintenance import represent
+from indexer.publish.verification import verify
 from indexer.vectors import files
 from indexer.vectors.choice import IndexChoice
-from indexer.verification import verify
-from indexer.words import RELATIONS
 from query import Atlas
 
 MODEL = "ann/glue-0"

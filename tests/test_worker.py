@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from indexer.atlas import AtlasFolder
+from indexer.build import worker
+from indexer.build.result import Place
+from indexer.build.worker import work
 from indexer.errors import AtlasError
-from indexer.identity import SVD_METHOD, Spec
-from indexer.records import RecordStore
-from indexer.running import worker
-from indexer.running.result import Place
-from indexer.running.worker import work
-from indexer.unit import Unit
-from indexer.words import ModelRef
+from indexer.names import ModelRef
+from indexer.records.identity import SVD_METHOD, Spec
+from indexer.records.store import RecordStore
+from indexer.records.unit import Unit
 from tests import rank_world as world
 from tests.spectra.recorded import KINDS, base_in
 

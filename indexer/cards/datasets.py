@@ -24,8 +24,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from indexer.names import is_hub_id
 from indexer.untrusted import hub_address
-from indexer.words import is_hub_id
 
 MAX_NAME = 100
 MAX_ADDRESS = 300

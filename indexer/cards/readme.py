@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from indexer.cards.datasets import is_placeholder
+from indexer.names import is_hub_id
 from indexer.untrusted import hub_address, tidy
-from indexer.words import is_hub_id
 
 MAX_FRONT_MATTER = 2**20  # characters; tables of benchmark results make honest ones long
 MAX_EVENTS = 200_000

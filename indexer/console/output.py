@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 
-from indexer.console.speech import clean, is_coloured, say
-from indexer.words import is_hub_id
+from indexer.console.messages import clean, is_coloured, say
+from indexer.names import is_hub_id
 
 NARROWEST_TEXT = 8  # columns of a terminal below which a text column says nothing
 

@@ -1,6 +1,6 @@
 """How both command lines behave: the options they share, and how an error ends them.
 
-Data goes to stdout (``indexer.console.output``), everything else to stderr (``indexer.console.speech``). A library
+Data goes to stdout (``indexer.console.output``), everything else to stderr (``indexer.console.messages``). A library
 error is one line that says what to do.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import click
 
 from indexer import __version__
+from indexer.console.messages import Progress, clean, is_coloured, manners, say, say_more
 from indexer.console.output import as_plain, emit
-from indexer.console.speech import Progress, clean, is_coloured, manners, say, say_more
 from indexer.console.streams import stand_in_for_closed
 from indexer.errors import AtlasError, ModelError
 

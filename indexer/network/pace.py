@@ -2,7 +2,8 @@
 
 The Hub counts requests in windows of five minutes, for its API and for files apart, and says on every answer
 how many are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends). The
-quota is the user's, not a process's: all processes of a user on one machine keep one pace (``indexer.network.shelf``).
+quota is the user's, not a process's: all processes of a user on one machine keep one pace
+(``indexer.network.shared_clock``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from indexer.network.shelf import MemoryShelf, Shelf
+from indexer.network.shared_clock import MemoryShelf, Shelf
 
 _RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
 

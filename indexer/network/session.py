@@ -30,7 +30,7 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.pace import Pace, told_to_wait
-from indexer.network.shelf import common_shelf
+from indexer.network.shared_clock import common_shelf
 
 __all__ = ["Manners", "as_model_error", "as_user_error", "install_session"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from indexer.atlas import file_name
 from indexer.errors import AtlasError
-from indexer.usercache import user_cache
+from indexer.vectors.usercache import user_cache
 
 HINT = "Run `index rebuild` to make it again from the records."
 

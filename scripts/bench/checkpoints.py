@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
-from indexer.base import BaseMatrices, store_base
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.deltas.base import BaseMatrices, store_base
+from indexer.names import ModelRef
+from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.inputs import made_once, warm
 from scripts.terminal import PROJECT
 
@@ -40,7 +40,13 @@ STEPS = 6
 # Layers of the smaller models.
 FEW = 4
 # What decides how these checkpoints, and the base's block matrices beside them, turn out.
-CODE = (Path(__file__), *(PROJECT / "indexer" / name for name in ("base.py", "layout.py", "architecture.py")))
+CODE = (
+    Path(__file__),
+    *(
+        PROJECT / "indexer" / name
+        for name in ("deltas/base.py", "architectures/layout.py", "architectures/architecture.py")
+    ),
+)
 
 
 @dataclass(frozen=True)

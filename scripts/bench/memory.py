@@ -146,7 +146,7 @@ def _make_holes(folder: Path) -> None:
 
 
 def _make_layers(layers: int, folder: Path) -> None:
-    """A fine-tune with config.json, and its base's block matrices as ``indexer.base`` keeps them."""
+    """A fine-tune with config.json, and its base's block matrices as ``indexer.deltas.base`` keeps them."""
     config = RobertaConfig(num_hidden_layers=layers).to_dict() | {"model_type": "roberta"}
     tuned = folder / "fine-tune"
     tuned.mkdir()

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from indexer.base import BaseMatrices
-from indexer.identity import SVD_METHOD, Spec
+from indexer.build.resources import AHEAD_BYTES
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.vectorise import vectorise
+from indexer.names import ModelRef
 from indexer.network.session import install_session
-from indexer.record import write_record
-from indexer.running.resources import AHEAD_BYTES
-from indexer.unit import Unit
-from indexer.vectorise import vectorise
-from indexer.words import ModelRef
+from indexer.records.identity import SVD_METHOD, Spec
+from indexer.records.record import write_record
+from indexer.records.unit import Unit
 
 
 def main(model: str, base_file: str, held: str, relation: str) -> None:

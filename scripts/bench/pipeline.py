@@ -22,14 +22,14 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from indexer.delta import layout_against
-from indexer.executor import ProcessExecutor
-from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec
-from indexer.running.resources import Resources
-from indexer.running.result import Place
-from indexer.unit import Unit
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.build.executor import ProcessExecutor
+from indexer.build.resources import Resources
+from indexer.build.result import Place
+from indexer.deltas.delta import layout_against
+from indexer.names import ModelRef
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
+from indexer.records.unit import Unit
+from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.checkpoints import CODE, FEW, Checkpoints, few_layers
 from scripts.bench.hub import served
 from scripts.bench.inputs import made_once

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from indexer.atlas import AtlasFolder
-from indexer.crawling.claims import Claim
-from indexer.crawling.listing import Listing
-from indexer.crawling.questions import ClaimedRow, CrawlRequest, Page, Question
-from indexer.identity import SVD_METHOD, Identity, Spec
-from indexer.record import DeltaRecord, Record, write_record
-from indexer.representation import REPRESENTATIONS
-from indexer.words import DeltaKey
+from indexer.listing.claims import Claim
+from indexer.listing.listing import Listing
+from indexer.listing.questions import ClaimedRow, CrawlRequest, Page, Question
+from indexer.names import DeltaKey
+from indexer.records.identity import SVD_METHOD, Identity, Spec
+from indexer.records.record import DeltaRecord, Record, write_record
+from indexer.records.representation import REPRESENTATIONS
 from scripts.bench.checkpoints import CODE, roberta_base
 from scripts.bench.inputs import made_once
 from scripts.bench.measure import NotMeasuredError
@@ -42,7 +42,7 @@ ATLAS_CODE = (
     Path(__file__),
     *CODE,
     PROJECT / "schema.sql",
-    *(PROJECT / "indexer" / name for name in ("publishing", "vectors", "publish.py", "record.py", "representation.py")),
+    *(PROJECT / "indexer" / name for name in ("publish", "vectors", "records")),
 )
 # A record is synced to the disk before it counts: meanwhile others are written.
 WRITERS = 8

@@ -11,11 +11,11 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from transformers import AutoModel, RobertaModel
 
-from indexer.base import BaseMatrices
-from indexer.delta import DenseDelta, dense_deltas, layout_against
-from indexer.svd import truncated_svd
-from indexer.weights import open_checkpoint
-from indexer.words import DeltaKey, ModelRef
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.delta import DenseDelta, dense_deltas, layout_against
+from indexer.deltas.svd import truncated_svd
+from indexer.names import DeltaKey, ModelRef
+from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.checkpoints import roberta_base
 from scripts.bench.measure import NotMeasuredError, Repeats, Stopwatch, Table, interleaved, one_thread, say
 

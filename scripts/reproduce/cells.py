@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Sequence
 
-from indexer.console.speech import clean
+from indexer.console.messages import clean
 
 NONE = "–"
 _MARKDOWN = re.compile(r"([\\`*_\[\]#!~])")

@@ -93,7 +93,7 @@ def _asking(c: Constants) -> list[Limit]:
         Limit(
             "purity's table outgrows 8 GB",
             min((_MEMORY / 2) ** 0.5, 2**16) / c.names_dataset,
-            "a sample of the models, or neighbour lists of m_f instead of whole rows (query/trials/nearest.py)",
+            "a sample of the models, or neighbour lists of m_f instead of whole rows (query/statistics/neighbours.py)",
         ),
         Limit(
             "purity takes an hour",

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.base import BaseMatrices, store_base
-from indexer.crawling.claims import Claim
-from indexer.crawling.listing import Listing
-from indexer.crawling.questions import ClaimedRow, CrawlRequest, Page, Question
-from indexer.identity import SVD_METHOD, Identity, Spec
-from indexer.record import DeltaRecord, Record, StoredFile
-from indexer.records import RecordStore
-from indexer.representation import DEFAULT, representation_named
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.deltas.base import BaseMatrices, store_base
+from indexer.listing.claims import Claim
+from indexer.listing.listing import Listing
+from indexer.listing.questions import ClaimedRow, CrawlRequest, Page, Question
+from indexer.names import ModelRef
+from indexer.records.identity import SVD_METHOD, Identity, Spec
+from indexer.records.record import DeltaRecord, Record, StoredFile
+from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.store import RecordStore
+from indexer.weights.checkpoint import open_checkpoint
 from scripts.scale.cards import ALIAS, BASE, Cards
 from scripts.scale.facts import ENERGY, FAMILIES, LAYERS, RELATIVE_NORM
 from scripts.scale.labels import Labels

@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from indexer.crawling.listing import Listing
+from indexer.listing.listing import Listing
 from scripts.scale.cards import BASE
 from scripts.scale.child import Ran, run_module, time_module
 from scripts.scale.figures import Figures

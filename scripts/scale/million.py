@@ -16,9 +16,9 @@ import duckdb
 import numpy as np
 
 from indexer.atlas import STORAGE_VERSION, schema_sql
-from indexer.publishing.tables import Tables
-from indexer.publishing.vectors import Incoming, PublishedVectors
-from indexer.representation import DEFAULT, representation_named
+from indexer.publish.tables import Tables
+from indexer.publish.vectors import Incoming, PublishedVectors
+from indexer.records.representation import DEFAULT, representation_named
 from indexer.vectors.published import Published, read_published
 from scripts.scale.asking import recall_of
 from scripts.scale.cards import BASE

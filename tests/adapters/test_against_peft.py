@@ -20,10 +20,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from indexer.adapters.adapter import LoraModule, factor_names, read_lora, whole_weights
 from indexer.errors import Skipped
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.names import ModelRef
+from indexer.weights.adapter import LoraModule, factor_names, read_lora, whole_weights
+from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.written import change_config, read
 

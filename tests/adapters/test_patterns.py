@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.utils.other import get_pattern_key
 
-from indexer.adapters.name_pattern import NamePatterns
 from indexer.errors import Skipped
+from indexer.weights.name_pattern import NamePatterns
 from tests.adapters.written import read, write_adapter
 
 NAMES = [
@@ -81,7 +81,7 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
 
 
 def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    import indexer.adapters.name_pattern as room
+    import indexer.weights.name_pattern as room
 
     monkeypatch.setattr(room, "_SECONDS", 0.2)
     started = time.monotonic()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from indexer.adapters.adapter import LoraModule, read_lora
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.names import ModelRef
+from indexer.weights.adapter import LoraModule, read_lora
+from indexer.weights.checkpoint import open_checkpoint
 
 
 def read(folder: Path, **options: Any) -> dict[str, LoraModule]:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from indexer.words import DeltaKey
+from indexer.names import DeltaKey
 from tests.architecture.live_models import EVERY, NESTED, SIZES
 
 torch.set_num_threads(1)

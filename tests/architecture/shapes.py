@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from indexer.architecture import Layout, load_architecture
+from indexer.architectures.architecture import Layout, load_architecture
 from indexer.errors import Skipped
 
 

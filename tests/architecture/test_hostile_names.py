@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from indexer.architecture import load_architecture
+from indexer.architectures.architecture import load_architecture
 from indexer.errors import Skipped
 from tests.architecture.shapes import bert_shapes, refused
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from indexer.architecture import Architecture, compare, load_architecture
+from indexer.architectures.architecture import Architecture, compare, load_architecture
 from indexer.errors import Skipped
-from indexer.words import DeltaKey
+from indexer.names import DeltaKey
 from tests.architecture.shapes import bert_shapes, gpt2_layout, gpt2_shapes, refused
 
 

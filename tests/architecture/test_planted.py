@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from indexer.architecture import Layout, compare, known_model_types, load_architecture
+from indexer.architectures.architecture import Layout, compare, known_model_types, load_architecture
+from indexer.architectures.pattern import Settings
 from indexer.errors import Skipped
-from indexer.pattern import Settings
-from indexer.words import FAMILIES, DeltaKey
+from indexer.names import FAMILIES, DeltaKey
 from tests.architecture.live_models import EVERY, HEADS, WANTED
 from tests.architecture.planting import build, plant
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.modelcard import (
+from indexer.cards.modelcard import (
     BaseClaim,
     DatasetClaim,
 )

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from indexer.errors import Failed
-from indexer.modelcard import (
+from indexer.cards.modelcard import (
     BaseClaim,
     DatasetClaim,
     Evaluation,
     MalformedRow,
     read_row,
 )
+from indexer.errors import Failed
 from tests.cards.rows import COMMIT, facts
 
 

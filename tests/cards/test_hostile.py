@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.modelcard import (
+from indexer.cards.modelcard import (
     MalformedRow,
     read_row,
 )

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query.cluster import clusters
-from query.clustering import methods
-from query.clustering.cloud import _clouds, against_clouds
-from query.clustering.methods import by_centres, by_density, coordinates
-from query.clustering.sheet import sheet
+from query.clusters import methods
+from query.clusters.clusters import clusters
+from query.clusters.methods import by_centres, by_density, coordinates
+from query.clusters.null_model import _clouds, against_clouds
+from query.clusters.table import sheet
 from tests.clusters.populations import names, partition, planted, population
 from tests.console.speaking import at_terminal, plain_lines
 from tests.world import BASE, DATASETS, indexed, make_world
@@ -52,7 +52,7 @@ def test_clouds_are_not_drawn_where_they_would_take_minutes(monkeypatch):
     points = np.eye(6)
     labels = np.array([0, 0, 0, 1, 1, 1])
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is not None
-    monkeypatch.setattr("query.clustering.cloud.MOST_MODELS", 5)
+    monkeypatch.setattr("query.clusters.null_model.MOST_MODELS", 5)
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is None
 
 
@@ -192,7 +192,7 @@ def test_density_looks_at_one_neighbour_less_than_the_smallest_cluster_has():
 
 
 def test_importing_it_waits_for_no_heavy_library():
-    code = "import sys, query.cluster; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
+    code = "import sys, query.clusters.clusters; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 
@@ -226,7 +226,7 @@ def test_the_table_fits_eighty_columns_and_says_everything_once(shell):
 def test_sixty_columns_still_have_tables(shell):
     code = f"""
     from query import Atlas
-    from query.clustering.sheet import sheet
+    from query.clusters.table import sheet
     with Atlas({str(shell.folder / "atlas")!r}) as atlas:
         emit(sheet(atlas.clusters({BASE!r}, method="kmeans", draws=20)), "table")
     """

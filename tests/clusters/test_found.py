@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query.cluster import clusters
-from query.clustering.members import numbered
-from query.clustering.methods import by_best_centres, by_centres, coordinates, default_size, tried_counts
+from query.clusters.clusters import clusters
+from query.clusters.members import numbered
+from query.clusters.methods import by_best_centres, by_centres, coordinates, default_size, tried_counts
 from tests.clusters.populations import names, partition, planted, population
 
 

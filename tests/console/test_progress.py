@@ -7,17 +7,17 @@ import time
 
 import pytest
 
+from indexer.build.progress import ModelsProgress
+from indexer.build.report import BuildReport
+from indexer.build.result import Result
+from indexer.build.view import BuildView
 from indexer.console import terminal
-from indexer.console.buildview import BuildView
-from indexer.console.models import ModelsProgress
 from indexer.console.rate import RecentRate
 from indexer.console.terminal import (
     Progress,
     say,
 )
 from indexer.errors import Failed, Skipped
-from indexer.running.report import BuildReport
-from indexer.running.result import Result
 from tests.console.speaking import at_terminal, run
 
 
@@ -170,8 +170,8 @@ def test_each_of_several_bases_has_its_last_line(capsys):
 def test_a_real_terminal_shows_one_line_that_grows(columns):
     code = """
     import time
-    from indexer.console.models import ModelsProgress
-    from indexer.running.result import Result
+    from indexer.build.progress import ModelsProgress
+    from indexer.build.result import Result
     from indexer.errors import Failed
     with ModelsProgress(400, "some-organisation/a-base-of-a-rather-long-name") as progress:
         for number in range(400):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from indexer.crawling.claims import Claim
-from indexer.crawling.crawl import crawl
-from indexer.crawling.questions import CrawlRequest
+from indexer.listing.claims import Claim
+from indexer.listing.crawl import crawl
+from indexer.listing.questions import CrawlRequest
 from tests.hub_ground import BASE, SHORT, served
 
 IDS = (BASE, SHORT)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.crawling.claims import Claim, relation_to, tagged_bases
-from indexer.crawling.crawl import crawl
-from indexer.crawling.judge import DEEPEST, Judge, is_too_deep
-from indexer.crawling.questions import BadRow, ClaimedRow, CrawlRequest, Question
+from indexer.listing.claims import Claim, relation_to, tagged_bases
+from indexer.listing.crawl import crawl
+from indexer.listing.judge import DEEPEST, Judge, is_too_deep
+from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
 from tests.crawl.asking import IDS, REQUEST, claims, crawled
 from tests.hub_ground import BASE, SHORT, RawServer, add_repo, asked, http, served, tags, use_endpoint
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from indexer.crawling.crawl import crawl
-from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError
+from indexer.listing.crawl import crawl
+from indexer.listing.questions import CrawlRequest
 from tests.crawl.asking import claims
 from tests.hub_ground import BASE, RawServer, add_repo, asked, http, served, tags, use_endpoint
 
@@ -102,7 +102,7 @@ def test_cursors_without_end_and_without_news(monkeypatch):
 
 
 def test_rows_without_end(monkeypatch):
-    monkeypatch.setattr("indexer.crawling.crawl.MOST_ROWS", 20)
+    monkeypatch.setattr("indexer.listing.crawl.MOST_ROWS", 20)
     answers = [
         http([{"id": f"a/b{number}", "tags": tags(BASE)}], Link=f'</api/models?cursor={number}>; rel="next"')
         for number in range(100)
@@ -111,7 +111,7 @@ def test_rows_without_end(monkeypatch):
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="more than 20 rows"):
             list(crawl(ONE))
-    monkeypatch.setattr("indexer.crawling.crawl.MOST_PAGES", 5)
+    monkeypatch.setattr("indexer.listing.crawl.MOST_PAGES", 5)
     with RawServer(*answers) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(AtlasError, match="more than 5 pages"):

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from indexer.crawling.crawl import crawl
-from indexer.crawling.questions import CrawlRequest, Progress
-from indexer.crawling.untagged import is_named_after, path_verdict
+from indexer.listing.crawl import crawl
+from indexer.listing.questions import CrawlRequest, Progress
+from indexer.listing.untagged import is_named_after, path_verdict
 from tests.crawl.asking import IDS, claims, crawled
 from tests.hub_ground import BASE, SHORT, add_repo, asked, served, tags
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from indexer.crawling.listing import ListedModel
-from indexer.crawling.questions import CrawlRequest
+from indexer.listing.listing import ListedModel
+from indexer.listing.questions import CrawlRequest
 from tests.hub_ground import BASE, SHORT, add_repo, tags
 
 IDS = (BASE, SHORT)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from indexer.crawling.claims import Claim
-from indexer.crawling.listing import ListedModel, Listing, select
-from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError
+from indexer.listing.claims import Claim
+from indexer.listing.listing import ListedModel, Listing, select
+from indexer.listing.questions import CrawlRequest
 from tests.hub_ground import BASE, SHORT, add_repo, asked, served, tags, update_listing
 from tests.listing.hubs import IDS, ONE, by_id, lines, many
 
@@ -111,7 +111,7 @@ def test_a_file_of_something_else(path):
 
 
 def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
-    monkeypatch.setattr("indexer.crawling.listing.SUPERSEDED_LINES", 20)
+    monkeypatch.setattr("indexer.listing.listing.SUPERSEDED_LINES", 20)
     many(store, 5)
     add_repo(store, "me/roberta-base-x", {"config.json": {"_name_or_path": "x/y"}})
     request = CrawlRequest(IDS, discover="names")

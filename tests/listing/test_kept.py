@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from indexer.crawling.listing import Listing
-from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError
+from indexer.listing.listing import Listing
+from indexer.listing.questions import CrawlRequest
 from tests.hub_ground import BASE, SHORT, add_repo, served, tags, update_listing
 from tests.listing.hubs import IDS, ONE, by_id, lines, many
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from indexer.crawling.listing import Listing
-from indexer.crawling.questions import CrawlRequest
 from indexer.errors import AtlasError
+from indexer.listing.listing import Listing
+from indexer.listing.questions import CrawlRequest
 from tests.conftest import ROOT
 from tests.hub_ground import BASE, add_repo, asked, served, tags, update_listing
 from tests.listing.hubs import ONE, by_id, lines, many
@@ -119,8 +119,8 @@ def test_descendants_are_followed_after_an_interruption(store, monkeypatch, path
 CRAWLER = """
 import sys
 from pathlib import Path
-from indexer.crawling.listing import Listing
-from indexer.crawling.questions import CrawlRequest
+from indexer.listing.listing import Listing
+from indexer.listing.questions import CrawlRequest
 from tests.hub_ground import update_listing
 update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-base",), relations=("finetune",)))
 """

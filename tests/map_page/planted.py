@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from query.map import MapPoint, ModelMap
-from query.mapping.coloring import grouped
+from query.map.coloring import grouped
+from query.map.map import MapPoint, ModelMap
 from query.population import LeftOut
 
 IMAGE = "<img src=x onerror=window.planted=1>"

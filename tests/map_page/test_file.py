@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from query.mapping.coloring import scaled
-from query.mapping.page import SCRIPTS, page_data
+from query.map.coloring import scaled
+from query.map.page import SCRIPTS, page_data
 from tests.map_page.planted import ROWS, planted_map
 
 
@@ -28,7 +28,7 @@ def test_strings_are_only_ever_set_as_text():
     from importlib.resources import files
 
     for name in SCRIPTS:
-        script = (files("query.mapping") / "pages" / name).read_text()
+        script = (files("query.map") / "pages" / name).read_text()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|setTimeout\(['\"]", script
         )

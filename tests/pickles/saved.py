@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from indexer.errors import Skipped
-from indexer.formats.stored_tensor import Buffers, TensorIndex
-from indexer.formats.torch_index import read_torch_index
 from indexer.network.byterange import LocalFile
+from indexer.weights.stored_tensor import Buffers, TensorIndex
+from indexer.weights.torch_index import read_torch_index
 
 FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from indexer.errors import Skipped
-from indexer.formats.torch_index import read_torch_index
 from indexer.network.byterange import LocalFile
+from indexer.weights.torch_index import read_torch_index
 from tests.pickles.saved import FORMS, load, save, skipped, zip_with_pickle
 
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import Skipped
-from indexer.formats.pickled import PickledName
-from indexer.formats.state_pickle import read_pickle
-from indexer.formats.torch_index import read_torch_index
 from indexer.network.byterange import LocalFile
+from indexer.weights.pickled import PickledName
+from indexer.weights.state_pickle import read_pickle
+from indexer.weights.torch_index import read_torch_index
 from tests.pickles.saved import check_against_torch, load, save, skipped, zip_with_pickle
 
 
@@ -116,7 +116,7 @@ def test_small_pickles_do_not_make_large_things(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from indexer.network.byterange import LocalFile
-from indexer.formats.torch_index import read_torch_index
+from indexer.weights.torch_index import read_torch_index
 from indexer.errors import Skipped
 idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:

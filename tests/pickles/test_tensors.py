@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.formats.torch_index import read_torch_index
 from indexer.network.byterange import LocalFile
+from indexer.weights.torch_index import read_torch_index
 from tests.pickles.saved import FORMS, check_against_torch, load, save
 
 

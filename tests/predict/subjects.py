@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from query.prediction.head_evidence import Head
-from query.prediction.subject import Subject
+from query.predict.head_evidence import Head
+from query.predict.subject import Subject
 
 
 def subject(vector, head=None, author="asker", **facts) -> Subject:

@@ -11,15 +11,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from query.predict import predict_subject
-from query.prediction.answers import EVIDENCE, NONE_OF_THESE, uncalibrated
-from query.prediction.calibration import evaluate_documents
-from query.prediction.evidence import Witnesses
-from query.prediction.head_evidence import Head
-from query.prediction.learning import Learnt, learn, lessons
-from query.prediction.out_of_author import deal
-from query.prediction.scoring import judge, score
-from query.prediction.subject import Subject
+from query.predict.answers import EVIDENCE, NONE_OF_THESE, uncalibrated
+from query.predict.calibration import evaluate_documents
+from query.predict.evidence import Witnesses
+from query.predict.head_evidence import Head
+from query.predict.learning import Learnt, learn, lessons
+from query.predict.out_of_author import deal
+from query.predict.predict import predict_subject
+from query.predict.scoring import judge, score
+from query.predict.subject import Subject
 from tests.planted_documents import CLASSIFIER, World, documents, joined, undocumented
 from tests.predict.draws import WORLDS
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query.predict import predict_subject
-from query.prediction.evidence import COMMON_SHARE, Witnesses
-from query.prediction.head_evidence import SMOOTHING, Head, head_of
-from query.prediction.voices import own_datasets, voices_of
+from query.predict.evidence import COMMON_SHARE, Witnesses
+from query.predict.groups import own_datasets, voices_of
+from query.predict.head_evidence import SMOOTHING, Head, head_of
+from query.predict.predict import predict_subject
 from tests.planted_documents import CLASSIFIER, documents
 from tests.predict.subjects import answer, subject
 

@@ -12,13 +12,13 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from indexer.errors import AtlasError
-from query.prediction import learning
-from query.prediction.answers import EVIDENCE, none_share
-from query.prediction.calibration import evaluate_documents
-from query.prediction.evidence import Witnesses
-from query.prediction.learning import learn
-from query.prediction.out_of_author import try_all
-from query.prediction.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
+from query.predict import learning
+from query.predict.answers import EVIDENCE, none_share
+from query.predict.calibration import evaluate_documents
+from query.predict.evidence import Witnesses
+from query.predict.learning import learn
+from query.predict.out_of_author import try_all
+from query.predict.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
 from tests.planted_documents import documents
 from tests.predict.draws import WORLDS
 

@@ -11,12 +11,12 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.predict import predict_subject
-from query.prediction.answers import NONE_OF_THESE
-from query.prediction.evidence import Witnesses
-from query.prediction.head_evidence import Head
-from query.prediction.learning import learn
-from query.prediction.subject import Repeat
+from query.predict.answers import NONE_OF_THESE
+from query.predict.evidence import Witnesses
+from query.predict.head_evidence import Head
+from query.predict.learning import learn
+from query.predict.predict import predict_subject
+from query.predict.subject import Repeat
 from tests.planted_documents import CLASSIFIER, World, documents
 from tests.predict.subjects import answer, subject
 from tests.world import AUTHORS, BASE, SIZES, add_model, indexed, make_world, plant

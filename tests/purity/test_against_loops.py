@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query.purity import purity
+from query.purity.purity import purity
 from tests.purity.loops import Models, check_against_naive, clusters
 
 
@@ -69,12 +69,12 @@ def test_large_kinds_with_several_labels():
 
 def test_blocks_do_not_show(monkeypatch):
     """Blocks of three rows give what one block gives."""
-    import query.trials.nearest
+    import query.statistics.neighbours
 
     rng = np.random.default_rng(5)
     m = Models(rng.standard_normal((41, 6)), rng.choice(list("abc"), 41).tolist())
     whole = purity(m, draws=5)
-    monkeypatch.setattr(query.trials.nearest, "_BLOCK", 3 * 41)
+    monkeypatch.setattr(query.statistics.neighbours, "_BLOCK", 3 * 41)
     assert purity(m, draws=5) == whole
 
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from query.purity import purity
+from query.purity.purity import purity
 from tests.purity.loops import Models, candidates_of, check_against_naive, clusters, mean, naive
 
 
@@ -246,7 +246,7 @@ def test_hostile_names_are_only_names():
 
 def test_numpy_is_all_it_imports():
     code = (
-        "import sys, query.purity; heavy = {'torch', 'duckdb', 'faiss', 'scipy', 'pandas', 'sklearn'}; "
+        "import sys, query.purity.purity; heavy = {'torch', 'duckdb', 'faiss', 'scipy', 'pandas', 'sklearn'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from indexer.atlas import AtlasFolder
-from indexer.record import read_record
+from indexer.records.record import read_record
 from tests.rank_world import rank_of
 from tests.ranks.planted import (
     BY_HAND,

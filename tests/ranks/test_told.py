@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from query.rank import FamilyRanks, RankStudy
+from query.rank.rank import FamilyRanks, RankStudy
 from tests.ranks.planted import DEPTH
 
 
@@ -120,7 +120,7 @@ def test_hostile_names_are_drawn_as_they_are(atlas, tmp_path):
 
 def test_holes_one_layer_and_no_fit_can_be_drawn(tmp_path):
     from query.population import LeftOut
-    from query.ranking.fits import fit_forms
+    from query.rank.fits import fit_forms
 
     def family(*ranks):
         spread = tuple(None if rank is None else 1.0 for rank in ranks)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from query import Atlas
-from query.reporting import wording
-from query.reporting.reasons import REASONS
+from query.report import wording
+from query.report.reasons import REASONS
 from tests.conftest import ROOT
 from tests.paper_atlas import BASE, DELTAS, author_of, family, vectors_of, write_atlas
 from tests.report.planted import BUILDS, SECTIONS, indexed, population

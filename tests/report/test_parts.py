@@ -10,11 +10,11 @@ import pytest
 
 from query import Atlas
 from query.figures import new_figure
-from query.reporting import purity as purity_section
-from query.reporting import wording
-from query.reporting.markup import element, joined, model
-from query.reporting.pictures import add_picture
-from query.reporting.section import Writer
+from query.report import purity as purity_section
+from query.report import wording
+from query.report.markup import element, joined, model
+from query.report.pictures import add_picture
+from query.report.section import Writer
 from tests.paper_atlas import Paper, write_atlas
 from tests.report_reader import Page
 
@@ -85,7 +85,7 @@ def test_pictures_of_many_points_are_images():
 
 
 def score(purity, chance, p_value):
-    from query.purity import Score
+    from query.purity.purity import Score
 
     return Score(models=9, candidates=9, datasets=2, purity=purity, chance=chance, p_value=p_value, note="Why not.")
 
@@ -101,7 +101,7 @@ def score(purity, chance, p_value):
     ],
 )  # fmt: skip
 def test_the_verdict_on_purity_says_no_more_than_the_numbers(plain, across, ending):
-    from query.purity import PurityResult
+    from query.purity.purity import PurityResult
 
     result = PurityResult(**vars(score(*plain)), base="b", representation="input", cross_author=score(*across))
     sentences = purity_section.verdict(result)

@@ -9,9 +9,9 @@ import duckdb
 import numpy as np
 import pytest
 
-from indexer.running.report import BuildOptions, Watcher
-from indexer.shards import publish_records
-from indexer.words import RELATIONS
+from indexer.build.report import BuildOptions, Watcher
+from indexer.build.shards import publish_records
+from indexer.names import RELATIONS
 from query import Atlas
 from scripts.scale import likeness
 from scripts.scale.cards import BASE, Cards

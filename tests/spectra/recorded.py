@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.base import BaseMatrices, store_base
-from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec
-from indexer.record import Record
-from indexer.unit import Unit
-from indexer.vectorise import vectorise
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.deltas.base import BaseMatrices, store_base
+from indexer.deltas.vectorise import vectorise
+from indexer.names import ModelRef
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
+from indexer.records.record import Record
+from indexer.records.unit import Unit
+from indexer.weights.checkpoint import open_checkpoint
 from tests import rank_world as world
 from tests.rank_world import Kind
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.delta import LoraDelta, dense_deltas, layout_against
+from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
+from indexer.deltas.spectra import Spectra
 from indexer.errors import Skipped
-from indexer.record import Record
-from indexer.spectra import Spectra
-from indexer.weights import open_checkpoint
-from indexer.words import DeltaKey, ModelRef
+from indexer.names import DeltaKey, ModelRef
+from indexer.records.record import Record
+from indexer.weights.checkpoint import open_checkpoint
 from tests import rank_world as world
 from tests.rank_world import Kind
 from tests.spectra.recorded import KINDS, base_in, check_values, noise, record_of

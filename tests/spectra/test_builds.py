@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.crawling.listing import ListedModel
+from indexer.build.plan import Planned, plan
 from indexer.errors import Failed, Skipped
-from indexer.identity import SPECTRA_FORM, SVD_METHOD, Spec
-from indexer.maintenance import rebuild, status
-from indexer.plan import Planned, plan
-from indexer.record import Record
-from indexer.records import RecordStore
-from indexer.unit import Unit
-from indexer.words import ModelRef
+from indexer.listing.listing import ListedModel
+from indexer.names import ModelRef
+from indexer.publish.maintenance import rebuild, status
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
+from indexer.records.record import Record
+from indexer.records.store import RecordStore
+from indexer.records.unit import Unit
 from scripts.loopback_hub import LoopbackHub
 from tests import rank_world as world
 from tests.conftest import Shell

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from indexer.publishing.rows import delta_rows, record_row, whole_rows
-from indexer.record import _checksum, read_record, write_record
+from indexer.publish.rows import delta_rows, record_row, whole_rows
+from indexer.records.record import _checksum, read_record, write_record
 from tests import rank_world as world
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.energy import rank_at
-from indexer.spectrum import spectrum
-from indexer.svd import lora_svd, truncated_svd
+from indexer.deltas.spectrum import spectrum
+from indexer.deltas.svd import lora_svd, truncated_svd
+from indexer.records.energy import rank_at
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)

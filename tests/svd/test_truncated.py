@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer import svd
-from indexer.identity import SVD_METHOD
-from indexer.spectrum import spectrum
-from indexer.svd import Factors, lora_svd, truncated_svd
+from indexer.deltas import svd
+from indexer.deltas.spectrum import spectrum
+from indexer.deltas.svd import Factors, lora_svd, truncated_svd
+from indexer.records.identity import SVD_METHOD
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from indexer.words import ModelRef
+from indexer.names import ModelRef
 
 
 def folder_reference(folder: Path) -> ModelRef:

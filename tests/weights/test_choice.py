@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import Skipped
-from indexer.formats.checkpoint_files import choose
+from indexer.weights.checkpoint_files import choose
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from indexer.errors import Skipped
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.names import ModelRef
+from indexer.weights.checkpoint import open_checkpoint
 from tests.weights.folders import a_state, folder_reference, save_sharded, write_config
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from indexer.errors import Skipped
-from indexer.weights import open_checkpoint
+from indexer.weights.checkpoint import open_checkpoint
 from tests.weights.folders import FORMS, a_state, folder_reference, write_config, write_safetensors
 
 

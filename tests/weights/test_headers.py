@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from indexer.errors import Skipped
-from indexer.formats.safetensors_header import ITEM_BYTES
-from indexer.formats.safetensors_index import read_index
-from indexer.formats.stored_tensor import DTYPES
 from indexer.network.byterange import LocalFile
-from indexer.weights import GAP_SHARE, plan_runs
+from indexer.weights.checkpoint import GAP_SHARE, plan_runs
+from indexer.weights.safetensors_header import ITEM_BYTES
+from indexer.weights.safetensors_index import read_index
+from indexer.weights.stored_tensor import DTYPES
 from tests.weights.folders import write_safetensors
 
 

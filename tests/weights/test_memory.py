@@ -19,8 +19,8 @@ import resource, sys, threading
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.weights.checkpoint import open_checkpoint
+from indexer.names import ModelRef
 
 def resident():
     fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from indexer.errors import Failed, Skipped
+from indexer.names import ModelRef
 from indexer.network.hub_get import Patience
-from indexer.weights import open_checkpoint
-from indexer.words import ModelRef
+from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.hub_ground import undisturbed
 from tests.weights.folders import FORMS, a_state, write_config

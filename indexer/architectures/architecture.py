@@ -1,0 +1,253 @@
+"""Architectures as data: which tensors of a checkpoint are the block matrices, and how to read them.
+
+A file in ``architectures/`` says, for a group of model types, how the layers are named, which tensor is
+which family, how fused tensors divide into rows, and how the checkpoint orients them (pattern.py reads it).
+This room applies those files to the tensor names of a checkpoint or to the module names of a LoRA adapter.
+It knows no model by name.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from indexer.architectures.layout import Layout, Matrix, Rows, compare
+from indexer.architectures.pattern import NAMES_TOLD, Found, Index, Pattern, Settings, Stack, quoted, told
+from indexer.errors import Skipped
+from indexer.names import DeltaKey
+
+__all__ = [
+    "Architecture",
+    "Layout",
+    "LocatedModules",
+    "Matrix",
+    "Rows",
+    "compare",
+    "known_model_types",
+    "load_architecture",
+]
+
+_FOLDER = Path(__file__).parent
+
+# What a list of names holds under one prefix, by stack.
+Place = dict[str, Found]
+
+
+@dataclass(frozen=True)
+class LocatedModules:
+    """The modules of an adapter: the matrices that each block module holds, and the modules that are none."""
+
+    matrices: dict[str, tuple[Matrix, ...]]
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One data file.
+
+    ``prefixes`` decide, in order, where a checkpoint holds its layers several times; what lies below a module
+    in ``foreign`` is never meant.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    foreign: frozenset[str]
+    transposed: bool
+    counts: Mapping[str, tuple[str, ...]]
+    switches: Mapping[str, bool]
+    stacks: tuple[Stack, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Architecture:
+        """Read one data file of ours."""
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            name=path.stem,
+            model_types=tuple(data["model_types"]),
+            prefixes=tuple(data["prefixes"]),
+            foreign=frozenset(data.get("foreign", ())),
+            transposed=data.get("transposed", False),
+            counts={name: tuple(keys) for name, keys in data.get("counts", {}).items()},
+            switches=data.get("switches", {}),
+            stacks=tuple(Stack.read(stack) for stack in data["stack"]),
+        )
+
+    def locate(self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Layout:
+        """Find the block matrices of a full checkpoint among the ``shapes`` of its tensors.
+
+        Neither argument is trusted; the work is linear in the number of names. Raises Skipped:
+        ``missing_matrices`` (none, or a layer lacks some), ``malformed`` (shapes or a config that cannot be,
+        or the layers of several models in one file and no telling which is meant).
+        """
+        settings = Settings(config, self.counts, self.switches)
+        places = self._by_prefix(name.removesuffix(".weight") for name in shapes if name.endswith(".weight"))
+        prefix = self._choose_prefix(places, settings)
+        matrices: list[Matrix] = []
+        for stack in self.stacks:
+            for layer, names in enumerate(stack.layers(places[prefix].get(stack.name, {}), prefix, settings)):
+                matrices += self._layer(stack.name, layer, names, shapes, settings)
+        return Layout(self.name, prefix, tuple(sorted(matrices, key=lambda matrix: matrix.key.sort_key)))
+
+    def locate_modules(self, modules: Collection[str], base_layout: Layout) -> LocatedModules:
+        """Match module paths (of a LoRA adapter, without ``.lora_A.weight``) to the base's matrices.
+
+        The paths are those in memory, so their prefix, and with some models a layer's spelling, differ from
+        the base checkpoint's. Raises Skipped: ``layer_mismatch`` (a layer the base lacks),
+        ``missing_matrices`` (a family the base lacks), ``malformed`` (several prefixes and no telling which
+        is meant), ``adapter_unsupported`` (a module that fuses what the base stores apart).
+        """
+        places = self._by_prefix(modules)
+        matrices: dict[str, tuple[Matrix, ...]] = {}
+        if places:
+            held = self._by_index(base_layout)
+            prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
+            for stack, pattern, index, module in _entries(places[prefix]):
+                matrices[module] = _matrices_of(module, stack, pattern, index, held)
+        return LocatedModules(matrices, tuple(module for module in modules if module not in matrices))
+
+    @cached_property
+    def _by_last_part(self) -> dict[str, list[tuple[str, Pattern]]]:
+        """The patterns, each with its stack, by the last part of their path."""
+        table: dict[str, list[tuple[str, Pattern]]] = defaultdict(list)
+        for stack in self.stacks:
+            for pattern in dict.fromkeys(stack.patterns):
+                table[pattern.path[-1]].append((stack.name, pattern))
+        return dict(table)
+
+    def _by_prefix(self, names: Iterable[str]) -> dict[str, Place]:
+        """Sort the names that look like block matrices by what stands before their layer."""
+        places: dict[str, Place] = {}
+        for name in names:
+            parts = name.split(".")
+            for stack, pattern in self._by_last_part.get(parts[-1], ()):
+                index, before = pattern.match(parts), parts[: -len(pattern.path)]
+                if index is not None and self.foreign.isdisjoint(before):
+                    prefix = "".join(f"{part}." for part in before)
+                    found = places.setdefault(prefix, {}).setdefault(stack, {})
+                    found.setdefault(pattern, {})[index] = name
+        return places
+
+    def _by_index(self, layout: Layout) -> dict[tuple[str, Index], dict[str, Matrix]]:
+        """A layout's matrices by stack and layer as its tensors' names number it, then by family."""
+        names = {tensor.removesuffix(".weight"): tensor for tensor in layout.tensors}
+        held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
+        for stack, _, index, name in _entries(self._by_prefix(names).get(layout.prefix, {})):
+            held[stack, index] |= {matrix.key.family: matrix for matrix in layout.by_tensor[names[name]]}
+        return dict(held)
+
+    def _choose_prefix(self, places: Mapping[str, Place], settings: Settings) -> str:
+        """The prefix under which a layer is complete; where none is, the one with the most tensors."""
+        complete = [
+            prefix
+            for prefix, place in places.items()
+            if any(stack.has_a_layer(place.get(stack.name, {}), settings) for stack in self.stacks)
+        ]
+        if complete:
+            return self._prefer(complete, "the checkpoint's layers")
+        if places:
+            return max(places, key=lambda prefix: sum(1 for _ in _entries(places[prefix])))
+        example = next(self.stacks[0].patterns).name((0, 0))
+        raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example}.weight)")
+
+    def _prefer(self, candidates: list[str], what: str, *more_known: str) -> str:
+        """The only candidate, else the first known one. Raises Skipped("malformed") that names them."""
+        if len(candidates) == 1:
+            return candidates[0]
+        for prefix in (*self.prefixes, *more_known):
+            if prefix in candidates:
+                return prefix
+        some = ", ".join(quoted(prefix) for prefix in candidates[:NAMES_TOLD])
+        raise Skipped("malformed", f"{what} come under {len(candidates)} prefixes and any could be meant: {some}")
+
+    def _layer(
+        self,
+        stack: str,
+        layer: int,
+        names: Mapping[Pattern, str],
+        shapes: Mapping[str, tuple[int, ...]],
+        settings: Settings,
+    ) -> list[Matrix]:
+        """The matrices of one layer. Raises Skipped("malformed") on shapes that cannot be."""
+        matrices: dict[str, Matrix] = {}
+        for pattern, tensor in names.items():
+            out, inner = _oriented(tensor, shapes[tensor], self.transposed)
+            for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
+                key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
+                matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
+        query, output = matrices["query"], matrices["output"]
+        if query.rows and query.shape[0] != output.shape[1]:
+            raise Skipped(
+                "malformed",
+                f"by config.json {quoted(query.tensor)} holds {query.shape[0]} rows of queries, "
+                f"but {quoted(output.tensor)} takes {output.shape[1]} columns",
+            )
+        return list(matrices.values())
+
+
+def load_architecture(model_type: str) -> Architecture:
+    """The architecture of a config's ``model_type``. Raises Skipped("unknown_architecture") that names it."""
+    found = _catalogue().get(model_type) if isinstance(model_type, str) else None
+    if found is None:
+        raise Skipped("unknown_architecture", f"model type {quoted(model_type)} has no architecture file")
+    return found
+
+
+def known_model_types() -> tuple[str, ...]:
+    """Every model type that ``load_architecture`` knows, sorted."""
+    return tuple(sorted(_catalogue()))
+
+
+@cache
+def _catalogue() -> dict[str, Architecture]:
+    """All data files, by model type."""
+    architectures = [Architecture.read(path) for path in sorted(_FOLDER.glob("*.toml"))]
+    return {model_type: each for each in architectures for model_type in each.model_types}
+
+
+def _entries(place: Place) -> Iterator[tuple[str, Pattern, Index, str]]:
+    """(stack, pattern, index, name) of everything under one prefix."""
+    for stack, found in place.items():
+        for pattern, names in found.items():
+            for index, name in names.items():
+                yield stack, pattern, index, name
+
+
+def _matrices_of(
+    module: str,
+    stack: str,
+    pattern: Pattern,
+    index: Index,
+    held: Mapping[tuple[str, Index], dict[str, Matrix]],
+) -> tuple[Matrix, ...]:
+    """The base's matrices that one module of an adapter changes."""
+    layer = held.get((stack, index))
+    if layer is None:
+        depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
+        raise Skipped("layer_mismatch", f"the adapter changes {quoted(module)}, the base has {depth}")
+    for family in pattern.families:
+        if family not in layer:
+            raise Skipped("missing_matrices", f"the adapter changes {quoted(module)}, the base has no {family}")
+    matrices = tuple(layer[family] for family in pattern.families)
+    if len(matrices) == 1:
+        # A module of its own in memory may be fused in the base's file; then no rows are to be cut from B.
+        return (replace(matrices[0], rows=None),)
+    if any(matrix.fused != pattern.whole for matrix in matrices):
+        raise Skipped(
+            "adapter_unsupported",
+            f"the adapter's {quoted(module)} is {pattern.whole} in one module, the base stores them apart",
+        )
+    return matrices
+
+
+def _oriented(tensor: str, shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
+    """(out, in) of a stored shape. Raises Skipped("malformed") on anything but two positive numbers."""
+    if len(shape) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in shape):
+        sizes = " × ".join(told(size) for size in tuple(shape)[:8]) or "of one number"
+        raise Skipped("malformed", f"{quoted(tensor)} has the shape {sizes}, a block matrix has two sizes above zero")
+    return (shape[1], shape[0]) if transposed else (shape[0], shape[1])

@@ -1,0 +1,150 @@
+"""Where the block matrices of one checkpoint lie, and how to cut them out of its tensors."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from indexer.errors import Skipped
+from indexer.names import DeltaKey
+from indexer.untrusted import printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a fused tensor: from ``start`` to ``stop`` in each of ``groups`` blocks of ``size`` rows."""
+
+    groups: int
+    size: int
+    start: int
+    stop: int
+
+    @property
+    def total(self) -> int:
+        """How many rows these are."""
+        return self.groups * (self.stop - self.start)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """(groups·size, …) → (total, …): a view where the rows are consecutive, a copy otherwise."""
+        blocks = tensor.unflatten(0, (self.groups, self.size))
+        return blocks[:, self.start : self.stop].flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One block matrix in one checkpoint.
+
+    ``tensor`` is the full name of the tensor that holds it, ``shape`` its own (out features, in features).
+    ``transposed``: the checkpoint stores it (in × out). ``fused`` names the whole ("query_key_value") where
+    the tensor holds other matrices too, and ``rows`` are those of this one.
+    """
+
+    key: DeltaKey
+    tensor: str
+    shape: tuple[int, int]
+    transposed: bool = False
+    rows: Rows | None = None
+    fused: str | None = None
+
+    @property
+    def stored_rows(self) -> int:
+        """The out features of the whole tensor, this matrix and those it is fused with."""
+        return self.rows.groups * self.rows.size if self.rows else self.shape[0]
+
+    def extract(self, tensor: Tensor) -> Tensor:
+        """The stored tensor → this matrix, (out, in), same dtype; a view where possible.
+
+        Raises Skipped("shape_mismatch") where the tensor is not of the size its header promised.
+        """
+        oriented = tensor.mT if self.transposed and tensor.ndim == 2 else tensor
+        if tuple(oriented.shape) != (self.stored_rows, self.shape[1]):
+            raise Skipped(
+                "shape_mismatch",
+                f'"{printable(self.tensor, 200)}" holds {tuple(oriented.shape)} (out × in), '
+                f"its header said {(self.stored_rows, self.shape[1])}",
+            )
+        return self.rows.take(oriented) if self.rows else oriented
+
+    def extract_lora(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """PEFT's A (r, in) and B (out of the whole module, r) → A and B of this matrix.
+
+        δW = s·B@A is (out, in); s is not applied.
+        PEFT's factors do not follow the checkpoint's orientation, so nothing is transposed here.
+        Raises Skipped("shape_mismatch") where the factors do not fit this matrix.
+        """
+        fits = a.ndim == b.ndim == 2 and b.shape == (self.stored_rows, a.shape[0]) and a.shape[1] == self.shape[1]
+        if not fits:
+            raise Skipped(
+                "shape_mismatch",
+                f"LoRA factors {tuple(b.shape)} and {tuple(a.shape)} do not make the "
+                f'{self.stored_rows} × {self.shape[1]} of "{printable(self.tensor, 200)}"',
+            )
+        return a, (self.rows.take(b) if self.rows else b)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An architecture applied to one checkpoint; ``matrices`` are sorted by ``DeltaKey.sort_key``."""
+
+    architecture: str
+    prefix: str
+    matrices: tuple[Matrix, ...]
+
+    @cached_property
+    def by_tensor(self) -> dict[str, tuple[Matrix, ...]]:
+        """The matrices that lie in each tensor."""
+        table: dict[str, list[Matrix]] = defaultdict(list)
+        for matrix in self.matrices:
+            table[matrix.tensor].append(matrix)
+        return {name: tuple(matrices) for name, matrices in table.items()}
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The distinct tensors to read."""
+        return tuple(self.by_tensor)
+
+    @cached_property
+    def wholes(self) -> tuple[tuple[DeltaKey, ...], ...]:
+        """For each fused tensor the keys of the matrices that it consists of."""
+        groups = (matrices for matrices in self.by_tensor.values() if matrices[0].fused)
+        return tuple(tuple(matrix.key for matrix in matrices) for matrices in groups)
+
+    @cached_property
+    def depth(self) -> dict[str, int]:
+        """The number of layers of each stack."""
+        return dict(Counter(stack for stack, _ in {(it.key.stack, it.key.layer) for it in self.matrices}))
+
+
+def compare(base: Layout, layout: Layout) -> None:
+    """Check that a fine-tune has the base's matrices.
+
+    Raises Skipped: ``layer_mismatch`` with the layers of both, ``shape_mismatch`` with the first matrix that
+    differs and both shapes (or both ways to divide a fused tensor), ``missing_matrices`` where one of the two
+    has a family the other lacks.
+    """
+    if base.depth != layout.depth:
+        raise Skipped("layer_mismatch", f"it has {_depth(layout)}, the base has {_depth(base)}")
+    found = {matrix.key: matrix for matrix in layout.matrices}
+    expected = {matrix.key: matrix for matrix in base.matrices}
+    for key in sorted(found.keys() ^ expected.keys(), key=lambda key: key.sort_key)[:1]:
+        has, lacks = ("the base", "it") if key in expected else ("it", "the base")
+        raise Skipped("missing_matrices", f"{has} has the matrix {key}, {lacks} does not")
+    for key, theirs in expected.items():
+        ours = found[key]
+        if ours.shape != theirs.shape:
+            raise Skipped("shape_mismatch", f"its matrix {key} is {ours.shape}, the base's is {theirs.shape}")
+        if ours.rows and theirs.rows and ours.rows != theirs.rows:
+            raise Skipped(
+                "shape_mismatch",
+                f"its config.json cuts the matrix {key} from {ours.fused} in {ours.rows.groups} groups, "
+                f"the base's in {theirs.rows.groups}",
+            )
+
+
+def _depth(layout: Layout) -> str:
+    return ", ".join(f"{count} {stack} layers".replace("  ", " ") for stack, count in sorted(layout.depth.items()))

@@ -1,0 +1,243 @@
+"""What an architecture's data file says: how the tensors of a layer are named, and how fused ones divide.
+
+A file in ``architectures/`` is read thus:
+
+    model_types = ["…"]                    the config.json model types it serves
+    prefixes = ["bert.", ""]               where one file holds several models, the first of these is meant
+    foreign = ["vision_tower"]             modules below which nothing is meant (default: none)
+    transposed = true                      the checkpoint stores in × out (default: out × in)
+    [counts]
+    heads = ["num_attention_heads"]        keys of config.json, the first found wins
+    [switches]
+    multi_query = true                     boolean keys of config.json and their defaults
+    [[stack]]                              one or two
+    name = "encoder"                       left out where there is one stack
+    layer = "encoder.layer.{layer}"        what stands before a tensor; {group} and {layer} count together
+    [[stack.attention]]                    a part of every layer; several tables are its variants, of which
+    when = { multi_query = true }          the config's switches and the tensors that exist choose one;
+    layer = "layers.{layer}"               a variant may name layers its own way
+    "attention.self.query" = "query"       tensor, without ".weight" = family
+    "attn.c_attn" = ["query", "key"]       fused, equal parts one after the other
+    "attn.qkv" = { families = ["query", "key"], shares = ["heads", "kv_heads"], groups = "kv_heads" }
+                                           fused: relative numbers of rows, and how often the sequence repeats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from indexer.architectures.layout import Rows
+from indexer.errors import Skipped
+from indexer.untrusted import printable
+
+MAX_HEADS = 4096  # far above any model; beyond it a config is not to be believed
+MAX_LAYER = 10**9  # a layer number is read up to here and no further
+
+NAMES_TOLD = 3  # how many of a stranger's names an error tells
+
+Index = tuple[int, ...]
+# What a list of names holds of one stack: pattern → layer → name without ".weight".
+Found = dict["Pattern", dict[Index, str]]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A tensor of every layer: its dotted path, with ``{…}`` where a layer's number stands.
+
+    ``families`` are told in the order of their rows. Where there are several, ``shares`` are their relative
+    numbers of rows and ``groups`` how often the whole sequence repeats; both are numbers or the names of
+    counts in the config (see ``Settings``).
+    """
+
+    path: tuple[str, ...]
+    families: tuple[str, ...]
+    shares: tuple[int | str, ...]
+    groups: int | str
+
+    @classmethod
+    def read(cls, path: str, what: str | list[str] | dict[str, Any]) -> Pattern:
+        """One line of a data file: a family, a list of families in equal parts, or a table with all of it."""
+        table: dict[str, Any] = (
+            what if isinstance(what, dict) else {"families": [what] if isinstance(what, str) else what}
+        )
+        families = tuple(table["families"])
+        shares = tuple(table.get("shares", [1] * len(families)))
+        return cls(tuple(path.split(".")), families, shares, table.get("groups", 1))
+
+    @property
+    def whole(self) -> str:
+        """What the tensor is as a whole: ``query_key_value``."""
+        return "_".join(self.families)
+
+    def match(self, parts: list[str]) -> Index | None:
+        """The layer's number(s) in a name split at its dots, or None where the name is another tensor's."""
+        if len(parts) < len(self.path):
+            return None
+        numbers: list[int] = []
+        for expected, part in zip(reversed(self.path), reversed(parts), strict=False):
+            if expected.startswith("{"):
+                if not (part.isascii() and part.isdigit() and (part == "0" or part[0] != "0")):
+                    return None
+                numbers.append(int(part) if len(part) <= 9 else MAX_LAYER)
+            elif expected != part:
+                return None
+        return tuple(reversed(numbers))
+
+    def name(self, index: Index) -> str:
+        """The tensor's name in one layer, without prefix and ``.weight``."""
+        numbers = iter(index)
+        return ".".join(str(next(numbers)) if part.startswith("{") else part for part in self.path)
+
+    def divide(self, tensor: str, out: int, settings: Settings) -> list[Rows | None]:
+        """The rows of each family among the ``out`` rows of ``tensor``; None where it holds only one.
+
+        Raises Skipped("malformed") where the config does not divide them.
+        """
+        if len(self.families) == 1:
+            return [None]
+        used = {name: settings.count(name) for name in (*self.shares, self.groups) if isinstance(name, str)}
+        shares = [used[share] if isinstance(share, str) else share for share in self.shares]
+        groups = used[self.groups] if isinstance(self.groups, str) else self.groups
+        unit, rest = divmod(out, sum(shares))
+        uneven = rest or any(share * unit % groups for share in shares)
+        if uneven or used.get("heads", 0) % used.get("kv_heads", 1):
+            by = ", ".join(f"{name} = {count}" for name, count in used.items()) or "equal parts"
+            raise Skipped(
+                "malformed",
+                f"{quoted(tensor)} has {out} rows, which do not divide into {self.whole} by {by}",
+            )
+        stops = [sum(shares[: place + 1]) * unit // groups for place in range(len(shares))]
+        return [Rows(groups, stops[-1], start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to store a part of a layer; only where the config's switches are ``when``."""
+
+    patterns: tuple[Pattern, ...]
+    when: Mapping[str, bool]
+
+    @classmethod
+    def read(cls, variant: Mapping[str, Any], layer: str) -> Variant:
+        """One table of a data file; ``layer`` holds where the table has none of its own."""
+        lines = {name: what for name, what in variant.items() if name not in ("when", "layer")}
+        layer = variant.get("layer", layer)
+        patterns = (Pattern.read(f"{layer}.{name}", what) for name, what in lines.items())
+        return cls(tuple(patterns), variant.get("when", {}))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack and the parts that each of its layers has, each part in one of its variants."""
+
+    name: str
+    parts: tuple[tuple[Variant, ...], ...]
+
+    @classmethod
+    def read(cls, stack: Mapping[str, Any]) -> Stack:
+        """One ``[[stack]]`` of a data file."""
+        parts = [variants for key, variants in stack.items() if key not in ("name", "layer")]
+        read = (tuple(Variant.read(variant, stack["layer"]) for variant in variants) for variants in parts)
+        return cls(stack.get("name", ""), tuple(read))
+
+    @property
+    def patterns(self) -> Iterator[Pattern]:
+        """Every pattern of every variant."""
+        return (pattern for part in self.parts for variant in part for pattern in variant.patterns)
+
+    def choose(self, found: Found, settings: Settings) -> tuple[Pattern, ...]:
+        """For every part of a layer the patterns of the variant of which the most tensors are there."""
+        chosen: list[Pattern] = []
+        for part in self.parts:
+            allowed = [variant.patterns for variant in part if settings.allow(variant)]
+            chosen += max(allowed, key=lambda patterns: sum(len(found.get(one, ())) for one in patterns))
+        return tuple(chosen)
+
+    def has_a_layer(self, found: Found, settings: Settings) -> bool:
+        """Whether at least one layer is complete."""
+        layers = [set(found.get(pattern, ())) for pattern in self.choose(found, settings)]
+        return bool(set.intersection(*layers))
+
+    def layers(self, found: Found, prefix: str, settings: Settings) -> Iterator[dict[Pattern, str]]:
+        """The layers in order, each complete: pattern → full name of the tensor.
+
+        Raises Skipped("missing_matrices") where a layer lacks a matrix or a whole layer is missing.
+        """
+        chosen = {pattern: found.get(pattern, {}) for pattern in self.choose(found, settings)}
+        present = {index for names in chosen.values() for index in names}
+        if not present:
+            return
+        sizes = [max(numbers) + 1 for numbers in zip(*present, strict=True)]
+        # Lazy on purpose: a hostile number makes the grid huge, but a gap comes within len(present) steps.
+        gaps = ((pattern, index) for index in _grid(sizes) for pattern in chosen if index not in chosen[pattern])
+        if some := [quoted(f"{prefix}{pattern.name(index)}.weight") for pattern, index in islice(gaps, NAMES_TOLD)]:
+            raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}")
+        for index in _grid(sizes):
+            yield {pattern: names[index] + ".weight" for pattern, names in chosen.items()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The few values of an untrusted config.json that say how fused tensors divide.
+
+    ``counts`` names for each count the config's keys, the first present one wins; ``switches`` are booleans
+    with their defaults. Both come from the data file.
+    """
+
+    config: Mapping[str, Any]
+    counts: Mapping[str, tuple[str, ...]]
+    switches: Mapping[str, bool]
+
+    def count(self, name: str) -> int:
+        """A number of heads; "kv_heads" that are not told are as many as "heads".
+
+        Raises Skipped("malformed").
+        """
+        for key in self.counts[name]:
+            value = self.config.get(key)
+            if value is None:
+                continue
+            if type(value) is not int or not 1 <= value <= MAX_HEADS:
+                raise Skipped("malformed", f"config.json says {key} = {told(value)}, not a number of 1 to {MAX_HEADS}")
+            return value
+        if name == "kv_heads":
+            return self.count("heads")
+        raise Skipped("malformed", f"config.json does not say {' or '.join(self.counts[name])}")
+
+    def switch(self, name: str) -> bool:
+        """True or false, the default where the config is silent. Raises Skipped("malformed")."""
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise Skipped("malformed", f"config.json says {name} = {told(value)}, neither true nor false")
+        return self.switches[name] if value is None else value
+
+    def allow(self, variant: Variant) -> bool:
+        """Whether the config's switches are as the variant wants them."""
+        return all(self.switch(name) == value for name, value in variant.when.items())
+
+
+def _grid(sizes: list[int]) -> Iterator[Index]:
+    """All index tuples below ``sizes``, in order, one at a time."""
+    if not sizes:
+        yield ()
+        return
+    for first in range(sizes[0]):
+        for rest in _grid(sizes[1:]):
+            yield (first, *rest)
+
+
+def quoted(text: object) -> str:
+    """A stranger's string, short and harmless, in quotes."""
+    text = str(text)[:201]
+    return f'"{printable(text, 200)}{"…" if len(text) > 200 else ""}"'
+
+
+def told(value: object) -> str:
+    """A stranger's value from JSON, short and harmless."""
+    # A huge int must not be turned into digits (quadratic, and refused by Python past 4,300).
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a number with more than 38 digits"
+    return printable(repr(value)[:60]) if isinstance(value, str | int | float) else f"a {type(value).__name__}"

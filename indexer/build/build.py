@@ -1,0 +1,296 @@
+"""A build: crawl a base's fine-tunes, vectorise what is new or changed, publish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.build.plan import Planned, existing_record, plan
+from indexer.build.report import BuildOptions, BuildReport, Watcher
+from indexer.build.resources import Resources, share_out, workers_for
+from indexer.build.result import Place, Result
+from indexer.build.versions import library_versions
+from indexer.deltas.stored_base import StoredBase, stored_bases
+from indexer.errors import Failed
+from indexer.listing.listing import ListedModel, Listing, select
+from indexer.names import ModelRef
+from indexer.network.bandwidth import limit_bandwidth
+from indexer.network.hub import BaseFacts
+from indexer.publish.publish import Publication, publish
+from indexer.publish.rows import Entry
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, canonical_json
+from indexer.records.store import RecordStore
+from indexer.records.unit import Unit
+
+# Results are published as they come, so that an interrupted build is useful: not more often than this many seconds,
+# and seldom enough that publishing takes no more than this share of the time.
+PUBLISH_EVERY_SECONDS = 60.0
+PUBLISHING_SHARE = 0.05
+
+# Past this share of failures (skips do not count) the fault is not the models'.
+STOP_AFTER_TRIES = 20
+STOP_ABOVE_SHARE = 0.5
+
+
+class Build:
+    """One base's build. The caller holds the writer's lock."""
+
+    def __init__(
+        self,
+        folder: AtlasFolder,
+        facts: BaseFacts,
+        options: BuildOptions,
+        watcher: Watcher | None = None,
+        listing: Listing | None = None,
+    ) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.options = options
+        self.watcher = watcher or Watcher()
+        self.store = RecordStore(folder)
+        self.listing = listing or Listing(folder.listing(facts.id))
+        self.report = BuildReport(facts.id, facts.commit, str(folder.root))
+        self.database_bytes: int | None = None  # known once the memory is shared out
+        self.started = time.monotonic()
+        self.started_at = datetime.now(UTC)
+
+    @property
+    def spec(self) -> Spec:
+        """What this build computes."""
+        spectra = SPECTRA_FORM if self.options.spectra else False
+        return Spec(rank=self.options.rank, spectra=spectra, svd=SVD_METHOD)
+
+    def base_size(self) -> tuple[int, int]:
+        """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
+        path = self.folder.base(self.facts.id, self.facts.commit)
+        if path.is_file():
+            stored = StoredBase(path)
+            return stored.block_bytes, stored.item_bytes
+        from indexer.deltas.base import open_base, size_of_base
+
+        checkpoint = open_base(self.facts)
+        try:
+            return size_of_base(checkpoint)
+        finally:
+            checkpoint.close()
+
+    def stored_base(self) -> StoredBase:
+        """The base's block matrices, fetched where the atlas does not have them yet.
+
+        A new commit that leaves the weight files as they were (an edited card) is not a new base: the commit
+        that the atlas knows stays, and with it every record.
+        """
+        path = self.folder.base(self.facts.id, self.facts.commit)
+        if path.is_file():
+            return StoredBase(path)
+        from indexer.deltas.base import open_base, store_base
+
+        checkpoint = open_base(self.facts)
+        try:
+            hashes = tuple(facts.sha256 for facts in checkpoint.files)
+            for stored in stored_bases(self.folder, self.facts.id):
+                if None not in hashes and stored.file_hashes == hashes:
+                    self._keep_commit(stored.commit)
+                    return stored
+            self.watcher.say(f"fetching the block matrices of {self.facts.id}")
+            limit_bandwidth(str(self.folder.root), self.options.bandwidth)
+            return store_base(checkpoint, self.facts.id, self.facts.commit, path)
+        finally:
+            checkpoint.close()
+
+    def _keep_commit(self, commit: str) -> None:
+        self.facts = replace(self.facts, commit=commit)
+        self.report.base_commit = commit
+
+    def selected(self) -> list[ListedModel]:
+        """The listed models that the options speak of."""
+        options = self.options
+        return select(
+            self.listing.models(),
+            limit=options.limit,
+            sort=options.sort,
+            since=options.since,
+            author=options.author,
+            relations=options.relations,
+        )
+
+    def plan(self, selected: Sequence[ListedModel] | None = None) -> list[Planned]:
+        """What there is to do for every listed model; ``selected`` by the options unless given."""
+        options = self.options
+        models = self.listing.models()
+        if selected is None:
+            selected = self.selected()
+        chosen = {model.id for model in selected}
+        template = Unit(
+            model=ModelRef(self.facts.id),
+            commit="",
+            base=self.facts.id,
+            base_commit=self.facts.commit,
+            relation="finetune",
+            spec=self.spec,
+            device=options.device,
+            keep_factors=options.keep_factors,
+        )
+        planned = plan(models, selected, self.store, template, options.retry_failed)
+        for one in planned:
+            if one.entry.listed.id in chosen and one.unit is None:
+                self._count_settled(one)
+        self.report.discovered = len(chosen)
+        again = sum(one.lacks_spectra and one.unit is not None for one in planned)
+        if again:
+            self.watcher.say(f"records without spectra, to be read again: {again}")
+        return planned
+
+    def _count_settled(self, one: Planned) -> None:
+        if one.is_unchanged:
+            self.report.unchanged += 1
+        elif one.has_failed:
+            self.report.failed += 1
+        else:
+            self.report.skipped += 1
+
+    def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
+        """Do what is planned, and publish now and then. Ctrl-C publishes what was done and goes on upwards."""
+        settled = {one.entry.listed.id: one.entry for one in planned}
+        waiting = dict(settled)  # what no publish has been told of yet
+        due = time.monotonic() + PUBLISH_EVERY_SECONDS
+        try:
+            for result in self.work(planned, base, settled):
+                waiting[result.unit.model.id] = settled[result.unit.model.id]
+                if time.monotonic() > due:
+                    due = self._publish_meanwhile(waiting, base)
+        except BaseException as stop:
+            self.report.stopped = "interrupted"
+            self._find_what_was_done(planned, settled)
+            try:
+                self.publish(settled.values(), base, "stopped")
+            except Exception:
+                if not isinstance(stop, Exception):
+                    raise
+                raise stop from None  # on a full disk publishing fails as well: what came first is to be told
+            raise
+        self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
+        lacking = sum(settled[one.entry.listed.id] is one.entry for one in planned if one.lacks_spectra)
+        if lacking:
+            self.watcher.say(f"records that still have no spectra, left to another `index build --spectra`: {lacking}")
+        return self.report
+
+    def _publish_meanwhile(self, waiting: dict[str, Entry], base: StoredBase) -> float:
+        """Publish what is waiting; when to do so again."""
+        began = time.monotonic()
+        self.publish(waiting.values(), base, None)
+        waiting.clear()
+        ended = time.monotonic()
+        return ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
+
+    def _find_what_was_done(self, planned: Sequence[Planned], settled: dict[str, Entry]) -> None:
+        """Records that workers wrote and nobody heard of any more."""
+        for one in planned:
+            if one.unit is not None and settled[one.entry.listed.id] is one.entry:
+                found = existing_record(one.unit.identity, self.store)
+                if found is not None:
+                    done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
+                    settled[one.entry.listed.id] = done
+
+    def finished(self) -> BuildReport:
+        """The report as it stands, with the time that went by."""
+        self.report.seconds = round(time.monotonic() - self.started, 3)
+        return self.report
+
+    def work(self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result]:
+        """Do what is planned; after each model ``settled`` (by id) says what became of it. Nothing is published."""
+        units = [one.unit for one in planned if one.unit is not None]
+        self.watcher.started(self.facts.id, len(units), planned)
+        if not units:
+            return
+        from indexer.build.executor import executor_for  # and torch with it: not where there is nothing to do
+
+        resources = self._resources(base, len(units))
+        place = Place(self.folder.root, base.path, resources)
+        executor = executor_for(resources.workers, self.options.scheduler)
+        with closing(executor.run(units, place)) as results:
+            for result in results:
+                settled[result.unit.model.id] = self._settle(settled[result.unit.model.id], result)
+                self.watcher.finished(result, self.report)
+                yield result
+                if self._is_hopeless():
+                    return
+
+    def _resources(self, base: StoredBase, units: int) -> Resources:
+        options = self.options
+        workers = workers_for(options.workers, units)
+        largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
+        found = share_out(workers, base.block_bytes, largest, options.memory, options.bandwidth)
+        if found.workers < workers:
+            self.watcher.say(f"memory for {found.workers} of {workers} workers")
+        return found
+
+    def _settle(self, entry: Entry, result: Result) -> Entry:
+        report, digest = self.report, result.unit.identity.digest
+        report.bytes_read += result.bytes_read
+        report.bytes_total += result.bytes_total
+        if result.error is None:
+            report.indexed += 1
+            return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
+        if isinstance(result.error, Failed):
+            report.failed += 1
+        else:
+            report.skipped += 1
+        report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
+        if entry.record_key is not None:
+            return entry  # what was there, without spectra or of an earlier commit, is as good as before
+        return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
+
+    def _is_hopeless(self) -> bool:
+        """Whether so much fails that going on would only fill the atlas with failures."""
+        tried = self.report.indexed + self.report.failed
+        if tried < STOP_AFTER_TRIES or self.report.failed <= STOP_ABOVE_SHARE * tried:
+            return False
+        self.report.stopped = f"{self.report.failed} of {tried} models failed"
+        return True
+
+    def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
+        """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
+        self.finished()
+        publish(
+            self.folder,
+            [
+                Publication(
+                    base=base,
+                    aliases=self.facts.aliases,
+                    entries=list(entries),
+                    rank=self.options.rank,
+                    bad_rows=[row.as_row() for row in self.listing.bad_rows()] if outcome else None,
+                    build=self._build_row(outcome) if outcome else None,
+                    index=self.options.index,
+                    thresholds=self.options.thresholds,
+                )
+            ],
+            say=self.watcher.say,
+            memory=self.database_bytes,
+        )
+
+    def _build_row(self, outcome: str) -> dict[str, Any]:
+        report = self.report
+        return {
+            "base_commit": report.base_commit,
+            "started": self.started_at,
+            "finished": datetime.now(UTC),
+            "outcome": outcome,
+            "discovered": report.discovered,
+            "indexed": report.indexed,
+            "unchanged": report.unchanged,
+            "skipped": report.skipped,
+            "failed": report.failed,
+            "bytes_read": report.bytes_read,
+            "bytes_total": report.bytes_total,
+            "seconds": report.seconds,
+            "spec": canonical_json(asdict(self.spec)),
+            "thresholds": canonical_json(asdict(self.options.thresholds)),
+            "versions": canonical_json(library_versions()),
+        }

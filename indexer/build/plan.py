@@ -1,0 +1,180 @@
+"""What a build has to do: for every selected model whether it is done, known to be hopeless, or due."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from indexer.listing.claims import listed_filenames
+from indexer.listing.listing import ListedModel
+from indexer.names import ModelRef
+from indexer.publish.rows import Entry
+from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, Identity
+from indexer.records.store import Kept, Outcome, RecordStore, standing
+from indexer.records.unit import Unit
+
+# Skips that may end without a new commit: access can be granted, a repository enabled again.
+RECHECKED = frozenset({"gated", "disabled"})
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One model of the listing: ``unit`` is what to do, or None where ``entry`` already says all.
+
+    ``lacks_spectra``: they are asked for, and its record, which stays until there is a better one, has none.
+    ``missed``: what the last attempt at its present commit came to, where its record is that of an earlier one.
+    """
+
+    entry: Entry
+    unit: Unit | None
+    lacks_spectra: bool = False
+    missed: Outcome | None = None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether its record of this commit is there already."""
+        has_record = self.unit is None and self.entry.record_key is not None
+        return has_record and self.entry.commit == commit_of(self.entry.listed.row)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt at this commit failed."""
+        outcome = self.missed or self.entry.outcome
+        return outcome is not None and outcome.status == "failed"
+
+
+def plan(
+    models: Iterable[ListedModel],
+    selected: Sequence[ListedModel],
+    store: RecordStore,
+    template: Unit,
+    retry_failed: bool,
+) -> list[Planned]:
+    """Look at every listed model; only those in ``selected`` get a unit.
+
+    ``template`` holds what all units share. A model outside the selection keeps the record it has, and one at a new
+    commit keeps that of an earlier one until the new one is read.
+    """
+    chosen = {model.id for model in selected}
+    planned = [_planned(model, model.id in chosen, store, template, retry_failed) for model in models]
+    present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
+    if len(present) == len(planned):
+        return planned
+    earlier = _earlier_records(store, template, present)
+    return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
+
+
+def _earlier_records(store: RecordStore, template: Unit, present: Collection[str]) -> dict[str, list[Kept]]:
+    """By model what could be published beside the ``present`` records; only the headers of the others are read."""
+    found: dict[str, list[Kept]] = {}
+    wanted = (template.base, template.base_commit, template.spec.rank)
+    for kept in store.kept(besides=present):
+        identity = kept.identity
+        is_readable = identity.spec.format <= FORMAT_VERSION
+        if is_readable and (identity.base, identity.base_commit, identity.spec.rank) == wanted:
+            found.setdefault(identity.model, []).append(kept)
+    return found
+
+
+def _with_earlier(planned: Planned, records: Sequence[Kept]) -> Planned:
+    """A model without a record of its present commit stands with an earlier one, where there is one."""
+    entry = planned.entry
+    kept = standing(records, entry.commit) if entry.record_key is None else None
+    if kept is None:
+        return planned
+    stands = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
+    return replace(planned, entry=stands, missed=entry.outcome)
+
+
+def _planned(
+    listed: ListedModel,
+    is_selected: bool,
+    store: RecordStore,
+    template: Unit,
+    retry_failed: bool,
+) -> Planned:
+    commit = commit_of(listed.row)
+    if commit is None:
+        return Planned(Entry(listed, template.base, None), None)
+    unit = replace(
+        template,
+        model=_reference(listed),
+        commit=commit,
+        relation=listed.relation,
+        filenames=listed_filenames(listed.row),
+        card=None,
+    )
+    found = existing_record(unit.identity, store)
+    if found is not None and (found.spec == unit.spec or not unit.spec.spectra):
+        return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
+    outcome = last_outcome(unit.identity, store)
+    is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
+    entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
+    return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
+
+
+def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
+    """Whether a model without a record is to be tried by this build."""
+    if outcome is None or outcome.reason in RECHECKED:
+        return True
+    return outcome.status == "failed" and (retry_failed or outcome.is_due)
+
+
+def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
+    """The record that is there of this model at this commit, the one with the most spectra if there are several.
+
+    It answers for everything that has less than it.
+    """
+    return next((one for one in _with_any_spectra(identity) if store.has(one.digest)), None)
+
+
+def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
+    """What the last attempt came to, with spectra or without: what cannot be read cannot be read for either."""
+    found = [store.outcome(one.digest) for one in _with_any_spectra(identity)]
+    return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
+
+
+def _with_any_spectra(identity: Identity) -> Iterator[Identity]:
+    """The same with all spectra, with those of δW alone (the first form), and with none."""
+    for form in (SPECTRA_FORM, True, False):
+        yield replace(identity, spec=replace(identity.spec, spectra=form))
+
+
+def commit_of(row: dict[str, Any]) -> str | None:
+    """The commit a listing row names, None where it names none."""
+    sha = row.get("sha")
+    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isalnum() else None
+
+
+def _reference(listed: ListedModel) -> ModelRef:
+    folder = Path(listed.id)
+    return ModelRef(listed.id, folder=folder if folder.is_absolute() else None)
+
+
+def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> dict[str, int]:
+    """What a build would read: models, and the bytes of block matrices of the full ones among them.
+
+    ``block_bytes`` and ``item_bytes`` are the base's. Rows that name their dtypes (``safetensors.parameters``)
+    are taken at their word, others are assumed to be stored like the base.
+    """
+    units = [one for one in planned if one.unit is not None]
+    full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
+    return {
+        "models": len(units),
+        "adapters": len(units) - len(full),
+        "bytes": sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
+    }
+
+
+def _item_bytes(row: dict[str, Any], otherwise: int) -> int:
+    told = row.get("safetensors")
+    parameters = told.get("parameters") if isinstance(told, dict) else None
+    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    counts = {
+        name: count
+        for name, count in (parameters.items() if isinstance(parameters, dict) else ())
+        if isinstance(count, int) and name in sizes
+    }
+    return sizes[max(counts, key=lambda name: counts[name])] if counts else otherwise

@@ -1,0 +1,1 @@
+"""From a checkpoint and its base to a record: δW matrix by matrix, its singular triplets, its spectrum."""

@@ -1,0 +1,168 @@
+"""The base model's block matrices: fetched once, kept in the atlas, read matrix by matrix."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from indexer.architectures.architecture import load_architecture
+from indexer.architectures.layout import Layout
+from indexer.deltas.spectrum import spectrum
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.names import DeltaKey, ModelRef
+from indexer.network.byterange import LocalFile
+from indexer.network.hub import BaseFacts
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from indexer.weights.safetensors_index import SafetensorsIndex, read_index
+from indexer.weights.stored_tensor import DTYPE_NAMES
+from indexer.whole_files import beside
+
+
+@dataclass
+class BaseMatrices(StoredBase):
+    """The base's block matrices on disk.
+
+    With ``resident`` the matrices stay in memory after their first use, else each is read again: page cache is
+    shared by processes, memory is not.
+    """
+
+    resident: bool = True
+    _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
+    _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _file(self) -> LocalFile:
+        return LocalFile(self.path)
+
+    @cached_property
+    def _index(self) -> SafetensorsIndex:
+        return read_index(self._file)
+
+    def matrix(self, key: DeltaKey) -> torch.Tensor:
+        """One matrix, (out, in), in the base's own dtype. Not to be written to."""
+        held = self._held.get(key)
+        if held is None:
+            held = self._index.read(self._file, str(key))
+            if self.resident:
+                self._held[key] = held
+        return held
+
+    def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
+        """All singular values of the matrices ``keys``, one below the other; computed at the first use and kept."""
+        if keys not in self._spectra:
+            whole = torch.cat([self.matrix(key).float() for key in keys])
+            self._spectra[keys] = spectrum(whole).numpy()
+        return self._spectra[keys]
+
+    def close(self) -> None:
+        """Let go of the file and of what is held."""
+        self._held.clear()
+        self._spectra.clear()
+        if "_file" in self.__dict__:
+            self._file.close()
+
+
+def open_base(facts: BaseFacts) -> Checkpoint:
+    """The base's checkpoint on the Hub. Raises AtlasError where it cannot be read."""
+    try:
+        return open_checkpoint(ModelRef(facts.id), commit=facts.commit, filenames=facts.filenames or None)
+    except ModelError as error:
+        raise AtlasError(
+            f"The weights of the base {facts.id} cannot be read: {error.detail}.",
+            "Try again later." if isinstance(error, Failed) else "Choose another base.",
+        ) from error
+
+
+def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> BaseMatrices:
+    """Stream the block matrices of ``checkpoint`` into ``path`` (by temporary file and rename).
+
+    Raises AtlasError where the base cannot be one: an architecture without a data file, tensors that are
+    missing, or weights that are not finite.
+    """
+    try:
+        _write_matrices(checkpoint, _layout_of(checkpoint), base, commit, path)
+    except Skipped as reason:
+        raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
+    return BaseMatrices(path)
+
+
+def size_of_base(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Bytes of the block matrices that ``store_base`` would keep, and of the widest number in them.
+
+    Raises AtlasError where the checkpoint cannot be a base.
+    """
+    try:
+        infos = [checkpoint.tensors[name] for name in _layout_of(checkpoint).tensors]
+    except Skipped as reason:
+        raise AtlasError(f"It cannot be a base: {reason.detail}.", "Choose another base.") from reason
+    return sum(info.nbytes for info in infos), max(info.nbytes // math.prod(info.shape) for info in infos)
+
+
+def _layout_of(checkpoint: Checkpoint) -> Layout:
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    return load_architecture(str(checkpoint.config.get("model_type"))).locate(shapes, checkpoint.config)
+
+
+def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path) -> None:
+    """Write data first and header last known: offsets follow from shapes, norms only from the data."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for matrix in layout.matrices:
+        dtype = checkpoint.tensors[matrix.tensor].dtype
+        size = math.prod(matrix.shape) * dtype.itemsize
+        header[str(matrix.key)] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(matrix.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    norms: dict[str, float] = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = beside(path, "data")
+    try:
+        with data.open("wb") as file:
+            for name, tensor in checkpoint.stream(layout.tensors):
+                for matrix in layout.by_tensor[name]:
+                    piece = matrix.extract(tensor).contiguous()
+                    norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float()))
+                    if not math.isfinite(norms[str(matrix.key)]):
+                        raise Skipped("not_finite", f"its tensor {name} holds NaN or infinite values")
+                    file.seek(header[str(matrix.key)]["data_offsets"][0])
+                    file.write(piece.view(torch.uint8).numpy().data)
+        description = {
+            "base": base,
+            "commit": commit,
+            "file_hashes": [facts.sha256 for facts in checkpoint.files],
+            "config": dict(checkpoint.config),
+            "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
+            "norms": norms,
+        }
+        _assemble(header | {"__metadata__": {"base": json.dumps(description)}}, data, path)
+    finally:
+        data.unlink(missing_ok=True)
+
+
+def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = beside(path)
+    try:
+        with temporary.open("wb") as target, data.open("rb") as source:
+            target.write(len(text).to_bytes(8, "little") + text)
+            while chunk := source.read(1 << 22):
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

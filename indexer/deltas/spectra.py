@@ -1,0 +1,103 @@
+"""Whole spectra, for the study of ranks: all singular values of every δW, of every W, and of fused matrices whole.
+
+Only `index build --spectra` asks for them. Parts of a fused matrix are held until the last of them has come, which
+is one tensor of the checkpoint; everything else is one matrix at a time. The order of a fused tensor's rows does not
+matter here: singular values do not depend on it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.delta import DenseDelta, LoraDelta
+from indexer.deltas.spectrum import spectrum
+from indexer.deltas.svd import lora_svd
+from indexer.errors import Skipped
+from indexer.names import DeltaKey
+from indexer.records.record import WholeRecord
+
+Values = NDArray[np.float32]
+Delta = DenseDelta | LoraDelta
+Keys = tuple[DeltaKey, ...]
+
+
+class Spectra:
+    """The spectra of one model: ask for every delta once, in any order, then for the wholes."""
+
+    def __init__(self, base: BaseMatrices, device: str) -> None:
+        self._base = base
+        self._device = device
+        self._whole_of = {key: keys for keys in base.layout.wholes for key in keys}
+        self._waiting: dict[Keys, dict[DeltaKey, Delta]] = {}
+        self._wholes: dict[Keys, WholeRecord] = {}
+
+    def of(self, delta: Delta) -> tuple[Values | None, Values]:
+        """Singular values of δW (None where it is zero) and of W, each (min(out, in),), descending.
+
+        Raises Skipped("not_finite") where an adapter's weights overflow.
+        """
+        keys = self._whole_of.get(delta.key)
+        if keys is not None:
+            parts = self._waiting.setdefault(keys, {})
+            parts[delta.key] = delta
+            if len(parts) == len(keys):
+                self._wholes[keys] = self._whole(keys, self._waiting.pop(keys))
+        weight = self._weight(delta.key, delta)
+        return self._changes([delta], (weight.shape[0], weight.shape[1])), self._values(weight)
+
+    def of_untouched(self, key: DeltaKey) -> Values:
+        """Singular values of a W that is the base's own."""
+        return self._base.spectrum((key,))
+
+    def wholes(self) -> tuple[WholeRecord, ...]:
+        """The fused matrices, in the base's order; what an adapter leaves alone of them is the base's."""
+        wholes = self._base.layout.wholes
+        return tuple(self._wholes.get(keys) or self._whole(keys, self._waiting.pop(keys, {})) for keys in wholes)
+
+    def _whole(self, keys: Keys, parts: dict[DeltaKey, Delta]) -> WholeRecord:
+        shapes = [matrix.shape for matrix in self._base.layout.matrices if matrix.key in keys]
+        shape = (sum(rows for rows, _ in shapes), shapes[0][1])
+        if not parts:
+            return WholeRecord(keys, shape, None, self._base.spectrum(keys))
+        weights = self._values(torch.cat([self._weight(key, parts.get(key)) for key in keys]))
+        # In the order of the keys, whatever the file's: the same values to the last bit.
+        changes = self._changes([parts[key] for key in keys if key in parts], shape)
+        return WholeRecord(keys, shape, changes, weights)
+
+    def _weight(self, key: DeltaKey, delta: Delta | None) -> torch.Tensor:
+        """W (out, in), float32."""
+        if isinstance(delta, DenseDelta):
+            if delta.weight is None:
+                raise ValueError("the delta was read without its weights")
+            return delta.weight
+        weight = self._base.matrix(key).to(torch.float32)
+        if delta is None:
+            return weight
+        weight = torch.addmm(weight, delta.b, delta.a, alpha=delta.scale)
+        if not bool(torch.isfinite(weight).all()):
+            raise Skipped("not_finite", f"the weights of {key} overflow with the adapter's delta")
+        return weight
+
+    def _changes(self, deltas: list[Delta], shape: tuple[int, int]) -> Values | None:
+        """Singular values of δW (of ``shape``) from these of its parts; the others are zero."""
+        dense = [delta for delta in deltas if isinstance(delta, DenseDelta)]
+        if dense:
+            return self._values(torch.cat([delta.matrix for delta in dense])) if any(d.norm for d in dense) else None
+        factors = [delta for delta in deltas if isinstance(delta, LoraDelta)]
+        return self._of_factors(factors, min(shape)) if factors else None
+
+    def _of_factors(self, deltas: list[LoraDelta], count: int) -> Values | None:
+        """From the factors alone: one below the other, the parts are diag(b_1, b_2, …) · (s_1 a_1; s_2 a_2; …)."""
+        a = torch.cat([delta.a.double() * delta.scale for delta in deltas]).to(self._device)
+        b = torch.block_diag(*[delta.b.double() for delta in deltas]).to(self._device)
+        rank = min(count, len(a))
+        found = np.zeros(count, dtype=np.float32)
+        found[:rank] = lora_svd(a, b, 1.0, rank).s.cpu().numpy()
+        return found if found.any() else None
+
+    def _values(self, matrix: torch.Tensor) -> Values:
+        values: Values = spectrum(matrix.to(self._device)).cpu().numpy()
+        return values

@@ -1,0 +1,183 @@
+"""Doing a unit of work: one model at one commit against one base, to a record or to a reason why not.
+
+A pure function of (model@commit, base@commit, spec): it reads weights, touches no database, and can run in any
+process on any machine that sees the base's matrices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import torch
+
+from indexer.architectures.layout import Layout, Matrix
+from indexer.cards.modelcard import head_facts
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
+from indexer.deltas.spectra import Spectra
+from indexer.deltas.svd import Factors, lora_svd, truncated_svd
+from indexer.errors import Skipped
+from indexer.names import DeltaKey
+from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
+from indexer.records.representation import REPRESENTATIONS
+from indexer.records.unit import Traffic, Unit
+from indexer.weights.adapter import factor_names
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+
+
+def vectorise(
+    unit: Unit,
+    base: BaseMatrices,
+    conversion: Callable[[], str | None] | None = None,
+    *,
+    ahead_bytes: int = 0,
+    traffic: Traffic | None = None,
+) -> Record:
+    """Do one unit of work.
+
+    ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
+    nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
+    record. ``traffic`` is told what was read, whatever comes of it. Raises Skipped where this commit can never be a
+    record, Failed where another try may work. One torch thread gives the same record for the same input; the caller
+    pins it.
+    """
+    started = time.perf_counter()
+    checkpoint = open_checkpoint(
+        unit.model,
+        commit=unit.commit,
+        filenames=unit.filenames,
+        relation=unit.relation,
+        conversion=conversion,
+    )
+    try:
+        layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
+        deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes)
+        record = Record(
+            identity=unit.identity,
+            deltas=deltas,
+            wholes=wholes,
+            files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
+            head=asdict(head_facts(checkpoint.config)),
+            card=dict(unit.card or {}),
+            dtype=_dtype_of(checkpoint),
+            device=unit.device,
+            threads=torch.get_num_threads(),
+            bytes_read=checkpoint.bytes_read,
+            block_bytes=_block_bytes(checkpoint, layout),
+            seconds=time.perf_counter() - started,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+    finally:
+        if traffic is not None:
+            traffic.read, traffic.total = checkpoint.bytes_read, sum(facts.size for facts in checkpoint.files)
+        checkpoint.close()
+    return _with_vectors(record, unit)
+
+
+def _delta_records(
+    unit: Unit, checkpoint: Checkpoint, layout: Layout | None, base: BaseMatrices, ahead_bytes: int
+) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
+    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
+    spectra = Spectra(base, unit.device) if unit.spec.spectra else None
+    found: dict[DeltaKey, DeltaRecord] = {}
+    if layout is None:
+        for lora in lora_deltas(checkpoint, base):
+            if lora.key in found:
+                raise Skipped("malformed", f"the adapter changes the matrix {lora.key} twice")
+            found[lora.key] = _from_lora(unit, lora, base, spectra)
+        if not found:
+            raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
+    else:
+        for dense in dense_deltas(checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None):
+            found[dense.key] = _from_dense(unit, dense, base, spectra)
+    deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
+    return deltas, spectra.wholes() if spectra else ()
+
+
+def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
+    matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
+    factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
+    shape = (matrix.shape[0], matrix.shape[1])
+    found = _delta_record(delta.key, shape, factors, delta.norm, delta.inner, base, delta.transposed)
+    return _with_spectra(found, delta, spectra)
+
+
+def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
+    a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
+    factors = lora_svd(a, b, delta.scale, unit.spec.rank)
+    if not np.isfinite(factors.norm):
+        raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
+    shape = (b.shape[0], a.shape[1])
+    found = _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed)
+    return _with_spectra(found, delta, spectra)
+
+
+def _untouched(unit: Unit, matrix: Matrix, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
+    (rows, columns), rank = matrix.shape, unit.spec.rank
+    zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
+    found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, 0.0, base, matrix.transposed)
+    return replace(found, weights=spectra.of_untouched(matrix.key)) if spectra else found
+
+
+def _with_spectra(found: DeltaRecord, delta: DenseDelta | LoraDelta, spectra: Spectra | None) -> DeltaRecord:
+    if spectra is None:
+        return found
+    changes, weights = spectra.of(delta)
+    return replace(found, spectrum=changes, weights=weights)
+
+
+def _delta_record(
+    key: DeltaKey,
+    shape: tuple[int, int],
+    factors: Factors,
+    norm: float,
+    inner: float,
+    base: BaseMatrices,
+    transposed: bool,
+) -> DeltaRecord:
+    return DeltaRecord(
+        key=key,
+        shape=shape,
+        norm=norm,
+        base_norm=base.norms[key],
+        inner=inner,
+        s=factors.s.cpu().numpy().astype(np.float32),
+        u=factors.u.cpu().numpy().astype(np.float16),
+        v=factors.v.cpu().numpy().astype(np.float16),
+        transposed=transposed,
+    )
+
+
+def _with_vectors(record: Record, unit: Unit) -> Record:
+    """The asked-for vectors, computed while the factors are at hand; then the factors go if they are unwanted."""
+    wanted = [REPRESENTATIONS[name] for name in unit.representations]
+    vectors = {representation.tag: representation.compute(record) for representation in wanted}
+    deltas = record.deltas
+    if not unit.keep_factors:
+        deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
+    return replace(record, vectors=vectors, deltas=deltas)
+
+
+def _seed(unit: Unit, key: DeltaKey) -> int:
+    """From the unit and the matrix, so that neither the order of reading nor the number of workers matters."""
+    return int(hashlib.sha256(f"{unit.identity.digest}|{key}".encode()).hexdigest()[:15], 16)
+
+
+def _dtype_of(checkpoint: Checkpoint) -> str:
+    """The dtype most bytes of the file are stored in."""
+    sizes: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        name = str(info.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + info.nbytes
+    return max(sizes, key=lambda name: (sizes[name], name), default="")
+
+
+def _block_bytes(checkpoint: Checkpoint, layout: Layout | None) -> int:
+    """Bytes of what had to be read: the block matrices as stored, or an adapter's factors."""
+    names = factor_names(checkpoint) if layout is None else layout.tensors
+    return sum(checkpoint.tensors[name].nbytes for name in names)

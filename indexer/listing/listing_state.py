@@ -1,0 +1,278 @@
+"""What the lines of a listing file add up to: models, bad rows, and how far a crawl came. No files here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from indexer.listing.claims import Claim
+from indexer.listing.questions import BadRow, Progress, RawRow
+from indexer.listing.selection import ListedModel
+from indexer.names import is_hub_id
+from indexer.untrusted import Reader
+
+Line = dict[str, Any]
+
+# What belongs to one commit, and is not carried over to the next.
+_OF_COMMIT = ("siblings", "safetensors")
+_LOOKED_INTO = ("adapter_config", "config", "card", "name")
+
+
+@dataclass
+class KnownModel:
+    """One model: the merged row, and by which question it was shown with which claim in which crawl."""
+
+    id: str
+    row: RawRow
+    first_seen: datetime
+    last_seen: datetime
+    claims: dict[str, tuple[Claim, str]] = field(default_factory=dict)
+    last_claim: Claim | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """The most trusted claim; of a model that has gone, what it was."""
+        if not self.claims:
+            assert self.last_claim is not None  # no model is made without a claim
+            return self.last_claim
+        return min((claim for claim, _ in self.claims.values()), key=lambda claim: claim.rank)
+
+    @property
+    def gone(self) -> bool:
+        """Whether no question shows it any more."""
+        return not self.claims
+
+    def as_listed(self) -> ListedModel:
+        """For other rooms."""
+        claim = self.claim
+        return ListedModel(
+            self.id,
+            self.row,
+            claim.relation,
+            claim.claimed_by,
+            claim.parent,
+            self.first_seen,
+            self.last_seen,
+            self.gone,
+            tuple(self.claims),
+        )
+
+    def as_line(self) -> Line:
+        """One line that says all of it."""
+        return {
+            "kind": "model",
+            "id": self.id,
+            "first_seen": self.first_seen.isoformat(),
+            "seen": self.last_seen.isoformat(),
+            "claims": {key: _claim_line(claim, crawl) for key, (claim, crawl) in self.claims.items()},
+            "was": _claim_line(self.claim, ""),
+            "row": self.row,
+        }
+
+
+@dataclass
+class CrawlState:
+    """A crawl as far as it came. ``cut``: questions whose answers were not all looked at."""
+
+    id: str
+    started: datetime
+    parameters: dict[str, Any]
+    finished: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
+    current: str | None = None
+    link: str | None = None
+    is_over: bool = False
+
+
+class State:
+    """The sum of the lines so far; ``apply`` adds one."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, KnownModel] = {}
+        self.bad: dict[str, tuple[BadRow, str]] = {}
+        self.rejected: dict[str, tuple[str, str]] = {}
+        self.ids: tuple[str, ...] = ()
+        self.crawl: CrawlState | None = None
+        self.lines = 0
+
+    def apply(self, line: Any) -> None:
+        """Take one line into account. Raises ValueError, without a change, where it cannot be understood."""
+        try:
+            _HANDLERS[line["kind"]](self, line)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"not a line of a listing ({type(error).__name__}: {error})") from error
+        self.lines += 1
+
+    def merged(self, identifier: str, row: RawRow) -> RawRow:
+        """The row with what is known from before where it says less.
+
+        A field that is missing or null does not erase what was there; files of another commit do not count.
+        """
+        known = self.models.get(identifier)
+        before = dict(known.row) if known else {}
+        if row.get("sha") not in (None, before.get("sha")):
+            for name in _OF_COMMIT:
+                before.pop(name, None)
+        return {
+            **before,
+            **{name: value for name, value in row.items() if value is not None or name not in before},
+        }
+
+    def progress(self, crawl: CrawlState) -> Progress:
+        """Where ``crawl`` can go on, and what every crawl may know from earlier ones."""
+        fine_tunes: dict[str, tuple[str, int]] = {}
+        known: dict[str, tuple[str, Claim | None]] = {
+            identifier: (commit, None) for identifier, (commit, _) in self.rejected.items()
+        }
+        for model in self.models.values():
+            claim = model.claim
+            if claim.relation == "finetune" and any(one == crawl.id for _, one in model.claims.values()):
+                downloads = Reader().count(model.row.get("downloads"), "downloads") or 0
+                fine_tunes[model.id] = (claim.parent, downloads)
+            if claim.claimed_by in _LOOKED_INTO:
+                known[model.id] = (str(model.row.get("sha") or ""), claim)
+        return Progress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
+
+    def no_longer_shown(self) -> dict[str, list[str]]:
+        """Of the finished crawl: per model the questions that used to show it, were answered, and did not."""
+        assert self.crawl is not None
+        answered = self.crawl.finished - self.crawl.cut
+        relations = self.crawl.parameters.get("relations", ())
+        unreadable = {key for key, (_, crawl) in self.bad.items() if crawl == self.crawl.id}
+        stale = {
+            model.id: [
+                key
+                for key, (claim, crawl) in model.claims.items()
+                if key in answered and claim.relation in relations and crawl != self.crawl.id
+            ]
+            for model in self.models.values()
+            if BadRow.of({"id": model.id}, "").key not in unreadable
+        }
+        return {identifier: keys for identifier, keys in stale.items() if keys}
+
+    def as_lines(self) -> list[Line]:
+        """The fewest lines that add up to this state."""
+        lines: list[Line] = [{"kind": "base", "ids": list(self.ids)}] if self.ids else []
+        lines += [model.as_line() for model in self.models.values()]
+        lines += [bad_line(bad, crawl) for bad, crawl in self.bad.values()]
+        lines += [
+            {"kind": "rejected", "id": identifier, "sha": commit, "why": why}
+            for identifier, (commit, why) in self.rejected.items()
+        ]
+        return lines
+
+    def _model(self, line: Line) -> None:
+        identifier, seen, crawl = line["id"], moment(line["seen"]), str(line.get("crawl", ""))
+        claims = {
+            str(key): (_read_claim(found), str(found.get("crawl", crawl))) for key, found in line["claims"].items()
+        }
+        was = _read_claim(line["was"]) if "was" in line else None
+        row = line.get("row")
+        if not (isinstance(identifier, str) and (is_hub_id(identifier) or "user" in claims)):
+            raise ValueError("a model without an id")
+        if not claims and was is None:
+            raise ValueError(f"{identifier} claims nothing")
+        known = self.models.get(identifier)
+        if not isinstance(row, dict) and (row is not None or known is None):
+            raise ValueError(f"{identifier} has no row")
+        if known is None:
+            first = moment(line.get("first_seen", line["seen"]))
+            known = self.models[identifier] = KnownModel(identifier, {}, first, seen)
+        if row is not None:
+            known.row = self.merged(identifier, row)
+        known.last_seen = max(known.last_seen, seen)
+        known.claims.update(claims)
+        known.last_claim = was or known.claim
+        self.rejected.pop(identifier, None)
+
+    def _gone(self, line: Line) -> None:
+        model = self.models[line["id"]]
+        model.last_claim = model.claim
+        for key in line["questions"]:
+            model.claims.pop(key, None)
+
+    def _bad(self, line: Line) -> None:
+        bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), moment(line["seen"]))
+        self.bad[bad.key] = (bad, str(line.get("crawl", "")))
+
+    def _rejected(self, line: Line) -> None:
+        self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
+
+    def _base(self, line: Line) -> None:
+        ids = line["ids"]
+        if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
+            raise ValueError("a base without ids")
+        self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
+
+    def _start(self, line: Line) -> None:
+        self.crawl = CrawlState(str(line["crawl"]), moment(line["seen"]), dict(line["parameters"]))
+
+    def _page(self, line: Line) -> None:
+        if self.crawl is None or self.crawl.id != line["crawl"]:
+            raise ValueError("a page of no crawl")
+        question, link = str(line["question"]), line["next"]
+        if line["last"]:
+            self.crawl.finished.add(question)
+        if line.get("cut"):
+            self.crawl.cut.add(question)
+        self.crawl.current, self.crawl.link = (question, str(link)) if link else (None, None)
+
+    def _finish(self, line: Line) -> None:
+        if self.crawl is None or self.crawl.id != line["crawl"]:
+            raise ValueError("the end of no crawl")
+        self.crawl.is_over = True
+        if line["complete"]:
+            self.bad = {key: pair for key, pair in self.bad.items() if pair[1] == self.crawl.id}
+
+
+_HANDLERS = {
+    "model": State._model,
+    "gone": State._gone,
+    "bad": State._bad,
+    "rejected": State._rejected,
+    "base": State._base,
+    "start": State._start,
+    "page": State._page,
+    "finish": State._finish,
+}
+
+
+def moment(text: Any) -> datetime:
+    """A time of ours, UTC. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime) -> Line:
+    """A model as it was seen; ``row`` is None where it says nothing new."""
+    told = {key: _claim_line(claim, crawl) for key, claim in claims.items()}
+    line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": told}
+    return line if row is None else {**line, "row": row}
+
+
+def bad_line(bad: BadRow, crawl: str) -> Line:
+    """A row that could not be used."""
+    seen = (bad.seen or datetime.now(UTC)).isoformat()
+    return {"kind": "bad", "crawl": crawl, "seen": seen, "key": bad.key, "why": bad.why, "raw": bad.raw}
+
+
+def seen_at(bad: BadRow, seen: datetime) -> BadRow:
+    """The same row with the time at which it was seen."""
+    return replace(bad, seen=seen)
+
+
+def _claim_line(claim: Claim, crawl: str) -> Line:
+    return {
+        "relation": claim.relation,
+        "claimed_by": claim.claimed_by,
+        "parent": claim.parent,
+        "crawl": crawl,
+    }
+
+
+def _read_claim(line: Line) -> Claim:
+    claim = Claim(line["relation"], line["claimed_by"], line["parent"])
+    if not all(isinstance(value, str) for value in (claim.relation, claim.claimed_by, claim.parent)):
+        raise ValueError("a claim that is no text")
+    return claim

@@ -1,0 +1,182 @@
+"""The questions a crawl puts to the Hub's listing, and what a page of answers holds. Plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from indexer.listing.claims import Claim
+
+RawRow = dict[str, Any]
+
+# What a listing may be asked to tell (the Hub refuses baseModels, childrenModelCount and usedStorage there).
+EXPANDED = (
+    "author", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
+    "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
+)  # fmt: skip
+
+_LONGEST_RAW = 2_000
+_NAMES_A_PAGE = 100
+
+
+@dataclass(frozen=True)
+class CrawlRequest:
+    """What to look for. ``ids``: every id of the base, the canonical one first.
+
+    ``since`` and ``author`` narrow the questions, so such a crawl cannot tell that a model has gone.
+    ``max_aliases``: quantised copies of the base whose adapters count as its own; ``max_parents``: fine-tunes
+    whose fine-tunes are asked for, down to ``max_depth``; ``max_candidates``: untagged models looked into.
+    """
+
+    ids: tuple[str, ...]
+    relations: tuple[str, ...] = ("finetune", "adapter")
+    discover: str = "tags"
+    descendants: bool = False
+    since: datetime | None = None
+    author: str | None = None
+    max_aliases: int = 20
+    max_parents: int = 500
+    max_depth: int = 3
+    max_candidates: int = 5_000
+    page_size: int = 500
+
+    @property
+    def base(self) -> str:
+        """The canonical id."""
+        return self.ids[0]
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether models may be missing from the answers that are still on the Hub."""
+        return self.since is not None or self.author is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """What must be the same for one crawl to go on where another stopped."""
+        return {
+            "ids": sorted(self.ids),
+            "relations": sorted(self.relations),
+            "discover": self.discover,
+            "descendants": self.descendants,
+            "since": self.since.isoformat() if self.since else None,
+            "author": self.author,
+            "bounds": [self.max_aliases, self.max_parents, self.max_depth, self.max_candidates],
+        }
+
+
+@dataclass(frozen=True)
+class Question:
+    """One listing to page through. ``kind``: tag, alias, descendants or names; ``asked``: an id or a name."""
+
+    kind: str
+    asked: str
+    relation: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the question across crawls."""
+        return f"{self.kind}:{self.relation or '*'}:{self.asked}"
+
+    @property
+    def what(self) -> str:
+        """For people: what is being listed."""
+        if self.kind == "names":
+            return f"models named like {self.asked}"
+        return f"the {self.relation or 'tagged'} models of {self.asked}"
+
+    def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
+        """The query of its first page. By creation, because the default order changes while one pages."""
+        relation = f"{self.relation}:" if self.relation else ""
+        asked = ("search", self.asked) if self.kind == "names" else ("filter", f"base_model:{relation}{self.asked}")
+        author = [("author", request.author)] if request.author else []
+        # Each untagged model costs requests of its own, which are only kept a page at a time.
+        size = min(request.page_size, _NAMES_A_PAGE) if self.kind == "names" else request.page_size
+        order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(size))]
+        return [asked, *author, *order, *(("expand", name) for name in EXPANDED)]
+
+
+@dataclass(frozen=True)
+class ClaimedRow:
+    """A row and what it claims."""
+
+    row: RawRow
+    claim: Claim
+
+    @property
+    def id(self) -> str:
+        """The model's id."""
+        return str(self.row["id"])
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that could not be used. ``raw`` is its JSON in ASCII, cut short; ``key`` tells it from others."""
+
+    why: str
+    raw: str
+    key: str
+    seen: datetime | None = None
+
+    @classmethod
+    def of(cls, row: Any, why: str) -> BadRow:
+        """Describe ``row``, whatever it is."""
+        raw = json.dumps(row, default=str)[:_LONGEST_RAW]
+        identifier = row.get("id") if isinstance(row, dict) else None
+        return cls(why, raw, json.dumps(identifier)[:200] if identifier is not None else raw)
+
+    def as_row(self) -> dict[str, Any]:
+        """The columns of the bad_rows table."""
+        return {"why": self.why, "raw": self.raw, "seen": self.seen}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An untagged model that was looked into and is not this base's, at this commit."""
+
+    id: str
+    commit: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of answers. ``is_last``: the question is answered; ``next_link``: where to go on, if not.
+
+    ``unclaimed``: rows that do not claim the base. ``is_cut``: untagged models were left out by a bound.
+    """
+
+    question: Question
+    number: int
+    rows: tuple[ClaimedRow, ...] = ()
+    bad: tuple[BadRow, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    unclaimed: int = 0
+    next_link: str | None = None
+    is_last: bool = False
+    is_cut: bool = False
+
+
+@dataclass
+class Progress:
+    """How far an earlier crawl of the same request came, and what it found.
+
+    ``fine_tunes``: id → (parent, downloads), for asking after theirs. ``known``: id → (commit, claim or
+    None), what was made of untagged models before.
+    """
+
+    finished: set[str] = field(default_factory=set)
+    current: str | None = None
+    link: str | None = None
+    fine_tunes: dict[str, tuple[str, int]] = field(default_factory=dict)
+    known: Mapping[str, tuple[str, Claim | None]] = field(default_factory=dict)
+
+
+def static_questions(request: CrawlRequest) -> Iterator[Question]:
+    """The questions that do not depend on answers: every id of the base, by relation and without one."""
+    for identifier in request.ids:
+        for relation in request.relations:
+            yield Question("tag", identifier, relation)
+    for identifier in request.ids:
+        yield Question("tag", identifier)

@@ -1,0 +1,269 @@
+"""Asks the Hub about one model: a base, any model by name, a file of it, its safetensors conversion."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.listing.claims import filenames_in
+from indexer.names import is_hub_id
+from indexer.network.hub_api import GarbledError, ask, parse_json
+from indexer.network.hub_get import fetch_small
+from indexer.network.session import as_model_error, as_user_error
+from indexer.untrusted import printable
+
+LARGEST_JSON = 8 << 20
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+# Ids under which a base may have been known before it was renamed; each is asked about before it is believed.
+_FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
+
+_CONVERTER = "SFconvertbot"
+_CONVERSION = "Adding `safetensors` variant of this model"
+_MOST_DISCUSSION_PAGES = 4
+
+
+class UnknownRevision(Failed):
+    """The Hub knows the model, but not that branch, tag or commit of it."""
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """A base model as the Hub knows it now: canonical id, its other ids, commit, parsed config.json."""
+
+    id: str
+    commit: str
+    aliases: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+    row: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every id that names it, the canonical one first."""
+        return (self.id, *self.aliases)
+
+    @property
+    def filenames(self) -> tuple[str, ...]:
+        """The files of its repository."""
+        return filenames_in(self.row)
+
+    @property
+    def gated(self) -> bool:
+        """Whether its files are for granted accounts only."""
+        return bool(self.row.get("gated"))
+
+
+def resolve_base(name: str) -> BaseFacts:
+    """What the Hub says of a base, by its old or new id.
+
+    Raises AtlasError where the Hub does not know it (the hint names the nearest ids), does not let this
+    account read it, or cannot be asked.
+    """
+    if not is_hub_id(name):
+        raise AtlasError(
+            f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub."
+        )
+    what = f"the base model {name}"
+    try:
+        row = ask(f"/api/models/{name}").value
+        identifier, commit = _identity(row, what)
+        aliases = [alias for alias in (name, *_former_ids(identifier)) if alias != identifier]
+        config = _config_of(identifier, commit)
+    except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
+        raise as_user_error(error, what) from error
+    except RepositoryNotFoundError as error:
+        raise unknown_model(name) from error
+    except Exception as error:
+        raise as_user_error(error, what) from error
+    return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row)
+
+
+def _config_of(identifier: str, commit: str) -> dict[str, Any]:
+    try:
+        config = fetch_json(identifier, "config.json", commit)
+    except ModelError as error:
+        if error.reason not in ("not_found", "malformed", "malformed_row"):
+            raise
+        config = None
+    if not isinstance(config, dict):
+        raise AtlasError(
+            f"{identifier} has no config.json that can be read, so nobody knows what its weights are.",
+            "Choose a base that transformers can load.",
+        )
+    return config
+
+
+def _identity(row: Any, what: str) -> tuple[str, str]:
+    identifier, commit = (row.get("id"), row.get("sha")) if isinstance(row, dict) else (None, None)
+    if not (isinstance(identifier, str) and is_hub_id(identifier)):
+        raise Failed("malformed_row", f"the Hub's answer about {what} names no model")
+    if not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
+        raise Failed("malformed_row", f"the Hub's answer about {what} names no commit")
+    return identifier, commit
+
+
+def _former_ids(identifier: str) -> list[str]:
+    """The ids that the Hub still leads from to ``identifier``."""
+    owner, _, name = identifier.rpartition("/")
+    found = []
+    for renamed_owner, pattern in _FORMER_IDS:
+        former = pattern.format(name=name)
+        if former == identifier or renamed_owner not in ("", owner):
+            continue
+        try:
+            row = ask(f"/api/models/{former}").value
+        except (RepositoryNotFoundError, EntryNotFoundError):
+            continue
+        if isinstance(row, dict) and row.get("id") == identifier:
+            found.append(former)
+    return found
+
+
+def unreadable(model: str, error: ModelError) -> AtlasError:
+    """What a person is told of a model that cannot be read."""
+    if isinstance(error, UnknownRevision):
+        return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
+    return AtlasError(
+        f"{model} cannot be read: {error.detail.rstrip('.')}.",
+        "Try again later." if isinstance(error, Failed) else "",
+    )
+
+
+def unknown_model(name: str) -> AtlasError:
+    """What to tell a person who named a model that the Hub does not know."""
+    near = nearest_ids(name)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
+    return AtlasError(
+        f"The Hub knows no model {name}, or it is private.",
+        f"{hint} For a private model log in with `hf auth login` or set HF_TOKEN.",
+    )
+
+
+def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
+    """Ids on the Hub that are spelled like ``name``, nearest first; () where it cannot be asked."""
+    owner, _, bare = name.rpartition("/")
+    words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
+    asked = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
+    found: dict[str, None] = {}
+    for narrowed in [("author", owner), *asked] if owner else asked:
+        try:
+            rows = ask("/api/models", [narrowed, ("sort", "downloads"), ("direction", "-1"), ("limit", "100")]).value
+        except Exception as error:
+            as_model_error(error)
+            return ()
+        ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
+
+    def likeness(identifier: str) -> float:
+        lower = identifier.lower()
+        wholes = difflib.SequenceMatcher(None, name.lower(), lower).ratio()
+        names = difflib.SequenceMatcher(None, bare.lower(), lower.rpartition("/")[2]).ratio()
+        return max(wholes, names)
+
+    near = sorted(((likeness(one), one) for one in found if one != name), key=lambda pair: -pair[0])
+    return tuple(one for closeness, one in near[:count] if closeness >= 0.6)
+
+
+def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
+    """The row of one model, by its old or new id: as in a listing, with sizes and hashes of its files.
+
+    ``id`` is the canonical one and ``sha`` the commit of ``revision``. Raises ModelError ("not_found" where
+    the Hub does not know it, as UnknownRevision where it knows the model).
+    """
+    if not is_hub_id(identifier):
+        raise Skipped("malformed", f"{printable(identifier, 100)!r} is not a name the Hub can know")
+    path = f"/api/models/{identifier}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
+    try:
+        row = ask(path, [("blobs", "true")]).value
+    except RevisionNotFoundError as error:
+        sentence = f"{identifier} has no revision {printable(revision or 'main', 100)}"
+        raise UnknownRevision("not_found", sentence) from error
+    except Exception as error:
+        raise as_model_error(error) from error
+    _identity(row, identifier)
+    found: dict[str, Any] = row
+    return found
+
+
+def fetch_json(identifier: str, filename: str, revision: str) -> Any:
+    """A JSON file of a repository, parsed.
+
+    Raises Skipped("malformed") where it is longer than LARGEST_JSON bytes, Failed("malformed_row") where it
+    is not JSON, and what the Hub's answers mean.
+    """
+    body = fetch_small(identifier, filename, revision, LARGEST_JSON)
+    try:
+        return parse_json(body)
+    except GarbledError as error:
+        raise Failed("malformed_row", f"{filename} of {identifier} is not JSON") from error
+
+
+def conversion_revision(identifier: str) -> str | None:
+    """``refs/pr/N`` where the Hub's converter offers the weights of ``main`` as safetensors, else None.
+
+    Anybody can open a pull request of that title: the author counts. One that was opened before the last
+    commit of ``main`` holds other weights, perhaps, and is left alone. Raises ModelError.
+    """
+    try:
+        for number in _conversions(identifier):
+            reference = f"refs/pr/{number}"
+            commits = ask(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").value
+            main = ask(f"/api/models/{identifier}").value
+            known = [one.get("id") for one in commits if isinstance(one, dict)] if isinstance(commits, list) else []
+            if isinstance(main, dict) and main.get("sha") in known:
+                return reference
+    except (RepositoryNotFoundError, EntryNotFoundError, RevisionNotFoundError):
+        return None
+    except HfHubHTTPError as error:
+        # Discussions can be switched off, which is not a failure of the model.
+        if error.response.status_code in (403, 404, 410):
+            return None
+        raise as_model_error(error) from error
+    except Exception as error:
+        raise as_model_error(error) from error
+    return None
+
+
+def _conversions(identifier: str) -> list[int]:
+    """The numbers of the converter's open pull requests, newest first."""
+    found: list[int] = []
+    for page in range(_MOST_DISCUSSION_PAGES):
+        told = ask(
+            f"/api/models/{identifier}/discussions",
+            [("p", str(page)), ("type", "pull_request"), ("status", "open"), ("author", _CONVERTER)],
+        ).value
+        discussions = told.get("discussions") if isinstance(told, dict) else None
+        if not isinstance(discussions, list) or not discussions:
+            break
+        found += [one["num"] for one in discussions if _is_conversion(one)]
+        start, count = told.get("start"), told.get("count")
+        if not isinstance(start, int) or not isinstance(count, int) or start + len(discussions) >= count:
+            break
+    return sorted(set(found), reverse=True)
+
+
+def _is_conversion(discussion: Any) -> bool:
+    if not isinstance(discussion, dict) or not isinstance(discussion.get("author"), dict):
+        return False
+    number = discussion.get("num")
+    return (
+        discussion["author"].get("name") == _CONVERTER
+        and discussion.get("title") == _CONVERSION
+        and discussion.get("isPullRequest") is True
+        and discussion.get("status") == "open"
+        and isinstance(number, int)
+        and not isinstance(number, bool)
+        and 0 < number < 10**9
+    )

@@ -1,0 +1,112 @@
+"""Groups of duplicates in the database: after a change only pairs that it touches are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from indexer.publish.duplicates import (
+    CANDIDATE_COSINE,
+    Groups,
+    Upload,
+    difference_of,
+    find_duplicates,
+    relative_difference,
+)
+from indexer.publish.tables import Tables
+from indexer.records.representation import DEFAULT
+from indexer.records.store import RecordStore
+
+
+class DuplicateGroups:
+    """The duplicate groups of one base. ``within``: how far two models may differ and still be one."""
+
+    def __init__(self, tables: Tables, store: RecordStore, base: str, within: float) -> None:
+        self.tables = tables
+        self.base = base
+        self.within = within
+        self.read = lru_cache(maxsize=64)(store.read)
+
+    def members_with(self, model_ids: Sequence[int]) -> set[int]:
+        """These models and all that share a group with one of them now: what a change of these may set apart."""
+        if not model_ids:
+            return set()
+        with self.tables.listed(model_ids):
+            rows = self.tables.rows(
+                "SELECT model_id FROM records WHERE duplicate_group IN (SELECT duplicate_group FROM records "
+                "WHERE model_id IN (SELECT model_id FROM listed))"
+            )
+        return {*model_ids, *(model_id for (model_id,) in rows)}
+
+    def renew(self, touched: Iterable[int]) -> None:
+        """Compare the near pairs of the ``touched`` models, and say anew who is whose duplicate."""
+        uploads = [
+            Upload(model_id, created, tuple(sorted(hashes)) if hashes and all(hashes) else ())
+            for model_id, created, hashes in self.tables.rows(
+                "SELECT model_id, created, list_transform(weight_files, lambda f: f.sha256) FROM records "
+                "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy ORDER BY model_id",
+                [self.base],
+            )
+        ]
+        model_ids = sorted(touched)
+        self._forget(model_ids)
+        self._compare(model_ids, Groups(uploads))
+        compared = self.tables.rows("SELECT model_id, other_id, difference FROM compared_deltas ORDER BY ALL")
+        self._write(find_duplicates(uploads, compared, self.within))
+
+    def _forget(self, model_ids: Sequence[int]) -> None:
+        with self.tables.listed(model_ids):
+            self.tables.run(
+                "DELETE FROM compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
+                "OR other_id IN (SELECT model_id FROM listed)"
+            )
+
+    def _compare(self, model_ids: Sequence[int], groups: Groups) -> None:
+        """Note how far near pairs differ, but for pairs that are in one group already: reading records takes long."""
+        found = []
+        for one, other, first_key, first_norm, second_key, second_norm in self._near_pairs(model_ids):
+            if groups.are_together(one, other) or relative_difference(first_norm, second_norm) > self.within:
+                continue
+            difference = difference_of(self.read(first_key), self.read(second_key))
+            found.append({"model_id": one, "other_id": other, "difference": difference})
+            if difference <= self.within:
+                groups.join(one, other)
+        self.tables.insert("compared_deltas", found)
+
+    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, float, str, float]]:
+        """(model id, other id, record and norm of the one, record and norm of the other), each pair once."""
+        with self.tables.listed(model_ids):
+            rows = self.tables.rows(
+                "SELECT DISTINCT one.model_id, other.model_id, one.record_key, one.delta_norm, other.record_key, "
+                "other.delta_norm FROM neighbours AS near "
+                "JOIN records AS one ON one.model_id = least(near.model_id, neighbour_id) "
+                "JOIN records AS other ON other.model_id = greatest(near.model_id, neighbour_id) "
+                "WHERE representation = ? AND similarity >= ? AND NOT one.is_copy AND NOT other.is_copy "
+                "AND (near.model_id IN (SELECT model_id FROM listed) OR neighbour_id IN (SELECT model_id FROM listed)) "
+                "AND near.model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) ORDER BY ALL",
+                [DEFAULT, CANDIDATE_COSINE, self.base],
+            )
+        return [row[:6] for row in rows]
+
+    def _write(self, groups: dict[int, int]) -> None:
+        """Only rows that say something else than before are written."""
+        self.tables.connection.register("groups", _table(groups))
+        self.tables.run(
+            "UPDATE records SET duplicate_group = said.first, "
+            "duplicate_of = CASE WHEN said.first <> records.model_id THEN said.first END "
+            "FROM (SELECT model_id, first FROM fine_tunes LEFT JOIN groups USING (model_id) WHERE base = ?) AS said "
+            "WHERE records.model_id = said.model_id AND records.duplicate_group IS DISTINCT FROM said.first",
+            [self.base],
+        )
+        self.tables.connection.unregister("groups")
+
+
+def _table(groups: dict[int, int]) -> object:
+    import pyarrow
+
+    return pyarrow.table(
+        {
+            "model_id": pyarrow.array(list(groups), pyarrow.int32()),
+            "first": pyarrow.array(list(groups.values()), pyarrow.int32()),
+        }
+    )

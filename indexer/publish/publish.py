@@ -1,0 +1,296 @@
+"""Publishing: listing and records become a database and FAISS files, all at once or not at all.
+
+``atlas.duckdb`` is the one pointer. A publish changes a sibling copy in one transaction, writes new FAISS files
+beside the old ones, checkpoints, syncs, and renames the copy over the original. Killed at any point, the atlas
+holds the state before or after.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from indexer import __version__
+from indexer.atlas import AtlasFolder
+from indexer.deltas.stored_base import StoredBase
+from indexer.publish.duplicate_groups import DuplicateGroups
+from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
+from indexer.publish.sibling import private_copy
+from indexer.publish.tables import Tables
+from indexer.publish.vectors import Incoming, PublishedVectors
+from indexer.records.record import Record
+from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.store import RecordStore
+from indexer.vectors.choice import IndexChange
+
+# Rows on their way into the database are held until they are this many.
+ROWS_AT_ONCE = 10_000
+DELTAS_AT_ONCE = 50_000
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Settings behind the flags, stored with every build."""
+
+    unrelated_below: float = 0.3
+    duplicate_within: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is to be said about one base: entries of its listing, and the build that brought them here.
+
+    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None.
+    """
+
+    base: StoredBase
+    aliases: Sequence[str]
+    entries: Sequence[Entry]
+    rank: int
+    bad_rows: Sequence[Row] | None = None
+    build: Row | None = None
+    index: IndexChange | None = None
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+def publish(
+    folder: AtlasFolder,
+    publications: Iterable[Publication],
+    representations: Sequence[str] = (),
+    *,
+    afresh: bool = False,
+    say: Callable[[str], None] = lambda sentence: None,
+    memory: int | None = None,
+) -> None:
+    """Bring the atlas to the state that ``publications`` describe; other bases stay as they are.
+
+    Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from
+    an empty database (ids are kept where the old one can be read). ``say`` is told what a person should know.
+    ``memory``: bytes that the database is held to, unless it cannot do with them. The caller holds the writer's lock.
+    """
+    import duckdb
+
+    chosen = list(publications)
+    try:
+        _publish(folder, chosen, representations, afresh, say, memory)
+    except duckdb.OutOfMemoryException:
+        if memory is None:
+            raise
+        say("the database does not fit into what --memory leaves for publishing, and takes more")
+        _publish(folder, chosen, representations, afresh, say, None)
+
+
+def _publish(
+    folder: AtlasFolder,
+    publications: Sequence[Publication],
+    representations: Sequence[str],
+    afresh: bool,
+    say: Callable[[str], None],
+    memory: int | None,
+) -> None:
+    with private_copy(folder, afresh, memory) as sibling:
+        connection = sibling.connection
+        tables = Tables(connection)
+        connection.execute("BEGIN")
+        for publication in publications:
+            _Publisher(folder, tables, publication, sibling.kept_ids, say).run(representations)
+        connection.execute(
+            "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
+            [datetime.now(UTC), __version__],
+        )
+        connection.execute("COMMIT")
+        connection.execute("CHECKPOINT")
+
+
+class _Publisher:
+    """One base's part of a publish, inside the transaction."""
+
+    def __init__(
+        self,
+        folder: AtlasFolder,
+        tables: Tables,
+        publication: Publication,
+        kept_ids: dict[tuple[str, str], int],
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder = folder
+        self.tables = tables
+        self.publication = publication
+        self.base = publication.base.base
+        self.kept_ids = kept_ids
+        self.say = say
+        self.store = RecordStore(folder)
+        self.left_out: Counter[str] = Counter()  # by representation: records that it cannot be computed from
+
+    def run(self, representations: Sequence[str]) -> None:
+        self._base_row()
+        before = {
+            model: (model_id, fingerprint, record_key)
+            for model, model_id, fingerprint, record_key in self.tables.rows(
+                "SELECT model, model_id, fingerprint, record_key FROM fine_tunes WHERE base = ?", [self.base]
+            )
+        }
+        ids = self._assign_ids({model: row[0] for model, row in before.items()})
+        changed = [
+            entry
+            for entry in self.publication.entries
+            if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint
+        ]
+        reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
+        stale = [ids[entry.listed.id] for entry in reread]
+        duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
+        touched = duplicates.members_with(stale)
+        self._listing_tables(changed, ids)
+        self._last_seen(ids)
+        published = self._wanted(representations)
+        incoming = {vectors: Incoming(self.folder.root, self.base, vectors.representation) for vectors in published}
+        # Where everything is new, one pass over the records is enough.
+        streamed = [arriving for vectors, arriving in incoming.items() if not (vectors.is_new and before)]
+        self._record_tables(reread, ids, streamed)
+        self._unrelated()
+        for vectors, arriving in incoming.items():
+            self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
+        if changed:
+            duplicates.renew(touched)
+        self._bad_rows()
+        if self.publication.build is not None:
+            self._build_row(self.publication.build)
+
+    def _base_row(self) -> None:
+        base = self.publication.base
+        layers: dict[str, int] = {}
+        for matrix in base.layout.matrices:
+            layers[matrix.key.stack] = max(layers.get(matrix.key.stack, 0), matrix.key.layer + 1)
+        before = self.tables.first("SELECT aliases FROM bases WHERE base = ?", [self.base])
+        row = {
+            "base": self.base,
+            "commit": base.commit,
+            "aliases": sorted({*self.publication.aliases, *(before[0] if before else ())} - {self.base}),
+            "model_type": str(base.config.get("model_type")),
+            "architecture": base.layout.architecture,
+            "layers": [{"stack": stack, "layers": count} for stack, count in layers.items()],
+            "deltas": [str(matrix.key) for matrix in base.layout.matrices],
+            "block_bytes": base.block_bytes,
+            "config": json.dumps(dict(base.config)),
+        }
+        self.tables.run("DELETE FROM bases WHERE base = ?", [self.base])
+        self.tables.insert("bases", [row])
+
+    def _assign_ids(self, known: dict[str, int]) -> dict[str, int]:
+        (next_id,) = self.tables.first("SELECT next_model_id FROM atlas_info") or (1,)
+        ids = dict(known)
+        for entry in self.publication.entries:
+            model = entry.listed.id
+            if model in ids:
+                continue
+            kept = self.kept_ids.get((model, self.base))
+            ids[model] = next_id if kept is None else kept
+            next_id = max(next_id, ids[model] + 1)
+        self.tables.run("UPDATE atlas_info SET next_model_id = ?", [next_id])
+        return ids
+
+    def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
+        self.tables.delete(
+            ("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[entry.listed.id] for entry in changed]
+        )
+        for start in range(0, len(changed), ROWS_AT_ONCE):
+            rows = [listing_rows(ids[entry.listed.id], entry) for entry in changed[start : start + ROWS_AT_ONCE]]
+            self.tables.insert("fine_tunes", [row.fine_tune for row in rows])
+            self.tables.insert("tags", [tag for row in rows for tag in row.tags])
+            self.tables.insert("model_datasets", [claim for row in rows for claim in row.datasets])
+            self.tables.insert("evaluations", [result for row in rows for result in row.evaluations])
+
+    def _last_seen(self, ids: dict[str, int]) -> None:
+        """It moves with every crawl: rows of which nothing else is new are not written again for it."""
+        entries = self.publication.entries
+        self.tables.run("CREATE OR REPLACE TEMP TABLE seen (model_id INTEGER, last_seen TIMESTAMP)")
+        for start in range(0, len(entries), ROWS_AT_ONCE):
+            listed = [entry.listed for entry in entries[start : start + ROWS_AT_ONCE]]
+            self.tables.insert("seen", [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed])
+        self.tables.run(
+            "UPDATE fine_tunes SET last_seen = seen.last_seen FROM seen WHERE seen.model_id = fine_tunes.model_id "
+            "AND seen.last_seen IS DISTINCT FROM fine_tunes.last_seen"
+        )
+        self.tables.run("DROP TABLE seen")
+
+    def _record_tables(self, reread: list[Entry], ids: dict[str, int], arriving: Sequence[Incoming]) -> None:
+        """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
+        self.tables.delete(("records", "deltas", "wholes"), [ids[entry.listed.id] for entry in reread])
+        rows: dict[str, list[Row]] = {"records": [], "deltas": [], "wholes": []}
+        for entry in reread:
+            if not entry.record_key:
+                continue
+            model_id = ids[entry.listed.id]
+            record = self.store.read(entry.record_key)
+            rows["records"].append(record_row(model_id, record, entry.record_key))
+            rows["deltas"].extend(delta_rows(model_id, record))
+            rows["wholes"].extend(whole_rows(model_id, record))
+            for incoming in arriving:
+                self._add(incoming, model_id, record)
+            if len(rows["deltas"]) > DELTAS_AT_ONCE:
+                self._insert_all(rows)
+        self._insert_all(rows)
+
+    def _insert_all(self, rows: dict[str, list[Row]]) -> None:
+        for table, waiting in rows.items():
+            self.tables.insert(table, waiting)
+            waiting.clear()
+
+    def _wanted(self, added: Sequence[str]) -> list[PublishedVectors]:
+        """The default, those published for this base before, and those asked for now."""
+        published = self.tables.rows(
+            "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
+        )
+        names = dict.fromkeys([DEFAULT, *(name for (name,) in published), *added])
+        return [
+            PublishedVectors(
+                self.folder.root, self.tables, self.base, representation_named(name), self.publication.rank, self.say
+            )
+            for name in names
+        ]
+
+    def _vectors(self, vectors: PublishedVectors, arriving: Incoming, stale: Sequence[int], is_complete: bool) -> None:
+        """The FAISS files, their rows, and the neighbours of one representation."""
+        if not is_complete:
+            for model_id, record_key in self.tables.rows(
+                "SELECT model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
+                [self.base],
+            ):
+                self._add(arriving, model_id, self.store.read(record_key))
+        name = vectors.representation.name
+        if self.left_out[name]:
+            self.say(f"{self.base}, {name}: models left out, as their records hold no factors: {self.left_out[name]}")
+        change = vectors.change(arriving, stale, self.publication.index)
+        if change is not None:
+            table = NeighbourTable(self.tables, self.base, name)
+            table.change(change.index, change.added, change.removed)
+
+    def _add(self, arriving: Incoming, model_id: int, record: Record) -> None:
+        """The vector of one model, where its record holds what it is made of."""
+        if arriving.representation.is_held_by(record):
+            arriving.add(model_id, arriving.representation.vector(record))
+        else:
+            self.left_out[arriving.representation.name] += 1
+
+    def _unrelated(self) -> None:
+        """Only rows that say something else than before are written."""
+        self.tables.run(
+            "UPDATE records SET is_unrelated = coalesce(base_cosine < $below, false), verified = base_cosine >= $below "
+            "WHERE (is_unrelated IS DISTINCT FROM coalesce(base_cosine < $below, false) "
+            "OR verified IS DISTINCT FROM (base_cosine >= $below)) "
+            "AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = $base)",
+            {"below": self.publication.thresholds.unrelated_below, "base": self.base},
+        )
+
+    def _bad_rows(self) -> None:
+        if self.publication.bad_rows is not None:
+            self.tables.run("DELETE FROM bad_rows WHERE base = ?", [self.base])
+            self.tables.insert("bad_rows", [{"base": self.base, **row} for row in self.publication.bad_rows])
+
+    def _build_row(self, build: Row) -> None:
+        (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
+        self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **build}])

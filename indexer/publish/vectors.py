@@ -1,0 +1,207 @@
+"""The vectors of one base and representation, as a publish changes them: a segment more, and what it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.publish.compression import Compression
+from indexer.publish.tables import Tables
+from indexer.records.representation import DEFAULT, Representation
+from indexer.vectors.choice import IndexChange, IndexChoice
+from indexer.vectors.published import read_published
+from indexer.vectors.search import VectorIndex
+from indexer.vectors.segments import (
+    OpenSegment,
+    Segment,
+    Vectors,
+    joined,
+    normalised,
+    to_merge,
+    write_segment,
+)
+
+Ids = NDArray[np.int64]
+
+# Vectors on their way into a segment are held until they are this many bytes.
+MOST_HELD = 256 << 20
+
+
+class Incoming:
+    """New vectors on their way into segments; few enough are held at a time."""
+
+    def __init__(self, root: Path, base: str, representation: Representation) -> None:
+        self.root, self.base, self.representation = root, base, representation
+        self.segments: list[Segment] = []
+        self.ids: list[int] = []
+        self.length: int | None = None
+        self._held: dict[int, NDArray[np.float32]] = {}
+
+    def add(self, model_id: int, vector: NDArray[np.float32]) -> None:
+        """Take a model's vector (d,) as its record gives it; one without direction is none."""
+        self.length = len(vector)
+        unit = normalised(vector)
+        if unit is None:
+            return
+        self._held[model_id] = unit
+        self.ids.append(model_id)
+        if len(self._held) * unit.nbytes >= MOST_HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held as a segment."""
+        if self._held:
+            ids = sorted(self._held)
+            vectors = Vectors(np.array(ids, dtype=np.int64), np.stack([self._held[model_id] for model_id in ids]))
+            self.segments.append(write_segment(self.root, self.base, self.representation.name, vectors))
+            self._held.clear()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a publish did to the vectors: ids whose vector is new or another, and ids whose former one is gone.
+
+    ``index`` knows no compressed one: lists of neighbours are exact.
+    """
+
+    index: VectorIndex
+    added: Ids
+    removed: Ids
+
+
+class PublishedVectors:
+    """What the database says of the vectors of one (base, representation), and how it is changed."""
+
+    def __init__(
+        self,
+        root: Path,
+        tables: Tables,
+        base: str,
+        representation: Representation,
+        rank: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.root = root
+        self.tables = tables
+        self.base = base
+        self.representation = representation
+        self.rank = rank
+        self.say = say
+        found = read_published(tables.connection, base, representation.name)
+        # Vectors of another version or rank never meet: all are computed again from the records.
+        self.is_new = found is None or (found.version, found.rank) != (representation.version, rank)
+        # What is added later is searched as what was there before it.
+        like = found or read_published(tables.connection, base, DEFAULT)
+        self.choice = like.choice if like is not None else IndexChoice()
+        self.length = found.length if found is not None and not self.is_new else None
+        self.segments = list(found.segments) if found is not None and not self.is_new else []
+        self.compressed = found.compressed if found is not None and not self.is_new else None
+
+    def change(self, incoming: Incoming, stale: Iterable[int], asked: IndexChange | None) -> Change | None:
+        """Add what came in; former vectors of the ``stale`` ids count no more. None where nothing changes."""
+        added = _ids(incoming.ids)
+        removed = self._withdraw(_ids(stale))
+        choice = self.choice.changed(asked)
+        is_other = choice != self.choice
+        if not (self.is_new or is_other or len(added) or len(removed)):
+            return None
+        incoming.flush()
+        # Without a vector there is no length yet: that of the first one that comes counts.
+        self.length = (self.length if self.segments else None) or incoming.length or self.length or 1
+        self.choice = choice
+        self.segments += incoming.segments
+        self._merge()
+        compression = Compression(self.root, self.tables, self.base, self.representation.name, self.say)
+        stored = None if is_other else self.compressed
+        self.segments = compression.renewed(self.segments, self.choice, stored)
+        self._write()
+        index = VectorIndex([OpenSegment(self.root, one) for one in self.segments], self.length)
+        return Change(index, added, removed)
+
+    def _withdraw(self, stale: Ids) -> Ids:
+        """Name the stale ids as removed in the segments that hold them; those that any held."""
+        found = [np.zeros(0, dtype=np.int64)]
+        if not len(stale):
+            return found[0]
+        for position, segment in enumerate(self.segments):
+            there = np.intersect1d(OpenSegment(self.root, segment).ids, stale)
+            if len(there):
+                self.segments[position] = replace(segment, removed=np.union1d(segment.removed, there))
+                found.append(there)
+        return np.unique(np.concatenate(found))
+
+    def _merge(self) -> None:
+        """Segments of like size become one, those in the compressed index and those beside it apart."""
+        for in_compressed in (True, False):
+            while True:
+                group = [one for one in self.segments if one.in_compressed == in_compressed]
+                chosen = [group[position] for position in to_merge(group)]
+                if not chosen:
+                    break
+                merged = self._joined(chosen)
+                place = self.segments.index(chosen[0])
+                kept = [one for one in self.segments if one not in chosen]
+                if merged is not None:
+                    kept.insert(place, replace(merged, in_compressed=in_compressed))
+                self.segments = kept
+
+    def _joined(self, segments: Sequence[Segment]) -> Segment | None:
+        """One new segment with what counts of several; None where nothing does."""
+        vectors = joined([OpenSegment(self.root, one).vectors() for one in segments], self.length or 1)
+        return write_segment(self.root, self.base, self.representation.name, vectors) if len(vectors) else None
+
+    def _write(self) -> None:
+        for table in ("representations", "segments", "removed_vectors"):
+            self.tables.run(
+                f"DELETE FROM {table} WHERE base = ? AND representation = ?", [self.base, self.representation.name]
+            )
+        base, name = self.base, self.representation.name
+        self.tables.insert(
+            "representations",
+            [
+                {
+                    "base": base,
+                    "representation": name,
+                    "version": self.representation.version,
+                    "rank": self.rank,
+                    "length": self.length,
+                    "vectors": sum(one.count for one in self.segments),
+                    "per_delta": self.representation.per_delta,
+                    "index_choice": self.choice.index,
+                    "index_memory": self.choice.memory,
+                    "promised_recall": self.choice.promised,
+                }
+            ],
+        )
+        self.tables.insert(
+            "segments",
+            [
+                {
+                    "base": base,
+                    "representation": name,
+                    "segment": number,
+                    "vectors": one.file.count,
+                    "in_compressed": one.in_compressed,
+                    "faiss_file": one.file.name,
+                    "faiss_sha256": one.file.sha256,
+                    "faiss_bytes": one.file.size,
+                }
+                for number, one in enumerate(self.segments)
+            ],
+        )
+        self.tables.insert(
+            "removed_vectors",
+            [
+                {"base": base, "representation": name, "segment": number, "model_id": int(model_id)}
+                for number, one in enumerate(self.segments)
+                for model_id in one.removed
+            ],
+        )
+
+
+def _ids(ids: Iterable[int]) -> Ids:
+    return np.unique(np.fromiter(ids, dtype=np.int64))

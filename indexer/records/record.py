@@ -1,0 +1,310 @@
+"""A record: what is kept of one model at one commit, and the file it lives in.
+
+The file is a safetensors file without pickles. Factors are float16, singular values and norms float32; the
+header holds everything else as JSON, and a checksum over all of it, so that a truncated or altered file is
+found before a number of it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError
+from indexer.names import DeltaKey
+from indexer.records.energy import ranks_at
+from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
+from indexer.whole_files import write_atomically
+
+# A longer header than this is no record's: one delta takes 200 bytes of it.
+LONGEST_HEADER = 64 << 20
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A weight file that was read: ``sha256`` is the LFS id where the Hub or the disk gave one."""
+
+    name: str
+    size: int
+    sha256: str | None
+    format: str
+
+
+@dataclass(frozen=True)
+class DeltaRecord:
+    """One delta: δW ≈ u · diag(s) · vᵀ with its norms.
+
+    ``u`` (out, r) and ``v`` (in, r) are float16, or None where factors are not kept; ``s`` (r,) is float32,
+    descending. ``norm`` is ‖δW‖ and ``base_norm`` ‖W_base‖ (Frobenius); ``inner`` is ⟨W_base, δW⟩, from which
+    the weights' cosine with the base follows. ``spectrum`` holds all min(out, in) singular values of δW (None
+    for a zero delta) and ``weights`` those of W, both when asked for. ``transposed`` says that the checkpoint
+    stores (in, out).
+    """
+
+    key: DeltaKey
+    shape: tuple[int, int]
+    norm: float
+    base_norm: float
+    inner: float
+    s: NDArray[np.float32]
+    u: NDArray[np.float16] | None = None
+    v: NDArray[np.float16] | None = None
+    spectrum: NDArray[np.float32] | None = None
+    transposed: bool = False
+    weights: NDArray[np.float32] | None = None
+
+    @property
+    def relative_norm(self) -> float:
+        """‖δW‖ / ‖W_base‖; 0 where the base matrix is zero."""
+        return self.norm / self.base_norm if self.base_norm else 0.0
+
+    @property
+    def energy(self) -> float:
+        """The share of ‖δW‖² that the kept singular values hold, 0 for a zero delta."""
+        if not self.norm:
+            return 0.0
+        return min(1.0, float(np.square(self.s, dtype=np.float64).sum() / self.norm**2))
+
+    def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """How many singular values of δW hold each of these shares of its energy, 0 for a zero delta.
+
+        From all of them where they are kept, else from the largest and the norm; None where these cannot say.
+        """
+        if self.spectrum is not None:
+            return ranks_at(self.spectrum, thresholds)
+        return ranks_at(self.s, thresholds, self.norm)
+
+    def weight_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """How many singular values of W hold each of these shares of its energy; None where they are not kept."""
+        return [None] * len(thresholds) if self.weights is None else ranks_at(self.weights, thresholds)
+
+
+@dataclass(frozen=True)
+class WholeRecord:
+    """A matrix that the base stores fused (GPT-2's c_attn), taken whole: ``parts`` one below the other.
+
+    ``shape`` is (out, in) of the whole; ``spectrum`` and ``weights`` as in ``DeltaRecord``.
+    """
+
+    parts: tuple[DeltaKey, ...]
+    shape: tuple[int, int]
+    spectrum: NDArray[np.float32] | None
+    weights: NDArray[np.float32]
+
+    @property
+    def family(self) -> str:
+        """``query_key_value``."""
+        return "_".join(part.family for part in self.parts)
+
+    @property
+    def name(self) -> str:
+        """``3.query_key_value``, or ``decoder.3.query_key_value`` where there are two stacks."""
+        return f"{self.parts[0]}".removesuffix(self.parts[0].family) + self.family
+
+    def change_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """As those of a delta."""
+        return [0] * len(thresholds) if self.spectrum is None else ranks_at(self.spectrum, thresholds)
+
+    def weight_ranks(self, thresholds: Sequence[float]) -> list[int | None]:
+        """As those of a delta."""
+        return ranks_at(self.weights, thresholds)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
+
+    ``wholes`` are there with the spectra, for the matrices that the base stores fused.
+    """
+
+    identity: Identity
+    deltas: tuple[DeltaRecord, ...]
+    files: tuple[StoredFile, ...] = ()
+    head: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = ""
+    device: str = "cpu"
+    threads: int = 1
+    bytes_read: int = 0
+    block_bytes: int = 0
+    seconds: float = 0.0
+    created: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
+    vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    wholes: tuple[WholeRecord, ...] = ()
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the weights came as LoRA factors."""
+        return any(stored.format.startswith("adapter") for stored in self.files)
+
+    @property
+    def base_cosine(self) -> float | None:
+        """Cosine of the weights with the base's over all block matrices; None for an adapter.
+
+        With W = W_base + δW: ⟨W, W_base⟩ = ‖W_base‖² + ⟨W_base, δW⟩.
+        """
+        if self.is_adapter:
+            return None
+        base_square = sum(delta.base_norm**2 for delta in self.deltas)
+        inner = sum(delta.inner for delta in self.deltas)
+        delta_square = sum(delta.norm**2 for delta in self.deltas)
+        weight_square = max(base_square + 2 * inner + delta_square, 0.0)
+        if not base_square or not weight_square:
+            return 0.0
+        return float(np.clip((base_square + inner) / np.sqrt(base_square * weight_square), -1.0, 1.0))
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether every delta is zero, after rounding."""
+        return all(delta.norm == 0.0 for delta in self.deltas)
+
+    @property
+    def has_spectra(self) -> bool:
+        """Whether all singular values are here, of every δW and of every W."""
+        return all(
+            delta.weights is not None and (delta.spectrum is not None or delta.norm == 0.0) for delta in self.deltas
+        )
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Write by temporary file and rename: a reader sees the whole record or none of it."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for delta in record.deltas:
+        for name in ("s", "u", "v", "spectrum", "weights"):
+            array = getattr(delta, name)
+            if array is not None:
+                arrays[f"{delta.key}.{name}"] = np.ascontiguousarray(array)
+    for whole in record.wholes:
+        arrays[f"{whole.name}.weights"] = np.ascontiguousarray(whole.weights)
+        if whole.spectrum is not None:
+            arrays[f"{whole.name}.spectrum"] = np.ascontiguousarray(whole.spectrum)
+    arrays.update({f"vector:{tag}": np.ascontiguousarray(vector) for tag, vector in record.vectors.items()})
+    header = {
+        "identity": asdict(record.identity),
+        "deltas": [
+            {
+                "key": str(delta.key),
+                "shape": list(delta.shape),
+                "norm": delta.norm,
+                "base_norm": delta.base_norm,
+                "inner": delta.inner,
+                "transposed": delta.transposed,
+            }
+            for delta in record.deltas
+        ],
+        "wholes": [
+            {"name": whole.name, "parts": [str(part) for part in whole.parts], "shape": list(whole.shape)}
+            for whole in record.wholes
+        ],
+        "files": [asdict(stored) for stored in record.files],
+    } | {name: getattr(record, name) for name in _PLAIN_FIELDS}
+    from safetensors.numpy import save
+
+    text = canonical_json(header)
+    payload = save(arrays, metadata={"record": text, "checksum": _checksum(text, arrays)})
+    write_atomically(path, payload)
+
+
+def read_record(path: Path) -> Record:
+    """Read and check one record.
+
+    Raises AtlasError where the file is missing, truncated, altered or of a later format.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    hint = "Run `index rebuild`, which forgets it, and then `index build`, which reads the model again."
+    try:
+        payload = path.read_bytes()
+        arrays = load(payload)
+        length = int.from_bytes(payload[:8], "little")
+        metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
+        text = metadata["record"]
+        if metadata["checksum"] != _checksum(text, arrays):
+            raise AtlasError(f"The record {path.name} was altered: its checksum does not fit.", hint)
+        return _from_header(json.loads(text), arrays)
+    except AtlasError:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
+
+
+def read_identity(path: Path) -> tuple[Identity, str]:
+    """Which record this is and when it was made (ISO 8601), by its header alone: nothing is checked.
+
+    Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        metadata = json.loads(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
+    header = json.loads(metadata["record"])
+    return Identity.from_row(header["identity"]), str(header["created"])
+
+
+_PLAIN_FIELDS = (
+    "head",
+    "card",
+    "dtype",
+    "device",
+    "threads",
+    "bytes_read",
+    "block_bytes",
+    "seconds",
+    "created",
+)
+
+
+def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Record:
+    identity = Identity.from_row(header["identity"])
+    spec = identity.spec
+    if spec.format > FORMAT_VERSION:
+        raise AtlasError(f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade.")
+    deltas = tuple(
+        DeltaRecord(
+            key=DeltaKey.parse(row["key"]),
+            shape=(row["shape"][0], row["shape"][1]),
+            norm=row["norm"],
+            base_norm=row["base_norm"],
+            inner=row["inner"],
+            transposed=row["transposed"],
+            s=arrays[f"{row['key']}.s"],
+            u=arrays.get(f"{row['key']}.u"),
+            v=arrays.get(f"{row['key']}.v"),
+            spectrum=arrays.get(f"{row['key']}.spectrum"),
+            weights=arrays.get(f"{row['key']}.weights"),
+        )
+        for row in header["deltas"]
+    )
+    wholes = tuple(
+        WholeRecord(
+            parts=tuple(DeltaKey.parse(part) for part in row["parts"]),
+            shape=(row["shape"][0], row["shape"][1]),
+            spectrum=arrays.get(f"{row['name']}.spectrum"),
+            weights=arrays[f"{row['name']}.weights"],
+        )
+        for row in header.get("wholes", ())  # older records have none
+    )
+    return Record(
+        identity=identity,
+        deltas=deltas,
+        wholes=wholes,
+        files=tuple(StoredFile(**row) for row in header["files"]),
+        vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
+        **{name: header[name] for name in _PLAIN_FIELDS},
+    )
+
+
+def _checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

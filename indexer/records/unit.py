@@ -1,0 +1,48 @@
+"""The unit of work: one model at one commit against one base, and how its result is to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from indexer.names import ModelRef
+from indexer.records.identity import Identity, Spec
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing to do. ``commit`` pins the model; ``filenames`` are the names the listing gave, if it did."""
+
+    model: ModelRef
+    commit: str
+    base: str
+    base_commit: str
+    relation: str
+    spec: Spec
+    filenames: tuple[str, ...] | None = None
+    device: str = "cpu"
+    keep_factors: bool = True
+    representations: tuple[str, ...] = ("input",)
+    card: Mapping[str, Any] | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """What names the record."""
+        return Identity(
+            model=self.model.id,
+            commit=self.commit,
+            base=self.base,
+            base_commit=self.base_commit,
+            relation=self.relation,
+            spec=self.spec,
+            subfolder=self.model.subfolder,
+        )
+
+
+@dataclass
+class Traffic:
+    """Bytes read of one model and bytes of its weight files, told also where it comes to nothing."""
+
+    read: int = 0
+    total: int = 0

@@ -1,0 +1,240 @@
+"""A repository at one commit: which files it has, and how to get at them wherever it lies."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_cache
+
+from indexer.errors import Failed, ModelError, Skipped
+from indexer.names import ModelRef
+from indexer.network.byterange import ByteSource, LocalFile
+from indexer.network.hub_get import Patience, ensure_session, fetch_small
+from indexer.network.remote_file import RemoteFile
+from indexer.network.session import as_model_error
+from indexer.untrusted import shown
+
+_MOST_FILES = 100_000
+# One of these is in the cache if anything of use is.
+_LIKELY = (
+    "config.json",
+    "adapter_config.json",
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.bin",
+)
+
+
+class Repository(Protocol):
+    """The files of one commit, by their paths below the repository or the subfolder that was asked for.
+
+    ``small_bytes`` counts what ``read_small`` read.
+    """
+
+    commit: str | None
+    filenames: frozenset[str]
+    small_bytes: int
+
+    def open(self, path: str) -> ByteSource:
+        """One file, by ranges."""
+        ...
+
+    def read_small(self, path: str, limit: int) -> bytes:
+        """One file whole. Raises Skipped("malformed") where it is longer than ``limit``."""
+        ...
+
+
+class FolderRepository:
+    """A folder of this machine: its files and those one level down."""
+
+    def __init__(self, folder: Path, commit: str | None = None) -> None:
+        self._folder = folder
+        self.commit = commit
+        self.small_bytes = 0
+        try:
+            self.filenames = frozenset(_files_below(folder))
+        except OSError as error:
+            raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
+
+    def open(self, path: str) -> ByteSource:
+        """One file."""
+        return LocalFile(self._folder / path, path)
+
+    def read_small(self, path: str, limit: int) -> bytes:
+        """One file whole."""
+        content = _read_small_file(LocalFile(self._folder / path, path), limit)
+        self.small_bytes += len(content)
+        return content
+
+
+class HubRepository:
+    """A repository of the Hub. What the Hugging Face cache holds of this commit is read from there."""
+
+    def __init__(
+        self,
+        identifier: str,
+        commit: str,
+        filenames: Iterable[str],
+        *,
+        subfolder: str = "",
+        endpoint: str | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.commit: str | None = commit
+        self.small_bytes = 0
+        self._identifier = identifier
+        self._below = f"{subfolder.strip('/')}/" if subfolder.strip("/") else ""
+        self._endpoint = endpoint
+        self._patience = patience
+        self.filenames = frozenset(name.removeprefix(self._below) for name in filenames if name.startswith(self._below))
+
+    def open(self, path: str) -> ByteSource:
+        """One file."""
+        return self._cached(path) or RemoteFile(
+            self._identifier,
+            self._below + path,
+            str(self.commit),
+            endpoint=self._endpoint,
+            patience=self._patience,
+        )
+
+    def read_small(self, path: str, limit: int) -> bytes:
+        """One file whole."""
+        if (cached := self._cached(path)) is not None:
+            content = _read_small_file(cached, limit)
+        else:
+            content = fetch_small(
+                self._identifier,
+                self._below + path,
+                str(self.commit),
+                limit,
+                endpoint=self._endpoint,
+                patience=self._patience,
+            )
+        self.small_bytes += len(content)
+        return content
+
+    def _cached(self, path: str) -> LocalFile | None:
+        found = _in_cache(self._identifier, self._below + path, self.commit)
+        return LocalFile(found, path) if found else None
+
+
+def open_repository(
+    reference: ModelRef,
+    *,
+    commit: str | None = None,
+    filenames: Sequence[str] | None = None,
+    endpoint: str | None = None,
+    patience: Patience | None = None,
+) -> Repository:
+    """The repository that ``reference`` names, at ``commit`` (its revision, else main, where None).
+
+    The Hub is asked for commit and file names only where they are not given. With HF_HUB_OFFLINE it is what
+    the cache holds; raises Failed("network") where that is nothing.
+    """
+    if reference.folder is not None:
+        return FolderRepository(reference.folder / _checked(reference.subfolder))
+    if is_offline_mode():
+        return _from_cache(reference, commit)
+    if commit is None or filenames is None:
+        commit, filenames = _ask_hub(reference, commit, endpoint)
+    return HubRepository(
+        reference.id,
+        commit,
+        filenames,
+        subfolder=str(_checked(reference.subfolder)) if reference.subfolder else "",
+        endpoint=endpoint,
+        patience=patience,
+    )
+
+
+def open_revision(reference: ModelRef, revision: str, endpoint: str | None, patience: Patience | None) -> Repository:
+    """Another revision of the same repository."""
+    return open_repository(replace(reference, revision=revision), endpoint=endpoint, patience=patience)
+
+
+def read_json_object(repository: Repository, path: str, limit: int) -> dict[str, Any]:
+    """A JSON file that must hold an object. Raises Skipped("malformed") where it does not."""
+    content = repository.read_small(path, limit)
+    try:
+        found = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise Skipped("malformed", f"{shown(path)} is not JSON") from error
+    if not isinstance(found, dict):
+        raise Skipped("malformed", f"{shown(path)} is not a JSON object")
+    return found
+
+
+def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> tuple[str, list[str]]:
+    ensure_session()
+    try:
+        found = HfApi(endpoint=endpoint or constants.ENDPOINT).model_info(
+            reference.id, revision=commit or reference.revision
+        )
+    except Exception as error:
+        raise _named(as_model_error(error), reference) from error
+    if not found.sha:
+        raise Failed("server_error", f"the Hub tells no commit of {shown(reference.id)}")
+    return found.sha, [sibling.rfilename for sibling in found.siblings or []]
+
+
+def _named(error: ModelError, reference: ModelRef) -> ModelError:
+    revision = f" at {shown(reference.revision)}" if reference.revision else ""
+    return type(error)(error.reason, f"{reference.id}{revision}: {error.detail}")
+
+
+def _from_cache(reference: ModelRef, commit: str | None) -> FolderRepository:
+    below = _checked(reference.subfolder)
+    for name in _LIKELY:
+        path = str(below / name)
+        if found := _in_cache(reference.id, path, commit or reference.revision):
+            folder = found.parent
+            snapshot = folder.parents[len(below.parts) - 1] if below.parts else folder
+            return FolderRepository(folder, snapshot.name)
+    raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub for it")
+
+
+def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
+    try:
+        found = try_to_load_from_cache(identifier, path, revision=revision)
+    except Exception as error:
+        raise as_model_error(error) from error
+    return Path(found) if isinstance(found, str) else None
+
+
+def _read_small_file(file: LocalFile, limit: int) -> bytes:
+    try:
+        if file.size > limit:
+            raise Skipped("malformed", f"{shown(file.name)} is longer than the {limit} bytes that are read")
+        return bytes(file.read(0, file.size))
+    finally:
+        file.close()
+
+
+def _files_below(folder: Path) -> Iterable[str]:
+    count = 0
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_file():
+            yield entry.name
+        elif entry.is_dir() and not entry.name.startswith("."):
+            for inner in sorted(os.scandir(entry.path), key=lambda inner: inner.name):
+                if inner.is_file():
+                    yield f"{entry.name}/{inner.name}"
+                count += 1
+        count += 1
+        if count > _MOST_FILES:
+            return
+
+
+def _checked(subfolder: str) -> Path:
+    """The subfolder as a relative path that does not climb."""
+    path = Path(subfolder)
+    if path.is_absolute() or ".." in path.parts:
+        raise Skipped("malformed", f"{shown(subfolder)} is not a folder inside the repository")
+    return path

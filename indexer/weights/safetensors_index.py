@@ -1,0 +1,68 @@
+"""safetensors: a header that says where every tensor lies, then the tensors as they are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from indexer.network.byterange import ByteSource, Run
+from indexer.weights.safetensors_header import HeaderEntry, read_header
+from indexer.weights.stored_tensor import DTYPES, Buffers, TensorInfo, check_readable
+
+
+@dataclass(frozen=True)
+class SafetensorsTensor:
+    """A tensor that lies in [start, stop) of the file as it is in memory."""
+
+    info: TensorInfo
+    start: int
+    stop: int
+
+    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
+        """The tensor, contiguous."""
+        return buffers.load_flat(run, self.stop - self.start, self.info.dtype).reshape(self.info.shape)
+
+
+@dataclass(frozen=True)
+class SafetensorsIndex:
+    """What the header says: the tensors by name, and the file's own notes (``metadata``)."""
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    _located: Mapping[str, SafetensorsTensor]
+    format: str = "safetensors"
+
+    def locate(self, name: str) -> SafetensorsTensor:
+        """Where ``name`` lies. Raises KeyError."""
+        return self._located[name]
+
+    def read(self, source: ByteSource, name: str) -> torch.Tensor:
+        """One tensor by itself. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
+        tensor = self._located[name]
+        check_readable(tensor.info)
+        run = source.run(tensor.start, tensor.stop)
+        try:
+            return tensor.load(run, Buffers())
+        finally:
+            run.close()
+
+
+def read_index(source: ByteSource) -> SafetensorsIndex:
+    """Read and check the header; raises as :func:`indexer.weights.safetensors_header.read_header` does."""
+    header = read_header(source)
+    located = {name: _tensor(entry) for name, entry in header.entries.items()}
+    return SafetensorsIndex(
+        tensors=MappingProxyType({name: tensor.info for name, tensor in located.items()}),
+        metadata=header.metadata,
+        _located=MappingProxyType(located),
+    )
+
+
+def _tensor(entry: HeaderEntry) -> SafetensorsTensor:
+    dtype = DTYPES.get(entry.dtype, torch.uint8)
+    return SafetensorsTensor(
+        TensorInfo(entry.name, dtype, entry.shape, entry.nbytes, entry.dtype), entry.start, entry.stop
+    )

@@ -1,0 +1,104 @@
+"""The model that a question is about: as the atlas holds it, or read on the fly and not stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.names import ModelRef, author_of
+from query.names import unknown_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from indexer.records.record import Record
+    from query.reader import Atlas
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The model asked about: its id where it is indexed, its record where it was read for this question.
+
+    ``vector`` has unit norm; it is None for a copy of the base, and where it has not been looked up.
+    """
+
+    name: str
+    base: str
+    author: str
+    model_id: int | None
+    is_copy: bool
+    vector: NDArray[np.float32] | None = None
+    record: Record | None = None
+
+
+def asked_model(atlas: Atlas, model: str, base: str | None, representation: str) -> Asked:
+    """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder.
+
+    Raises AtlasError where it is unknown, has no record, or cannot be read.
+    """
+    reference = ModelRef.parse(model)
+    known = atlas.find(reference, base) if reference.folder is None else None
+    if known is None:
+        return _read_now(atlas, reference, base, representation)
+    if known.status == "indexed":
+        return Asked(known.model, known.base, known.author, known.model_id, known.is_copy)
+    if known.status == "skipped":
+        raise AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}")
+    return _read_now(atlas, reference, base or known.base, representation)
+
+
+def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> Asked:
+    """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
+    from indexer.deltas.single import read_model
+    from indexer.network.hub import UnknownRevision, unreadable
+    from indexer.records.representation import representation_named
+    from indexer.vectors.segments import normalised
+
+    chosen = representation_named(representation)
+    typed = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
+    try:
+        record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
+    except ModelError as error:
+        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
+            raise unknown_model(atlas, typed, f"It could not be read from the Hub: {why}.") from error
+        raise unreadable(reference.id, error) from error
+    identity = record.identity
+    published = atlas.published(identity.base, representation)
+    if chosen.version != published.version:
+        raise AtlasError(
+            f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
+            f"Publish it again: index represent {representation}",
+        )
+    vector = normalised(chosen.vector(record))
+    same = atlas.find(ModelRef(identity.model), identity.base) if atlas.holds(identity.model, identity.base) else None
+    return Asked(
+        name=identity.model,
+        base=identity.base,
+        author=author_of(identity.model),
+        model_id=same.model_id if same is not None else None,
+        is_copy=vector is None,
+        vector=vector,
+        record=record,
+    )
+
+
+def refuse_copy(asked: Asked) -> None:
+    """Raise AtlasError where the model is a copy of its base, which no vector can place."""
+    if asked.is_copy:
+        raise AtlasError(
+            f"{asked.name} is a copy of {asked.base}: its delta is zero, so nothing is more or less like it.", ""
+        )
+
+
+def with_vector(atlas: Atlas, asked: Asked, representation: str) -> Asked:
+    """The same with its vector looked up. Raises AtlasError where the atlas has none."""
+    if asked.vector is not None:
+        return asked
+    assert asked.model_id is not None
+    vector = atlas.index(asked.base, representation).rows([asked.model_id]).row(asked.model_id)
+    if vector is None:
+        raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
+    return replace(asked, vector=vector)

@@ -1,0 +1,143 @@
+"""What the points of a map are coloured by: groups (a dataset, an author, a cluster, a text) or numbers on a scale."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from indexer.errors import AtlasError
+from query.population import Population, leading_datasets
+
+if TYPE_CHECKING:
+    from query.reader import Atlas
+
+LEGEND = 12  # groups that get a colour, or a colour and a shape, of their own; the others share a grey
+_DECADES = 2  # powers of ten that numbers span before their scale is logarithmic
+
+# What is said of models that have no group, or no number.
+_UNKNOWN = {"dataset": "no dataset named", "cluster": "in no cluster"}
+_OUTLIER = -1
+
+_NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "UBIGINT", "UINTEGER")
+_TIMES = ("TIMESTAMP", "DATE")
+_TEXTS = ("VARCHAR", "BOOLEAN", "VARCHAR[]")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points of one colour: ``models`` of them."""
+
+    group: str
+    models: int
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Each point is in one group or none: ``codes`` are places in ``groups`` (largest first), -1 for none.
+
+    ``none`` says in words what those of -1 have in common.
+    """
+
+    column: str
+    groups: tuple[Group, ...]
+    codes: tuple[int, ...]
+    none: str
+
+    @property
+    def shown(self) -> tuple[Group, ...]:
+        """The groups with a colour of their own."""
+        return self.groups[:LEGEND]
+
+    @property
+    def rest(self) -> tuple[Group, ...]:
+        """The groups that share a grey."""
+        return self.groups[LEGEND:]
+
+    def of(self, point: int) -> str | None:
+        """The group's name of one point."""
+        return self.groups[self.codes[point]].group if self.codes[point] >= 0 else None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Each point has a number or none. ``kind``: linear, log (zeros lie at its lower end) or time (seconds, UTC).
+
+    ``low`` and ``high`` bound the known numbers; on a log scale ``low`` is the smallest above zero.
+    """
+
+    column: str
+    values: tuple[float | None, ...]
+    low: float
+    high: float
+    kind: str
+    none: str
+
+
+Coloring = Groups | Scale
+
+
+def coloring(atlas: Atlas, population: Population, column: str, seed: int = 0) -> Coloring:
+    """What colours the models of ``population`` by ``column``: dataset, author, cluster or a column of models.
+
+    A dataset is the one that a model stands for (``leading_datasets``). Numbers that span two powers of ten get a
+    logarithmic scale; lists are groups of equal lists. Raises AtlasError naming the columns there are.
+    """
+    if column == "dataset":
+        return grouped(column, leading_datasets(population.datasets))
+    if column == "author":
+        return grouped(column, population.authors)
+    if column == "cluster":
+        return grouped(column, _clusters(population, seed))
+    kinds = {row["column_name"]: row["column_type"] for row in atlas.rows("DESCRIBE models")}
+    known = [name for name, kind in kinds.items() if kind in _TEXTS or kind.startswith(_NUMBERS + _TIMES)]
+    if column not in known:
+        raise AtlasError(
+            f"{column!r} is nothing to colour by.", f"Choose one of dataset, author, cluster, {', '.join(known)}."
+        )
+    is_time = kinds[column].startswith(_TIMES)
+    value = f'epoch("{column}")' if is_time else f'"{column}"'
+    rows = atlas.rows(f"SELECT model_id, {value} AS value FROM models WHERE base = ?", [population.base])
+    found = {row["model_id"]: row["value"] for row in rows}
+    values = [found[int(identity)] for identity in population.ids]
+    if kinds[column] in _TEXTS:
+        return grouped(column, [_text(value) for value in values])
+    return scaled(column, values, is_time=is_time)
+
+
+def grouped(column: str, names: Sequence[str | None]) -> Groups:
+    """Groups of equal names, the largest first, ties by name."""
+    counts = Counter(name for name in names if name is not None)
+    groups = [Group(name, counts[name]) for name in sorted(counts, key=lambda name: (-counts[name], name))]
+    place = {group.group: position for position, group in enumerate(groups)}
+    codes = tuple(-1 if name is None else place[name] for name in names)
+    return Groups(column, tuple(groups), codes, _UNKNOWN.get(column, "not known"))
+
+
+def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scale:
+    """Numbers on a scale that suits them; what is not finite is not known."""
+    numbers = [float(value) if value is not None and math.isfinite(value) else None for value in values]
+    known = [number for number in numbers if number is not None] or [0.0]
+    low, high = min(known), max(known)
+    positive = min((number for number in known if number > 0), default=0.0)
+    is_wide = low >= 0 and positive and high / positive >= 10**_DECADES
+    kind = "time" if is_time else "log" if is_wide else "linear"
+    return Scale(column, tuple(numbers), positive if kind == "log" else low, high, kind, "not known")
+
+
+def _clusters(population: Population, seed: int) -> list[str | None]:
+    from query.clusters.clusters import clusters
+
+    labels: Mapping[int, int] = clusters(population, seed=seed, draws=1).labels
+    numbers = [labels.get(int(identity), _OUTLIER) for identity in population.ids]
+    return [None if number == _OUTLIER else f"cluster {number}" for number in numbers]
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or None
+    return None if value is None or value == "" else str(value)

@@ -1,0 +1,242 @@
+"""A map of the fine-tunes of one base: each model a point, near where its vector is near. Printed, or explored.
+
+Unrelated models are left out, because they would squeeze the others into a corner; copies have no vector, and one
+model stands for its duplicates. All are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexer.errors import AtlasError
+from query.figures import FORMATS, checked_output, draw, write_output
+from query.map.coloring import Coloring, Groups, coloring, grouped
+from query.map.projection import METHODS, Projection, project
+from query.population import LeftOut, Population, distinct, read_population
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from query.reader import Atlas
+
+PAGE = ".html"
+NEIGHBOURS = 8  # nearest models that the page shows of each model
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """One model: ``x`` and ``y`` in the plane; ``group`` or ``value`` is what colours it, None where not known."""
+
+    model_id: int
+    model: str
+    author: str
+    relation: str
+    datasets: tuple[str, ...]
+    downloads: int | None
+    x: float
+    y: float
+    group: str | None
+    value: float | None
+
+
+@dataclass(frozen=True)
+class ModelMap:
+    """Models in the plane. ``points`` are in order of id.
+
+    ``method`` is the one that placed them, ``color`` the column they are coloured by. ``coloring`` and each of
+    ``other_colorings`` (which the page offers as well) have an entry for each point, and so has ``neighbours``: the
+    nearest models that are on the map, as (place in ``points``, cosine), nearest first. ``explained_variance``: for
+    pca, the shares of the variance along x and y.
+    """
+
+    base: str
+    representation: str
+    method: str
+    seed: int
+    points: tuple[MapPoint, ...]
+    coloring: Coloring
+    explained_variance: tuple[float, float] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
+    notes: tuple[str, ...] = ()
+    other_colorings: tuple[Groups, ...] = field(default=(), repr=False)
+    neighbours: tuple[tuple[tuple[int, float], ...], ...] = field(default=(), repr=False)
+
+    @property
+    def color(self) -> str:
+        """The column that the points are coloured by."""
+        return self.coloring.column
+
+    @property
+    def title(self) -> str:
+        """What the map shows, in words."""
+        models = "1 fine-tune" if len(self.points) == 1 else f"{len(self.points):,} fine-tunes"
+        return f"{models} of {self.base}"
+
+    @property
+    def subtitle(self) -> str:
+        """How it was made, and what is not on it."""
+        left_out = ", ".join(self.left_out.words())
+        words = f"{METHODS[self.method]} of the vectors “{self.representation}”, by cosine"
+        return words + (f"; left out: {left_out}" if left_out else "")
+
+    @property
+    def axes(self) -> tuple[str, str] | None:
+        """What x and y are: the principal components, with their shares of the variance; None where nothing."""
+        if self.method != "pca":
+            return None
+        shares = [f" ({share * 100:.1f} % of the variance)" for share in self.explained_variance or ()] or ["", ""]
+        return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object. ``groups``: those with a colour of their own, ``others`` all other groups."""
+        facts = {
+            "base": self.base,
+            "representation": self.representation,
+            "method": self.method,
+            "color": self.color,
+            "models": len(self.points),
+        }
+        if isinstance(self.coloring, Groups):
+            rest = self.coloring.rest
+            facts |= {
+                "groups": [asdict(group) for group in self.coloring.shown],
+                "others": {"groups": len(rest), "models": sum(group.models for group in rest)},
+                "unknown": self.coloring.codes.count(-1),
+            }
+        else:
+            scale = self.coloring
+            facts |= {
+                "groups": [],
+                "scale": {"low": scale.low, "high": scale.high, "kind": scale.kind},
+                "unknown": scale.values.count(None),
+            }
+        return facts | {
+            "explained_variance": list(self.explained_variance) if self.explained_variance else None,
+            "seed": self.seed,
+            "left_out": asdict(self.left_out),
+            "notes": list(self.notes),
+        }
+
+    def to_df(self) -> pandas.DataFrame:
+        """A row for each point; the columns are those of :class:`MapPoint`."""
+        from query.extras import to_frame
+
+        return to_frame(self.points, [*MapPoint.__dataclass_fields__])
+
+    def figure(self, theme: str = "light") -> Figure:
+        """The map as a picture fit for print; ``theme`` is light or dark."""
+        from query.map.picture import map_figure
+
+        return map_figure(self, theme)
+
+    def html(self) -> str:
+        """The map as a page to explore: one file that needs nothing else."""
+        from query.map.page import map_page
+
+        return map_page(self)
+
+    def write(self, path: str | Path, theme: str = "light") -> None:
+        """Write a .png, .svg, .pdf or .html. A page has both themes and follows the reader's.
+
+        Raises AtlasError on another suffix, or where the file cannot be written.
+        """
+        file = checked_map_file(path)
+        suffix = file.suffix.lower()
+        write_output(file, self.html().encode() if suffix == PAGE else draw(self.figure(theme), suffix))
+
+
+def checked_map_file(path: str | Path) -> Path:
+    """A file that a map can be written to, before any work. Raises AtlasError: another suffix, no such folder."""
+    return checked_output(path, (*FORMATS, PAGE))
+
+
+def model_map(
+    atlas: Atlas,
+    base: str | None = None,
+    *,
+    method: str = "umap",
+    color: str = "dataset",
+    representation: str = "input",
+    seed: int = 0,
+) -> ModelMap:
+    """Place the distinct fine-tunes of ``base`` in the plane, and say what colours them.
+
+    ``method``: umap, tsne or pca (see :func:`query.map.projection.project`). ``color``: dataset, author, cluster
+    or a column of the view ``models`` (see :func:`query.map.coloring.coloring`). Raises AtlasError where there is
+    no model to place, an unknown method or column, or a representation that is not published.
+    """
+    population = distinct(read_population(atlas, base, representation))
+    if not len(population.ids):
+        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
+        raise AtlasError(
+            f"There is no model of {population.base} to place{why}.",
+            f"Index more: index build --base {population.base}",
+        )
+    chosen = coloring(atlas, population, color, seed)
+    placed = project(population.vectors, method, seed)
+    usual = [coloring(atlas, population, column) for column in ("dataset", "author")]
+    usual.append(grouped("relation", population.relations))
+    return ModelMap(
+        base=population.base,
+        representation=representation,
+        method=placed.method,
+        seed=seed,
+        points=_points(atlas, population, placed, chosen),
+        coloring=chosen,
+        explained_variance=placed.explained_variance,
+        left_out=population.left_out,
+        notes=tuple(_notes(population, placed, method)),
+        other_colorings=tuple(one for one in usual if isinstance(one, Groups) and one.column != color),
+        neighbours=_neighbours(atlas, population),
+    )
+
+
+def _points(atlas: Atlas, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
+    rows = atlas.rows("SELECT model_id, downloads FROM models WHERE base = ?", [population.base])
+    downloads = {row["model_id"]: row["downloads"] for row in rows}
+    return tuple(
+        MapPoint(
+            model_id=int(identity),
+            model=population.models[row],
+            author=population.authors[row],
+            relation=population.relations[row],
+            datasets=tuple(sorted(population.datasets[row])),
+            downloads=downloads[int(identity)],
+            x=float(placed.places[row, 0]),
+            y=float(placed.places[row, 1]),
+            group=chosen.of(row) if isinstance(chosen, Groups) else None,
+            value=None if isinstance(chosen, Groups) else chosen.values[row],
+        )
+        for row, identity in enumerate(population.ids)
+    )
+
+
+def _neighbours(atlas: Atlas, population: Population) -> tuple[tuple[tuple[int, float], ...], ...]:
+    place = {int(identity): row for row, identity in enumerate(population.ids)}
+    found: list[list[tuple[int, float]]] = [[] for _ in place]
+    rows = atlas.connection.execute(
+        "SELECT model_id, neighbour_id, similarity FROM neighbours JOIN models USING (model_id) "
+        "WHERE base = ? AND representation = ? ORDER BY model_id, rank",
+        [population.base, population.representation],
+    )
+    for model, neighbour, similarity in rows.fetchall():
+        row = place.get(model)
+        if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
+            found[row].append((place[neighbour], similarity))
+    return tuple(map(tuple, found))
+
+
+def _notes(population: Population, placed: Projection, asked: str) -> list[str]:
+    notes = []
+    if placed.method != asked:
+        notes.append(f"The vectors are too few, or too plain, for {METHODS[asked]}: their places are those of a PCA.")
+    adapters = population.relations.count("adapter")
+    if 0 < adapters < len(population.relations):
+        notes.append(
+            f"Adapters ({adapters}) have a shape of their own: they leave matrices untouched, and so cannot lie as "
+            "close to full fine-tunes as these lie to each other."
+        )
+    return notes

@@ -1,0 +1,189 @@
+"""A map as a picture fit for print: the largest groups in colours and shapes, the rest in grey; numbers on a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query.figures import THEMES, Theme, label, new_figure
+from query.map.coloring import Groups, Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from query.map.map import ModelMap
+
+WIDTH = 7.2  # inches: across a printed page
+_POINTS, _WORDS = 5.0, 0.9  # of the width for points, beside the legend; of the height for what is above and below
+_LOWEST, _HIGHEST = 3.6, 5.6
+FULL, ADAPTER = ("o", "s"), ("^", "v")  # shapes with the palette's colours at first, and at their second turn
+_AREA = {"o": 1.0, "s": 0.85, "^": 1.1, "v": 1.1}  # that makes them look equally large
+_RASTERISED = 3000  # points from which an SVG or PDF holds a picture of them, not each one
+_OUTLINED = 1000  # points up to which each has an outline that sets it off, and hides what is below it
+_SECONDS_A_DAY = 86_400.0
+
+Mask = NDArray[np.bool_]
+
+
+def map_figure(drawn: ModelMap, theme: str = "light") -> Figure:
+    """The map in the theme, without frame or ticks: places have no unit, only PCA's axes have a meaning."""
+    figure, axes = new_figure(WIDTH, _height(drawn), theme)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    _title(axes, drawn, THEMES[theme])
+    canvas = _Canvas(axes, drawn, THEMES[theme])
+    if isinstance(drawn.coloring, Groups):
+        _draw_groups(figure, canvas, drawn.coloring)
+    else:
+        _draw_scale(figure, canvas, drawn.coloring)
+    axes.margins(0.04)
+    return figure
+
+
+def _height(drawn: ModelMap) -> float:
+    """Inches for points that fill their part of the width, distances being the same along x and y."""
+    wide, high = np.ptp([(point.x, point.y) for point in drawn.points], axis=0)
+    return float(np.clip(_POINTS * high / wide + _WORDS, _LOWEST, _HIGHEST)) if wide else _LOWEST
+
+
+def _title(axes: Any, drawn: ModelMap, colours: Theme) -> None:
+    lines = [label(line, 90) for line in drawn.subtitle.split("; ")]
+    axes.set_title(label(drawn.title, 75), loc="left", fontsize=10, pad=8 + 9 * len(lines), color=colours.ink)
+    axes.text(0, 1, "\n".join(lines), transform=axes.transAxes, fontsize=7, color=colours.ink, alpha=0.75,
+              va="bottom")  # fmt: skip
+    if drawn.axes:
+        axes.set_xlabel(drawn.axes[0], fontsize=8)
+        axes.set_ylabel(drawn.axes[1], fontsize=8)
+
+
+class _Canvas:
+    """Draws points; how large and how opaque they are depends on how many there are."""
+
+    def __init__(self, axes: Any, drawn: ModelMap, colours: Theme) -> None:
+        self.axes, self.colours = axes, colours
+        self.places = np.array([(point.x, point.y) for point in drawn.points])
+        self.is_adapter = np.array([point.relation == "adapter" for point in drawn.points])
+        count = len(drawn.points)
+        self.size = float(np.clip(330 / np.sqrt(count), 4.5, 42))
+        self.alpha = 1.0 if count <= _OUTLINED else 0.8
+        self.is_rasterised = count >= _RASTERISED
+        self.outline = 0.5 if count <= _OUTLINED else 0.0
+        # Groups are mixed, so that none covers the others; the same way each time.
+        self.order = np.random.default_rng(0).permutation(count)
+
+    def dots(self, chosen: Mask, shape: str, colour: Any, size: float = 1.0, **more: Any) -> None:
+        """Draw the chosen points in one shape; ``colour`` is one for all, or an entry for each point of the map."""
+        rows = self.order[chosen[self.order]]
+        if not len(rows):
+            return
+        self.axes.scatter(
+            *self.places[rows].T,
+            s=self.size * size * _AREA[shape],
+            c=colour if isinstance(colour, str) else colour[rows],
+            marker=shape,
+            alpha=self.alpha,
+            linewidths=self.outline,
+            edgecolors=self.colours.background,
+            rasterized=self.is_rasterised,
+            **more,
+        )
+
+    def both(self, chosen: Mask, colour: Any, size: float = 1.0, place: int = 0, **more: Any) -> None:
+        """Draw the chosen points, adapters in their own shape; ``place``: which shapes."""
+        self.dots(chosen & ~self.is_adapter, FULL[place], colour, size, **more)
+        self.dots(chosen & self.is_adapter, ADAPTER[place], colour, size, **more)
+
+    def handle(self, shape: str, colour: str, text: str, **more: Any) -> Any:
+        """An entry of the legend."""
+        from matplotlib.lines import Line2D
+
+        outline = {"markeredgewidth": 0} | more
+        return Line2D([], [], linestyle="", marker=shape, color=colour, markersize=5.5, label=text, **outline)
+
+    def legend(self, figure: Figure, handles: Iterable[Any], title: str, place: Any) -> None:
+        """Beside the points, never over them."""
+        legend = figure.legend(handles=list(handles), title=title, loc=place, frameon=False, fontsize=7.5,
+                               labelcolor=self.colours.ink, handletextpad=0.4, borderaxespad=0.6,
+                               ncols=1 if "right" in place else 3)  # fmt: skip
+        legend.get_title().set(color=self.colours.ink, fontsize=8)
+        legend.set_alignment("left")
+
+
+def _draw_groups(figure: Figure, canvas: _Canvas, groups: Groups) -> None:
+    theme = canvas.colours
+    codes = np.array(groups.codes)
+    shown, many = len(groups.shown), len(theme.palette)
+    canvas.both(codes < 0, theme.unknown, 0.7, zorder=1)
+    canvas.both(codes >= shown, theme.rest, 0.8, zorder=2)
+    palette = np.array(theme.palette)[codes % many]
+    for turn in range(-(-shown // many)):
+        canvas.both((codes >= turn * many) & (codes < min(shown, (turn + 1) * many)), palette, place=turn, zorder=3)
+    handles = [
+        canvas.handle(FULL[place // many], theme.palette[place % many], f"{label(group.group, 30)} ({group.models:,})")
+        for place, group in enumerate(groups.shown)
+    ]
+    if groups.rest:
+        models = sum(group.models for group in groups.rest)
+        handles.append(canvas.handle("o", theme.rest, f"{len(groups.rest):,} others ({models:,})"))
+    handles += _general(canvas, codes < 0, groups.none)
+    canvas.legend(figure, handles, label(groups.column), "outside right upper")
+
+
+def _general(canvas: _Canvas, unknown: Mask, none: str) -> list[Any]:
+    """Entries of the legend that every map may need."""
+    handles = []
+    if unknown.any():
+        handles.append(canvas.handle("o", canvas.colours.unknown, f"{none} ({unknown.sum():,})"))
+    if canvas.is_adapter.any():
+        text = f"adapter ({canvas.is_adapter.sum():,})"
+        handles.append(canvas.handle("^", canvas.colours.ink, text, fillstyle="none", markeredgewidth=0.7))
+    return handles
+
+
+def _draw_scale(figure: Figure, canvas: _Canvas, scale: Scale) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap
+
+    theme = canvas.colours
+    values = np.array([np.nan if value is None else value for value in scale.values], dtype=float)
+    unknown = np.isnan(values)
+    canvas.both(unknown, theme.unknown, 0.7, zorder=1)
+    if not unknown.all():
+        norm = _norm(scale)
+        colours = ScalarMappable(norm, LinearSegmentedColormap.from_list("scale", theme.scale))
+        points = values / _SECONDS_A_DAY if scale.kind == "time" else values
+        canvas.both(~unknown, colours.to_rgba(np.where(unknown, norm.vmin, points)), zorder=3)
+        _bar(figure, canvas, colours, scale)
+    handles = _general(canvas, unknown, scale.none)
+    if handles:
+        canvas.legend(figure, handles, "", "outside lower left")
+
+
+def _norm(scale: Scale) -> Any:
+    from matplotlib.colors import LogNorm, Normalize
+
+    unit = _SECONDS_A_DAY if scale.kind == "time" else 1.0  # dates are counted in days
+    low, high = scale.low / unit, scale.high / unit
+    if scale.kind == "log":
+        return LogNorm(low, high, clip=True)
+    return Normalize(low, high) if high > low else Normalize(low - 0.5, high + 0.5)
+
+
+def _bar(figure: Figure, canvas: _Canvas, colours: Any, scale: Scale) -> None:
+    has_zeros = scale.kind == "log" and 0.0 in scale.values
+    bar = figure.colorbar(colours, ax=canvas.axes, shrink=0.6, aspect=28, pad=0.02, anchor=(0, 1),
+                          extend="min" if has_zeros else "neither")  # fmt: skip
+    bar.set_label(label(scale.column) + (" (0 below)" if has_zeros else ""), color=canvas.colours.ink, fontsize=8)
+    bar.ax.tick_params(colors=canvas.colours.ink, labelsize=7.5)
+    bar.outline.set_visible(False)
+    if scale.kind == "time":
+        from matplotlib.dates import AutoDateLocator, DateFormatter
+
+        bar.ax.yaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=6))
+        bar.ax.yaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))

@@ -1,0 +1,189 @@
+"""From evidence to probabilities: two small logistic models, fitted on models whose datasets are known.
+
+First, given that the dataset is among the answers: P(d) ∝ exp(Σ weight · term_d), a conditional logit (McFadden,
+1974) whose terms are the share of the votes, its ln, ln of how common the dataset is, and ln of the likelihood ratio
+of the head. (The share beside its ln lets a clear majority be believed while a dataset without a vote is not ruled
+out; what is common collects votes by being common.) Second, whether it
+is among the answers at all, which makes "none of these": a logistic regression on how far the nearest voice
+stands out, how well the head fits the dataset it fits best, whether its label names have been seen before, and how
+sure the first step is. Every model is shown to the second twice: as it is, and with its datasets hidden, as if
+nobody else had used them. The intercept is then moved from this even mixture to the real share of models whose
+dataset no other author names (King & Zeng, 2001). Both are pulled towards fixed values with the force of one model,
+so that little data does little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from query.predict.evidence import Evidence, Reals
+from query.statistics.neighbours import Booleans
+
+EVIDENCE = ("together", "vectors", "head")
+NONE_OF_THESE = "none of these"  # no dataset's name holds a blank
+
+# Towards what the weights of the terms are pulled.
+_USUAL_WEIGHTS = {"together": (1.5, 0.0, 0.0, 1.0), "vectors": (1.5, 0.0, 0.0), "head": (1.0, 1.0)}
+_PULL = 1.0
+_MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Familiarity:
+    """Log-odds that a dataset is among the answers: intercept + Σ slope · (sign - centre)/spread, a missing sign 0."""
+
+    centre: Reals
+    spread: Reals
+    slopes: Reals
+    intercept: float
+
+    def log_odds(self, signs: Reals) -> Reals:
+        """(rows,) from (rows, signs)."""
+        odds: Reals = self.intercept + self.standardised(signs) @ self.slopes
+        return odds
+
+    def standardised(self, signs: Reals) -> Reals:
+        """Signs in units of their spread from their centre; what is missing lies at the centre."""
+        return np.nan_to_num((signs - self.centre) / self.spread)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The parameters of both models for one ``kind`` of evidence, one of EVIDENCE.
+
+    ``weights``: of the terms. ``none``: the share of models whose dataset no other author names. ``familiarity``:
+    how the evidence moves that, in an even mixture; None where there was nothing to learn it from.
+    """
+
+    kind: str
+    weights: Reals
+    none: float
+    familiarity: Familiarity | None = None
+
+    def probabilities(self, evidence: Evidence) -> Reals:
+        """(rows, answers + 1); rows sum to 1, and the last column is "none of these".
+
+        Where a head is asked for and there is none, that is as probable as it is on the whole.
+        """
+        given = _given_known(_terms(self.kind, evidence), self.weights, evidence.present)
+        log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
+        if self.familiarity is not None:
+            learnt = self.familiarity.log_odds(_signs(self.kind, evidence, given))
+            log_odds += np.where(evidence.has_head | (self.kind == "vectors"), learnt, 0)
+        known = np.where(evidence.present.any(axis=1), _logistic(log_odds), 0)[:, None]
+        return np.concatenate([known * given, 1 - known], axis=1)
+
+
+def uncalibrated(kind: str, none: float) -> Calibration:
+    """Usual weights, and the same chance of "none of these" whatever the evidence."""
+    return Calibration(kind, np.array(_USUAL_WEIGHTS[kind]), none)
+
+
+def calibrate(kind: str, none: float, shown: Evidence, hidden: Evidence, importance: Reals) -> Calibration:
+    """The calibration for one kind of evidence, from the same models as they are and with their datasets hidden.
+
+    ``importance``: (rows,) how much each model counts.
+    """
+    weights = _fit_weights(_terms(kind, shown), shown, importance, np.array(_USUAL_WEIGHTS[kind]))
+    seen, unseen = (
+        _signs(kind, evidence, _given_known(_terms(kind, evidence), weights, evidence.present))
+        for evidence in (shown, hidden)
+    )
+    return Calibration(kind, weights, none, _fit_familiarity(seen, unseen, importance * shown.known, importance))
+
+
+def none_share(known: Reals, importance: Reals) -> float:
+    """The share of models whose dataset is none of the answers; by the rule of succession never 0 or 1."""
+    return float((importance @ (1 - known) + 1) / (importance.sum() + 2))
+
+
+def _logistic(log_odds: Reals) -> Reals:
+    probability: Reals = 1 / (1 + np.exp(-log_odds))
+    return probability
+
+
+def _terms(kind: str, evidence: Evidence) -> tuple[Reals, ...]:
+    """The terms of the first model, (rows, answers) each."""
+    return {
+        "together": (evidence.log_votes, evidence.share, evidence.log_common, evidence.head),
+        "vectors": (evidence.log_votes, evidence.share, evidence.log_common),
+        "head": (evidence.log_common, evidence.head),
+    }[kind]
+
+
+def _signs(kind: str, evidence: Evidence, given: Reals) -> Reals:
+    """(rows, signs) that the dataset is among the answers; NaN where unknown. ``given``: (rows, answers)."""
+    fit = np.where(evidence.present, evidence.head, -np.inf).max(axis=1, initial=-np.inf)
+    fit = np.where(evidence.has_head & np.isfinite(fit), fit, np.nan)
+    best = np.clip(given.max(axis=1, initial=0), 1e-4, 1 - 1e-4)
+    sureness = np.log(best / (1 - best))
+    signs = {
+        "together": (evidence.prominence, fit, evidence.recognised, sureness),
+        "vectors": (evidence.prominence, sureness),
+        "head": (fit, evidence.recognised, sureness),
+    }
+    return np.stack(signs[kind], axis=1)
+
+
+def _given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) -> Reals:
+    """(rows, answers): the probability of each, given that it is one of them; zeros where there is none."""
+    scores = np.where(present, sum(weight * term for weight, term in zip(weights, terms, strict=True)), -np.inf)
+    highest = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    given = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
+    total = given.sum(axis=1, keepdims=True)
+    return np.asarray(given / np.where(total > 0, total, 1))
+
+
+def _fit_weights(terms: Sequence[Reals], shown: Evidence, importance: Reals, usual: Reals) -> Reals:
+    """Newton's method on the log-likelihood of the conditional logit, which is concave, less the pull.
+
+    Its gradient is observed less expected terms, its curvature minus the covariance of the terms.
+    """
+    weights = usual
+    known = importance * shown.known
+    observed = np.array([importance @ _along(shown.truth, term) for term in terms])
+    for _ in range(_MOST_STEPS):
+        given = _given_known(terms, weights, shown.present)
+        means = np.array([_along(given, term) for term in terms])
+        gradient = observed - means @ known - _PULL * (weights - usual)
+        products = np.array([[known @ _along(given * one, other) for other in terms] for one in terms])
+        covariance = products - (means * known) @ means.T
+        step = np.clip(np.linalg.solve(covariance + _PULL * np.eye(len(usual)), gradient), -1, 1)
+        weights = weights + step
+        if np.abs(step).max() < 1e-6:
+            break
+    return weights
+
+
+def _along(left: Reals, right: Reals) -> Reals:
+    """(rows,): the inner product of the two in each row."""
+    return np.einsum("rd,rd->r", left, right)
+
+
+def _fit_familiarity(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> Familiarity | None:
+    """Logistic regression of seen (counted ``known``) against unseen, each half of the whole, by Newton's method."""
+    if not known.sum():
+        return None
+    signs = np.concatenate([seen, unseen])
+    is_seen = np.repeat([1.0, 0.0], [len(seen), len(unseen)])
+    counted = np.concatenate([known, importance * known.sum() / importance.sum()])
+    weight = np.where(np.isnan(signs), 0, counted[:, None])
+    total = np.maximum(weight.sum(axis=0), 1e-12)
+    centre = (weight * np.nan_to_num(signs)).sum(axis=0) / total
+    spread = np.sqrt((weight * np.nan_to_num(signs - centre) ** 2).sum(axis=0) / total)
+    plain = Familiarity(centre, np.where(spread > 1e-9, spread, 1), np.zeros(len(centre)), 0.0)
+    design = np.concatenate([np.ones((len(signs), 1)), plain.standardised(signs)], axis=1)
+    pull = np.diag([1e-9] + [_PULL] * len(centre))
+    fitted = np.zeros(design.shape[1])
+    for _ in range(_MOST_STEPS):
+        expected = _logistic(design @ fitted)
+        gradient = design.T @ (counted * (is_seen - expected)) - pull @ fitted
+        curvature = (design * (counted * expected * (1 - expected))[:, None]).T @ design + pull
+        step = np.clip(np.linalg.solve(curvature, gradient), -1, 1)
+        fitted = fitted + step
+        if np.abs(step).max() < 1e-6:
+            break
+    return replace(plain, slopes=fitted[1:], intercept=float(fitted[0]))

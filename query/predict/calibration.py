@@ -1,0 +1,193 @@
+"""How often `predict` is right: every documented model predicted from models of other authors, and judged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.console.messages import say
+from indexer.errors import AtlasError
+from query.predict.answers import EVIDENCE, NONE_OF_THESE
+from query.predict.documented import Documents, read_documents
+from query.predict.evidence import Reals, Witnesses
+from query.predict.learning import TOO_FEW
+from query.predict.out_of_author import Trial, try_all
+from query.predict.scoring import Bin, Interval, Score, intervals, reliability, score
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from query.reader import Atlas
+
+# Groups of authors. With more, each would be judged by a little more, and all would take longer.
+FOLDS = 10
+
+_MANY = 1000  # models from which on a person is told what is being waited for
+
+
+@dataclass(frozen=True)
+class NoneScore:
+    """How "none of these" does: ``share``, how often it is true, and ``probability``, the mean one it was given.
+
+    ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, when
+    whoever shares a dataset with the model is kept silent.
+    """
+
+    evidence: str
+    share: float
+    probability: float
+    hidden_probability: float
+    hidden_accuracy: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One documented model, judged by both kinds of evidence together; ``weight``: how much it counts in the means.
+
+    ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
+    """
+
+    model: str
+    author: str
+    datasets: tuple[str, ...]
+    weight: float
+    answer: str
+    probability: float
+    right: float
+    log_loss: float
+    none: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Out-of-author predictions of all documented models of a base, judged.
+
+    ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
+    ``with_head``: models whose config.json describes a head; the others are predicted from vectors alone.
+    """
+
+    base: str
+    representation: str
+    k: int
+    models: int
+    sweeps: int
+    authors: int
+    datasets: int
+    with_head: int
+    calibrated: bool
+    scores: tuple[Score, ...]
+    intervals: tuple[Interval, ...]
+    none_of_these: tuple[NoneScore, ...]
+    reliability: tuple[Bin, ...]
+    notes: tuple[str, ...] = ()
+    outcomes: tuple[Outcome, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object, without the single models."""
+        plain = asdict(self)
+        del plain["outcomes"]
+        return plain
+
+    def to_df(self) -> pandas.DataFrame:
+        """One row for each documented model, in order of id."""
+        from query.extras import to_frame
+
+        return to_frame(self.outcomes, list(Outcome.__dataclass_fields__))
+
+    def figure(self, theme: str = "light") -> Figure:
+        """The reliability diagram: how often an answer of a given probability is right, by evidence."""
+        from query.predict.reliability_picture import reliability_figure
+
+        return reliability_figure(self, theme)
+
+    def write(self, path: str | Path, *, theme: str = "light") -> None:
+        """Draw the figure into a .png, .svg or .pdf. Raises AtlasError where that cannot be written."""
+        from query.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        write_output(file, draw(self.figure(theme), file.suffix.lower()))
+
+
+def evaluate(atlas: Atlas, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
+    """Judge ``predict`` on every documented model of a base; see ``evaluate_documents``."""
+    canonical = atlas.base_named(base)
+    documents = read_documents(atlas, canonical, representation)
+    return evaluate_documents(documents, base=canonical, representation=representation, k=k)
+
+
+def evaluate_documents(
+    documents: Documents, *, base: str = "", representation: str = "", k: int = 10, folds: int = FOLDS
+) -> Evaluation:
+    """Predict every model from models of other authors; judge that against majority and chance.
+
+    Authors are dealt into ``folds`` groups (each its own, where they are few). What judges a group was learnt
+    without it: neither the parameters nor the voices behind them are its own. Raises AtlasError where fewer than
+    two authors name a dataset, ValueError on k < 1.
+    """
+    if k < 1:
+        raise ValueError("k must be at least 1")
+    if len(set(documents.authors)) < 2:
+        raise AtlasError(_nobody_to_ask(documents), f"Index more models: index build --base {base}")
+    if len(documents.models) >= _MANY:
+        say(f"Predicting {len(documents.models):,} models, each from models of other authors …")
+    witnesses = Witnesses.of(documents, k)
+    voices = witnesses.voices
+    trial = try_all(witnesses, folds)
+    importance = 1 / np.bincount(voices.of_model)[voices.of_model[trial.rows]]
+    return Evaluation(
+        base=base,
+        representation=representation,
+        k=k,
+        models=len(documents.models),
+        sweeps=len(voices.sets),
+        authors=len(set(documents.authors)),
+        datasets=len(voices.answers),
+        with_head=sum(head.kind is not None for head in documents.heads),
+        calibrated=trial.is_calibrated,
+        scores=tuple(score(name, one, importance) for name, one in trial.judged.items()),
+        intervals=intervals(trial.judged, importance, voices.authors[trial.rows]),
+        none_of_these=tuple(_none_score(name, trial, importance) for name in EVIDENCE),
+        reliability=tuple(one for name in EVIDENCE for one in reliability(name, trial.judged[name], importance)),
+        notes=() if trial.is_calibrated else (TOO_FEW,),
+        outcomes=_outcomes(witnesses, trial, importance),
+    )
+
+
+def _nobody_to_ask(documents: Documents) -> str:
+    if not documents.models:
+        return "No model of this base has both a vector and a known dataset: there is nothing to judge."
+    return f"All models with a known dataset ({len(documents.models)}) are by one author: nobody else can be asked."
+
+
+def _none_score(name: str, trial: Trial, importance: Reals) -> NoneScore:
+    shown, hidden = trial.judged[name], trial.hidden[name]
+    means = {
+        "share": 1 - trial.known,
+        "probability": shown.none,
+        "hidden_probability": hidden.none,
+        "hidden_accuracy": hidden.accuracy,
+    }
+    return NoneScore(name, **{key: float(np.average(column, weights=importance)) for key, column in means.items()})
+
+
+def _outcomes(witnesses: Witnesses, trial: Trial, importance: Reals) -> tuple[Outcome, ...]:
+    names = [*witnesses.voices.answers, NONE_OF_THESE]
+    judged, documents = trial.judged["together"], witnesses.documents
+    return tuple(
+        Outcome(
+            model=documents.models[row],
+            author=documents.authors[row],
+            datasets=tuple(sorted(documents.datasets[row])),
+            weight=float(importance[place]),
+            answer=names[judged.answer[place]],
+            probability=float(judged.confidence[place]),
+            right=float(judged.right[place]),
+            log_loss=float(judged.log_loss[place]),
+            none=float(judged.none[place]),
+        )
+        for row, place in sorted((int(row), place) for place, row in enumerate(trial.rows))
+    )

@@ -1,0 +1,71 @@
+"""The models whose datasets are known, with their vectors and heads: what a prediction is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from query.population import Population, distinct, read_population
+from query.predict.groups import Floats
+from query.predict.head_evidence import Head, head_of
+
+if TYPE_CHECKING:
+    from query.reader import Atlas
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Models and what is known of them; entry i of every column is the same model.
+
+    ``vectors``: (n, d) float32 of unit norm, or zero where a model has none. ``datasets``: empty where a model
+    names none.
+    """
+
+    vectors: Floats
+    models: list[str]
+    authors: list[str]
+    datasets: list[frozenset[str]]
+    heads: list[Head]
+
+    def with_undocumented(self, vector: Floats, model: str, author: str, head: Head) -> Documents:
+        """These and, last, one more model, whose datasets are to be found."""
+        return Documents(
+            vectors=np.concatenate([self.vectors.reshape(-1, len(vector)), vector[None, :]]),
+            models=[*self.models, model],
+            authors=[*self.authors, author],
+            datasets=[*self.datasets, frozenset()],
+            heads=[*self.heads, head],
+        )
+
+
+def read_documents(atlas: Atlas, base: str, representation: str = "input", without: Collection[int] = ()) -> Documents:
+    """The documented models of a base: no copies, no unrelated models, one for a group of duplicates.
+
+    The models with the ids ``without`` are left out before duplicates are grouped, so that the datasets that they
+    alone name are gone too. Raises AtlasError where the representation is not published.
+    """
+    population = read_population(atlas, base, representation)
+    is_out = np.isin(population.ids, list(without))
+    chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
+    heads = {
+        row["model_id"]: head_of(row["head_class"], row["label_count"], row["label_names"], row["problem_type"])
+        for row in atlas.rows(
+            "SELECT model_id, head_class, label_count, label_names, problem_type FROM models WHERE base = ?", [base]
+        )
+    }
+    return documents_of(chosen, [heads[identity] for identity in chosen.ids.tolist()])
+
+
+def documents_of(population: Population, heads: Sequence[Head]) -> Documents:
+    """Those models of a population that name a dataset; ``heads`` has an entry for each of the population."""
+    rows = [row for row, names in enumerate(population.datasets) if names]
+    return Documents(
+        vectors=population.vectors[rows],
+        models=[population.models[row] for row in rows],
+        authors=[population.authors[row] for row in rows],
+        datasets=[population.datasets[row] for row in rows],
+        heads=[heads[row] for row in rows],
+    )

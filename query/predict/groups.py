@@ -1,0 +1,181 @@
+"""Who may say what a model was tuned on, and how near each of them is: the votes of the vectors.
+
+A *voice* is all models of one author with one set of datasets, heard once, through its member nearest to the
+model asked about: a sweep of a hundred runs is one opinion. Measured on 67 real fine-tunes of seven authors in
+six representations, one voice each had a lower out-of-author log loss than one vote for every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query.statistics.neighbours import Booleans, Integers, codes_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Floats = NDArray[np.float32]
+
+SHARPNESS = 3  # power of a vote; with 1 the many who are far outvote the few who are near
+_BLOCK = 1 << 23  # similarities held at a time
+
+
+@dataclass(frozen=True)
+class Voices:
+    """The voices among n models; ``of_model`` (n,) is a model's voice, -1 where it names no dataset.
+
+    A model of several datasets gives each an equal share; a collection (``glue``) beside one of its tasks
+    (``glue/mrpc``) gets none. ``answers``: all datasets, sorted; ``authors`` (n,): a code for each author;
+    ``author`` (voices,): whose voice it is; ``sets``: the datasets of each voice.
+    """
+
+    of_model: Integers
+    authors: Integers
+    author: Integers
+    sets: tuple[tuple[str, ...], ...]
+    answers: tuple[str, ...]
+
+    @cached_property
+    def shares(self) -> csr_array:
+        """(voices, answers): the share of each dataset in what a voice says; rows sum to 1."""
+        from scipy.sparse import csr_array
+
+        column = {name: number for number, name in enumerate(self.answers)}
+        columns = [column[name] for names in self.sets for name in names]
+        sizes = [len(names) for names in self.sets]
+        weights = np.repeat([1 / size for size in sizes], sizes).astype(np.float32)
+        starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.intp)])
+        return csr_array((weights, np.array(columns, dtype=np.intp), starts), (len(self.sets), len(self.answers)))
+
+    @cached_property
+    def parents(self) -> dict[int, int]:
+        """Answer → the collection it is a task of, where that is an answer too."""
+        column = {name: number for number, name in enumerate(self.answers)}
+        found = {number: column.get(name.rpartition("/")[0]) for name, number in column.items()}
+        return {task: parent for task, parent in found.items() if parent is not None}
+
+    @cached_property
+    def kin(self) -> csr_array:
+        """(voices, voices), not zero where two say the same dataset, or one a task of what the other says."""
+        from scipy.sparse import csr_array, eye_array
+
+        size = len(self.answers)
+        pairs = np.array(list(self.parents.items()), dtype=np.intp).reshape(-1, 2)
+        tasks = csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (size, size))
+        related = eye_array(size, dtype=np.float32, format="csr") + tasks + tasks.T
+        return (self.shares @ related @ self.shares.T).tocsr()
+
+    def allowed(self, rows: Integers, withheld: Integers, is_hidden: bool = False) -> Booleans:
+        """(rows, voices): who may speak of each model: nobody of its own author, nor of the authors ``withheld``.
+
+        ``is_hidden``: nor anyone who names one of its datasets, as if no one else knew them.
+        """
+        free = ~np.isin(self.author, withheld)
+        allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])
+        if is_hidden:
+            own = self.of_model[rows]
+            allowed &= (self.kin[own].toarray() == 0) | (own < 0)[:, None]
+        return allowed
+
+
+def voices_of(authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> Voices:
+    """The voices among models, numbered in the order in which their first members stand."""
+    codes = codes_of(authors)
+    own = [own_datasets(names) for names in datasets]
+    keys = [(int(author), names) for author, names in zip(codes, own, strict=True) if names]
+    distinct = list(dict.fromkeys(keys))
+    numbers = {key: number for number, key in enumerate(distinct)}
+    return Voices(
+        of_model=np.array([numbers.get((int(a), names), -1) for a, names in zip(codes, own, strict=True)], np.intp),
+        authors=codes,
+        author=np.array([author for author, _ in distinct], dtype=np.intp),
+        sets=tuple(names for _, names in distinct),
+        answers=tuple(sorted({name for _, names in distinct for name in names})),
+    )
+
+
+def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
+    """A model's datasets, sorted, without the collections of which it names a task."""
+    return tuple(sorted(name for name in names if not any(other.startswith(f"{name}/") for other in names)))
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """For each of some models all voices, nearest first: (rows, voices) numbers and similarities, descending."""
+
+    order: NDArray[np.int32]
+    similarity: Floats
+
+    def at(self, places: Integers) -> Nearness:
+        """Those of some of the models."""
+        return Nearness(self.order[places], self.similarity[places])
+
+
+def nearness(vectors: Floats, rows: Integers, voices: Voices) -> Nearness:
+    """How near every voice is: the cosine of its nearest member. Ties go to the voice that comes first."""
+    members = np.flatnonzero(voices.of_model >= 0)
+    members = members[np.argsort(voices.of_model[members], kind="stable")]
+    starts = np.searchsorted(voices.of_model[members], np.arange(len(voices.sets)))
+    order = np.empty((len(rows), len(starts)), dtype=np.int32)
+    similarity = np.empty(order.shape, dtype=np.float32)
+    step = max(1, _BLOCK // max(1, len(members)))
+    for start in range(0, len(rows) if len(starts) else 0, step):
+        block = slice(start, start + step)
+        nearest = np.maximum.reduceat(vectors[rows[block]] @ vectors[members].T, starts, axis=1)
+        order[block] = np.argsort(-nearest, axis=1, kind="stable")
+        similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
+    return Nearness(order, similarity)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What the vectors say of some models. ``weights`` (rows, voices, sparse): the vote of each that was heard.
+
+    ``prominence`` (rows,): ln of how far the nearest voice stands above the middle of all voices, in units of
+    the distance from the middle to the lower quartile; 0 where there are too few voices to say.
+    """
+
+    weights: csr_array
+    prominence: NDArray[np.float64]
+
+
+def cast_votes(near: Nearness, allowed: Booleans, k: int) -> Votes:
+    """The votes of the ``k`` nearest voices that are ``allowed`` (rows, voices).
+
+    A vote is ((s - m) / (s₁ - m))³, no less than 0: s the voice's similarity, s₁ the nearest one's, m the median
+    over all allowed voices. So the nearest has one vote whatever the level of the similarities is, which is
+    lower throughout for an adapter than for a full fine-tune. Where nothing stands out, every vote is 1.
+    """
+    from scipy.sparse import csr_array
+
+    heard = np.take_along_axis(allowed, near.order, axis=1)
+    place = np.cumsum(heard, axis=1, dtype=np.int32)
+    counts = heard.sum(axis=1)
+    first = _value_at(near.similarity, place, np.minimum(1, counts))
+    middle = (
+        _value_at(near.similarity, place, (counts + 1) // 2) + _value_at(near.similarity, place, counts // 2 + 1)
+    ) / 2
+    low = _value_at(near.similarity, place, (3 * counts + 3) // 4)
+    row, column = np.nonzero(heard & (place <= k))
+    lead = first - middle
+    above = np.maximum(near.similarity[row, column] - middle[row], 0)
+    stands_out = lead > 1e-6
+    weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** SHARPNESS, 1)
+    prominence = np.where(counts > 0, np.log((lead + 1e-4) / (middle - low + 1e-4)), 0)
+    weights = csr_array((weight.astype(np.float32), (row, near.order[row, column])), allowed.shape)
+    return Votes(weights, prominence.astype(np.float64))
+
+
+def _value_at(similarity: Floats, place: NDArray[np.int32], wanted: Integers) -> Floats:
+    """The similarity of the voice in place ``wanted`` (from 1) among those heard; 0 where none is heard."""
+    if not place.shape[1]:
+        return np.zeros(len(place), dtype=np.float32)
+    column = np.minimum((place < wanted[:, None]).sum(axis=1), place.shape[1] - 1)
+    found: Floats = np.where(place[:, -1] > 0, similarity[np.arange(len(place)), column], 0)
+    return found

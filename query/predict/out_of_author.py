@@ -1,0 +1,89 @@
+"""Every documented model predicted from models of other authors, and judged, beside majority and chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from query.predict.answers import EVIDENCE
+from query.predict.evidence import Evidence, Reals, Witnesses
+from query.predict.learning import learn
+from query.predict.scoring import Judged, judge, judge_chance
+from query.statistics.neighbours import Integers
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Judged models: ``rows`` of the documents, entry i of every column the same model.
+
+    ``judged``: by way of predicting: together, vectors, head, majority, chance. ``hidden``: when whoever shares a
+    dataset with the model is kept silent, so that "none of these" is true. ``known``: the share of the truth that
+    is among the answers. ``is_calibrated``: whether there was enough to learn from.
+    """
+
+    rows: Integers
+    judged: dict[str, Judged]
+    hidden: dict[str, Judged]
+    known: Reals
+    is_calibrated: bool
+
+
+def try_all(witnesses: Witnesses, folds: int) -> Trial:
+    """Deal the authors into groups, judge each group by what was learnt without it, and join the groups."""
+    trials = [_try(witnesses, group) for group in deal(witnesses.voices.authors, folds)]
+    return Trial(
+        rows=np.concatenate([trial.rows for trial in trials]),
+        judged={name: _join([trial.judged[name] for trial in trials]) for name in trials[0].judged},
+        hidden={name: _join([trial.hidden[name] for trial in trials]) for name in EVIDENCE},
+        known=np.concatenate([trial.known for trial in trials]),
+        is_calibrated=all(trial.is_calibrated for trial in trials),
+    )
+
+
+def deal(authors: Integers, folds: int) -> list[Integers]:
+    """Rows by group: each author, the one with most models first, goes to the group that has fewest models yet."""
+    sizes = np.bincount(authors)
+    groups: list[list[int]] = [[] for _ in range(min(folds, len(sizes)))]
+    filled = np.zeros(len(groups))
+    for author in np.argsort(-sizes, kind="stable"):
+        smallest = int(np.argmin(filled))
+        groups[smallest].append(int(author))
+        filled[smallest] += sizes[author]
+    return [np.flatnonzero(np.isin(authors, group)) for group in groups]
+
+
+def _try(witnesses: Witnesses, group: Integers) -> Trial:
+    learnt = learn(witnesses, np.unique(witnesses.voices.authors[group]).tolist())
+    shown = witnesses.evidence(group)
+    hidden = witnesses.evidence(group, is_hidden=True)
+    guesses = learnt.probabilities(shown)
+    guesses["majority"] = _majority(shown, learnt.none)
+    judged = {name: judge(guess, _whole_truth(shown)) for name, guess in guesses.items()}
+    judged["chance"] = judge_chance(shown.present, _whole_truth(shown))
+    concealed = learnt.probabilities(hidden).items()
+    return Trial(
+        rows=group,
+        judged=judged,
+        hidden={name: judge(guess, _whole_truth(hidden)) for name, guess in concealed},
+        known=shown.known,
+        is_calibrated=learnt.is_calibrated,
+    )
+
+
+def _whole_truth(evidence: Evidence) -> Reals:
+    """The truth with "none of these" as its last column; rows sum to 1."""
+    return np.concatenate([evidence.truth, 1 - evidence.known[:, None]], axis=1)
+
+
+def _majority(shown: Evidence, none: float) -> Reals:
+    """Each dataset by its share of the other authors' sweeps, whatever the model looks like."""
+    share = np.where(shown.present, np.exp(shown.log_common), 0)
+    nothing = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
+    return np.concatenate([(1 - nothing) * share, nothing], axis=1)
+
+
+def _join(parts: Sequence[Judged]) -> Judged:
+    names = [field.name for field in fields(Judged)]
+    return Judged(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})

@@ -1,0 +1,58 @@
+"""The reliability diagram: how often the best answer is right, beside how probable it was said to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from query.figures import THEMES, Theme, styled_grid
+from query.predict.scoring import BINS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from query.predict.calibration import Evaluation
+    from query.predict.scoring import Bin, Score
+
+_SMALLEST, _LARGEST = 6.0, 55.0  # area of a point, in square points
+
+_TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
+
+
+def reliability_figure(evaluation: Evaluation, theme: str = "light") -> Figure:
+    """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
+
+    A calibrated prediction has its points on the diagonal, within their 95 % intervals. Bars: how many models; the
+    area of a point grows with them.
+    """
+    figure, panels = styled_grid(7.2, 2.9, 1, len(_TITLES), theme)
+    colours = THEMES[theme]
+    scores = {score.evidence: score for score in evaluation.scores}
+    for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
+        _draw(panel, [one for one in evaluation.reliability if one.evidence == evidence], colour, colours)
+        _caption(panel, title, scores[evidence], colours)
+        panel.tick_params(labelleft=panel is panels[0])
+    panels[0].set_ylabel("share that is right\n(bars: share of models)", fontsize=9)
+    panels[1].set_xlabel("probability of the best answer", fontsize=9)
+    return figure
+
+
+def _draw(panel: Any, bins: list[Bin], colour: str, colours: Theme) -> None:
+    width = 1 / BINS
+    for one in bins:
+        place = min(int(one.probability * BINS), BINS - 1)
+        panel.bar((place + 0.5) * width, one.share, 0.86 * width, color=colours.faint, zorder=1)
+        panel.plot([one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3)
+        size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with what stands behind it
+        panel.scatter([one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0)
+    panel.plot([0, 1], [0, 1], color=colours.rest, linewidth=1, linestyle=(0, (4, 3)), zorder=2)
+    ticks, labels = [0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"]
+    panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    panel.set_xticks(ticks, labels)
+    panel.set_yticks(ticks, labels)
+
+
+def _caption(panel: Any, title: str, score: Score, colours: Theme) -> None:
+    panel.set_title(title, fontsize=10, color=colours.ink, pad=17)
+    numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
+    text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())
+    panel.text(0.5, 1.04, text, ha="center", va="bottom", fontsize=7.5, color=colours.ink, transform=panel.transAxes)

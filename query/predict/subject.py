@@ -1,0 +1,138 @@
+"""What is known beforehand of the model whose datasets are asked for: its head, its vector if that says anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.errors import AtlasError
+from query.lookup import Asked, asked_model, with_vector
+from query.predict.groups import Floats
+from query.predict.head_evidence import Head, head_of
+
+if TYPE_CHECKING:
+    from query.reader import Atlas
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A model of the atlas with the same weights, and the datasets it names."""
+
+    model: str
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model asked about. ``vector`` is None where its delta says nothing; ``notes`` then say why.
+
+    ``declared``: the datasets it names itself. ``model_id``: its own id in the atlas, whose datasets are not to vote.
+    """
+
+    name: str
+    base: str
+    author: str
+    model_id: int | None
+    vector: Floats | None
+    head: Head
+    declared: tuple[str, ...]
+    repeats: tuple[Repeat, ...]
+    notes: tuple[str, ...]
+
+
+def read_subject(atlas: Atlas, model: str, base: str | None, representation: str) -> Subject:
+    """Find or read ``model``; a copy of the base or an unrelated model is left with its head alone.
+
+    Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
+    """
+    asked = asked_model(atlas, model, base, representation)
+    atlas.published(asked.base, representation)
+    facts = _read_facts(atlas, asked) if asked.record else _stored_facts(atlas, asked)
+    silence = _why_silent(asked, facts)
+    if not silence:
+        asked = with_vector(atlas, asked, representation)
+    elif facts["label_count"] is None:
+        raise AtlasError(f"{silence}, and its config.json names no labels: there is nothing to go by.", "")
+    return Subject(
+        name=asked.name,
+        base=asked.base,
+        author=asked.author,
+        model_id=asked.model_id,
+        vector=None if silence else asked.vector,
+        head=head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"]),
+        declared=tuple(facts["datasets"]),
+        repeats=() if silence else _repeats(atlas, asked, facts, representation),
+        notes=(f"{silence}: only its head speaks.",) if silence else (),
+    )
+
+
+def _stored_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
+    return atlas.rows(
+        "SELECT head_class, label_count, label_names, problem_type, datasets, is_unrelated, base_cosine, "
+        "delta_norm, duplicate_group FROM models WHERE model_id = ?",
+        [asked.model_id],
+    )[0]
+
+
+def _read_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
+    """The same of a model that was read just now."""
+    record = asked.record
+    assert record is not None
+    cosine = record.base_cosine
+    return {
+        "head_class": record.head.get("architecture_class"),
+        "label_count": record.head.get("label_count"),
+        "label_names": record.head.get("label_names"),
+        "problem_type": record.head.get("problem_type"),
+        "datasets": record.card.get("datasets", ()),
+        "is_unrelated": cosine is not None and cosine < _thresholds(atlas, asked.base)["unrelated_below"],
+        "base_cosine": cosine,
+        "delta_norm": float(np.sqrt(sum(delta.norm**2 for delta in record.deltas))),
+        "duplicate_group": None,
+    }
+
+
+def _thresholds(atlas: Atlas, base: str) -> Mapping[str, float]:
+    """Those of the last build of the base; the usual ones after a rebuild, which knows of no build."""
+    from indexer.publish.publish import Thresholds
+
+    rows = atlas.rows(
+        "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
+        [base],
+    )
+    return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
+
+
+def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
+    """Why its delta says nothing of its data; empty where it does."""
+    if asked.is_copy:
+        return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
+    if facts["is_unrelated"]:
+        cosine = round(facts["base_cosine"], 2) + 0.0  # without a minus before 0.00
+        return f"{asked.name} is not made from {asked.base} (cosine of the weights {cosine:.2f})"
+    return ""
+
+
+def _repeats(atlas: Atlas, asked: Asked, facts: Mapping[str, Any], representation: str) -> tuple[Repeat, ...]:
+    """Documented models with the same weights: by the atlas's flags, or by norm and vector where it was read now."""
+    if asked.record is None:
+        rows = atlas.rows(
+            "SELECT model, datasets FROM models WHERE duplicate_group = ? AND model_id <> ? AND len(datasets) > 0 "
+            "ORDER BY model_id",
+            [facts["duplicate_group"], asked.model_id],
+        )
+        return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows)
+    assert asked.vector is not None
+    within = _thresholds(atlas, asked.base)["duplicate_within"]
+    rows = atlas.rows(
+        "SELECT model_id, model, datasets FROM models WHERE base = ? AND abs(delta_norm - ?) <= ? "
+        "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
+        [asked.base, facts["delta_norm"], within * facts["delta_norm"], asked.model_id],
+    )
+    vectors = atlas.index(asked.base, representation).rows([row["model_id"] for row in rows])
+    same = set(vectors.ids[vectors.matrix @ asked.vector >= 1 - within].tolist())
+    return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows if row["model_id"] in same)

@@ -1,0 +1,133 @@
+"""Label sets laid on models and scored: those observed, and any that a permutation deals out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from query.statistics.neighbours import Booleans, Integers, Order, codes_of, count_matches, marked
+from query.statistics.sweeps import Sweeps
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DatasetPurity:
+    """Purity over the models of one dataset, matching on that dataset alone."""
+
+    dataset: str
+    models: int  # scored
+    purity: float
+    chance: float
+
+
+class Trial:
+    """Scores label sets laid on the models: those observed, and any that a permutation deals out.
+
+    Label sets are reduced to the datasets that can match at all (held outside one group of ``excluded``) and
+    numbered: ``kind`` of a model.
+    """
+
+    def __init__(self, order: Order, excluded: Integers, labels: list[frozenset[str]], k: int | None) -> None:
+        self.order, self.excluded, self.labels = order, excluded, labels
+        held = {(name, group) for group, names in zip(excluded.tolist(), labels, strict=True) for name in names}
+        holders = Counter(name for name, _ in held)
+        self.names = sorted(name for name, groups in holders.items() if groups > 1)
+        number = {name: index for index, name in enumerate(self.names)}
+        reduced = [tuple(sorted(number[name] for name in names if name in number)) for names in labels]
+        self.kinds = codes_of(reduced)
+        self.kind_labels = list(dict.fromkeys(reduced))
+        # Nobody, who fills the lists up, has a kind of its own that shares with none.
+        self.share = np.zeros((len(self.kind_labels) + 1,) * 2, bool)
+        for dataset in range(len(self.names)):
+            carriers = [kind for kind, datasets in enumerate(self.kind_labels) if dataset in datasets]
+            self.share[np.ix_(carriers, carriers)] = True
+        self.share_left, self.share_right = (pairs.astype(np.int32) for pairs in np.nonzero(self.share))
+        self.is_one_each = bool((self.share_left == self.share_right).all())
+
+        self.sweeps = Sweeps(excluded, labels)
+        self.sweep_kinds = self.kinds[self.sweeps.first]
+        self.own_left, self.own_right = self._pairs_within_lists()
+        self.kind_sizes = self._sizes(self.sweep_kinds)
+        self.sharing = self._sharing(self.kind_sizes)
+        self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
+        self.looked_at = None if k is None else np.minimum(k, self.pool)
+
+    def _pairs_within_lists(self) -> tuple[Integers, Integers]:
+        left = [np.repeat(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
+        right = [np.tile(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
+        return np.concatenate(left), np.concatenate(right)
+
+    def _sizes(self, sweep_kinds: Integers) -> npt.NDArray[Any]:
+        """Models of each kind."""
+        return np.bincount(sweep_kinds, weights=self.sweeps.sizes, minlength=len(self.share))
+
+    def _sharing(self, kind_sizes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Models that share a dataset with each kind, those of the kind included."""
+        return np.bincount(self.share_left, weights=kind_sizes[self.share_right], minlength=len(kind_sizes))
+
+    def matching(self, sweep_kinds: Integers) -> Integers:
+        """m_f: how many candidates share a dataset with each model when the sweeps are of these kinds."""
+        sizes = self._sizes(sweep_kinds)
+        everyone = np.bincount(self.share_left, weights=sizes[self.share_right], minlength=len(sizes))
+        shared = self.share[sweep_kinds[self.own_left], sweep_kinds[self.own_right]]
+        own = np.bincount(self.own_left, weights=shared * self.sweeps.sizes[self.own_right])
+        return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of]
+
+    def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
+        """Scored models, how many neighbours each was looked at with, their purity and their chance."""
+        matching = self.matching(sweep_kinds)
+        scored = np.flatnonzero(matching)
+        limits = matching if self.looked_at is None else self.looked_at
+        hits = self._hits(sweep_kinds[self.sweeps.of], scored, limits[scored], matching[scored])
+        return scored, limits[scored], hits / limits[scored], matching[scored] / self.pool[scored]
+
+    def _hits(self, kinds: Integers, rows: Integers, limits: Integers, totals: Integers) -> Integers:
+        """Matches among the first ``limits`` neighbours of ``rows``."""
+        kind_of = np.append(kinds, len(self.kind_labels)).astype(np.int32)
+        if self.is_one_each:
+
+            def is_same(rows: Integers, neighbours: Order) -> Booleans:
+                return kind_of.take(neighbours) == kind_of[rows, None]
+
+            return count_matches(self.order, rows, limits, totals, is_same)
+
+        def is_shared(rows: Integers, neighbours: Order) -> Booleans:
+            return self.share.take(kind_of[rows, None] * np.intp(len(self.share)) + kind_of.take(neighbours))
+
+        # One look-up a neighbour is cheaper than two, but needs a turn of its own for every kind.
+        hits = np.empty(len(rows), dtype=np.intp)
+        many = np.bincount(kinds[rows], weights=np.minimum(limits, len(kinds) - limits)) > 8000
+        for kind in np.flatnonzero(many):
+            part = np.flatnonzero(kinds[rows] == kind)
+            matching = self.share[kind].take(kind_of)
+            hits[part] = count_matches(self.order, rows[part], limits[part], totals[part], marked(matching))
+        rest = np.flatnonzero(~many[kinds[rows]])
+        hits[rest] = count_matches(self.order, rows[rest], limits[rest], totals[rest], is_shared)
+        return hits
+
+    def dataset_scores(self) -> Iterator[DatasetPurity]:
+        """Each dataset on its own, among all candidates."""
+        holders: dict[str, list[int]] = {}
+        for position, names in enumerate(self.labels):
+            for name in names:
+                holders.setdefault(name, []).append(position)
+        for name in self.names:
+            members = np.array(holders[name], dtype=np.intp)
+            matching = len(members) - np.bincount(self.excluded[members])[self.excluded[members]]
+            limits = matching if self.looked_at is None else self.looked_at[members]
+            kept = matching > 0
+            marks = np.zeros(len(self.order) + 1, bool)
+            marks[members] = True
+            hits = count_matches(self.order, members[kept], limits[kept], matching[kept], marked(marks))
+            chance = matching[kept] / self.pool[members[kept]]
+            yield DatasetPurity(name, len(hits), float(np.mean(hits / limits[kept])), float(np.mean(chance)))
+
+    def permuted(self, rng: np.random.Generator) -> Integers:
+        """The kinds of the sweeps after one random move (see ``purity``)."""
+        return self.sweeps.permuted(self.sweep_kinds, rng)

@@ -1,0 +1,192 @@
+"""Whether models tuned on one dataset lie together: by representation, beside chance, and across authors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from indexer.console.messages import say
+from indexer.errors import AtlasError
+from query.purity.purity import PurityResult, Score
+from query.report.markup import Column, Part, code, told
+from query.report.pictures import add_picture
+from query.report.purity_picture import purity_figure
+from query.report.section import Section, Source, Writer
+from query.report.wording import count, counted, decimal, percent, span
+
+ANCHOR, TITLE = "purity", "Do models tuned on the same data lie together?"
+
+OURS, SEEDS = "input", "seed"
+
+# What each representation keeps of a delta, in the order in which they are told; others follow by name.
+MEANINGS = {
+    "input": "which inputs the deltas react to (the default)",
+    "output": "which outputs they change",
+    "delta": "both at once",
+    "spectrum": "only how large the changes are",
+    "seed": "the original method: singular vectors, averaged over layers",
+    "seed_scaled": "the same, weighted by the singular values",
+}
+
+_DATASETS = 25
+_UNCONVINCING = 0.05  # p above which a number may be chance
+
+
+def write(source: Source) -> Section:
+    """A table and a picture of all published representations, a verdict in words, and purity by dataset."""
+    writer = Writer(ANCHOR, TITLE)
+    results = _results(source, writer)
+    scored = [result for result in results if result.purity is not None]
+    if not scored:
+        for note in dict.fromkeys(result.note for result in results):
+            writer.lack(f"Purity cannot be computed. {note}")
+        return writer.done()
+    first = scored[0]
+    for sentence in verdict(first):
+        writer.paragraph(sentence)
+    if first.representation == OURS:
+        writer.paragraph(*_comparison(first, scored))
+    writer.key_number(
+        decimal(first.purity),
+        f"purity: share of nearest neighbours tuned on the same data; by chance {decimal(first.chance)}",
+    )
+    if first.cross_author.purity is not None:
+        other = first.cross_author
+        writer.key_number(
+            decimal(other.purity), f"the same among other authors' models alone; by chance {decimal(other.chance)}"
+        )
+    _write_table(results, writer)
+    add_picture(
+        writer,
+        partial(purity_figure, scored),
+        "Dot plot of purity by representation: " + "; ".join(map(_in_a_line, scored)) + ".",
+        "Purity by representation with 95 % intervals. Filled: all neighbours; hollow: other authors' models alone. "
+        "The grey ticks are chance: dots to the right of them know more than chance.",
+    )
+    _write_datasets(source, first, writer)
+    return writer.done()
+
+
+def _results(source: Source, writer: Writer) -> list[PurityResult]:
+    rows = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
+    names = [row["representation"] for row in rows]
+    order = [name for name in MEANINGS if name in names] + [name for name in names if name not in MEANINGS]
+    results = []
+    for name in order:
+        say(f"  purity of {name}")
+        try:
+            results.append(source.atlas.purity(source.base, representation=name, seed=source.seed))
+        except AtlasError as error:
+            writer.lack(error)
+    if not names:
+        writer.lack("No representation is published for this base.")
+    return results
+
+
+def verdict(result: PurityResult) -> list[str]:
+    """What the numbers mean, for somebody who has not met them before."""
+    other = result.cross_author
+    sentences = [
+        f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
+        f"were tuned on data that it was tuned on too; neighbours picked blindly would be {percent(result.chance)}. "
+        f"That is the mean over {counted(result.models, 'model')} that share a dataset with another."
+    ]
+    if other.purity is None:
+        sentences.append(f"Across authors nothing can be said. {other.note}")
+    else:
+        sentences.append(
+            f"Counted among other authors' models alone it is {percent(other.purity)} where chance gives "
+            f"{percent(other.chance)}."
+        )
+    sentences[-1] += " " + _judged(result, other)
+    return sentences
+
+
+def _judged(plain: Score, other: Score) -> str:
+    if _is_more_than_chance(other):
+        return "So models tuned on the same data do lie together, and not only because one person made them."
+    if not _is_more_than_chance(plain):
+        return "This may be chance: these numbers do not show that the vectors know the data."
+    if other.purity is None:
+        return "So it remains open whether the vectors know the data or only whose scripts were used."
+    return "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+
+
+def _is_more_than_chance(score: Score) -> bool:
+    if score.purity is None or score.chance is None or score.p_value is None:
+        return False
+    return score.purity > score.chance and score.p_value <= _UNCONVINCING
+
+
+def _comparison(ours: PurityResult, scored: list[PurityResult]) -> list[Part]:
+    """The original method beside ours, where both are published."""
+    seeds = next((result for result in scored if result.representation == SEEDS), None)
+    if seeds is None:
+        return [
+            "To compare with the method that this project started from, publish it: ",
+            code(f"index represent {SEEDS}"),
+        ]
+    across = ""
+    if seeds.cross_author.purity is not None and ours.cross_author.purity is not None:
+        across = f" (across authors {percent(seeds.cross_author.purity)} and {percent(ours.cross_author.purity)})"
+    return [
+        f"The method that this project started from, “{SEEDS}”, reaches {percent(seeds.purity)} on the same models; "
+        f"“{OURS}” {percent(ours.purity)}{across}."
+    ]
+
+
+def _write_table(results: list[PurityResult], writer: Writer) -> None:
+    numbers = ("purity", "95 % interval", "chance", "p")
+    titles = [*numbers, *(f"{title}, cross-author" for title in numbers), "models"]
+    writer.table(
+        "Purity by representation",
+        (Column("representation"), *(Column(title, "number") for title in titles), Column("what it keeps", "prose")),
+        [
+            (
+                code(result.representation), *_cells(result), *_cells(result.cross_author), count(result.models),
+                MEANINGS.get(result.representation, ""),
+            )
+            for result in results
+        ],
+    )  # fmt: skip
+    writer.notes(
+        dict.fromkeys(f"{result.representation}: {note}" for result in results for note in _notes(result) if note)
+    )
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    return (
+        decimal(score.purity), span(score.ci_low, score.ci_high), decimal(score.chance, 3), decimal(score.p_value, 3)
+    )  # fmt: skip
+
+
+def _notes(result: PurityResult) -> list[str]:
+    across = result.cross_author.note
+    return [result.note, f"across authors: {across}" if across and across != result.note else ""]
+
+
+def _in_a_line(result: PurityResult) -> str:
+    across = result.cross_author.purity
+    return f"{result.representation} {decimal(result.purity)}" + (
+        f", across authors {decimal(across)}" if across is not None else ""
+    ) + f", chance {decimal(result.chance)}"  # fmt: skip
+
+
+def _write_datasets(source: Source, result: PurityResult, writer: Writer) -> None:
+    across = {row.dataset: row for row in result.cross_author.by_dataset}
+    writer.table(
+        f"Purity by dataset, representation {result.representation}",
+        (
+            Column("dataset", "name"), Column("models", "number"), Column("purity", "number"),
+            Column("chance", "number"), Column("cross-author", "number"), Column("its chance", "number"),
+        ),
+        [
+            (
+                told(row.dataset), count(row.models), decimal(row.purity), decimal(row.chance, 3),
+                decimal(across[row.dataset].purity) if row.dataset in across else None,
+                decimal(across[row.dataset].chance, 3) if row.dataset in across else None,
+            )
+            for row in result.by_dataset
+        ],
+        most=_DATASETS,
+        everything=source.command("purity", "--by dataset"),
+    )  # fmt: skip

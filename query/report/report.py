@@ -1,0 +1,105 @@
+"""One page with everything there is to say of a base's fine-tunes, for somebody who has never seen this tool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexer.console.messages import say
+from query.report import (
+    claims,
+    clusters,
+    crawl,
+    documentation,
+    duplicates,
+    introduction,
+    map,
+    pairs,
+    prediction,
+    purity,
+    rank,
+    reproduction,
+)  # fmt: skip
+from query.report.page import page
+from query.report.section import Section, Source
+
+if TYPE_CHECKING:
+    from query.reader import Atlas
+
+# In the order in which a reader needs them.
+_SECTIONS: tuple[tuple[str, Callable[[Source], Section]], ...] = (
+    ("words", introduction.write),
+    ("what was crawled", crawl.write),
+    ("datasets and authors", documentation.write),
+    ("purity of every representation", purity.write),
+    ("the map", map.write),
+    ("clusters and their agreement", clusters.write),
+    ("predictions", prediction.write),
+    ("ranks by depth", rank.write),
+    ("copies and duplicates", duplicates.write),
+    ("most similar pairs", pairs.write),
+    ("suspicious claims", claims.write),
+    ("how to make it again", reproduction.write),
+)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that a section could not say, and why."""
+
+    section: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: what it took."""
+
+    base: str
+    models: int
+    sections: tuple[str, ...]
+    missing: tuple[Missing, ...]
+    seconds: float
+    html: str = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was written, JSON-ready, without the page itself."""
+        return {
+            "base": self.base,
+            "models": self.models,
+            "sections": list(self.sections),
+            "missing": [vars(one) for one in self.missing],
+            "bytes": len(self.html.encode()),
+            "seconds": round(self.seconds, 1),
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write the page. Raises AtlasError where it is no .html, or cannot be written."""
+        from query.figures import checked_output, write_output
+
+        write_output(checked_output(path, (".html",)), self.html.encode())
+
+
+def report(atlas: Atlas, base: str | None = None, *, seed: int = 0) -> Report:
+    """Write the page of ``base``; the same atlas and ``seed`` give the same page.
+
+    What an atlas cannot answer (no model, no dataset, no spectra), and what a library that is missing would draw, is
+    a line in its section. Raises AtlasError where the base is unknown.
+    """
+    started = time.monotonic()
+    source = Source(atlas, atlas.base_named(base), seed)
+    sections = []
+    for number, (what, write) in enumerate(_SECTIONS, start=1):
+        say(f"{number} of {len(_SECTIONS)}: {what}")
+        sections.append(write(source))
+    return Report(
+        base=source.base,
+        models=source.number("SELECT count(*) FROM models WHERE base = ?"),
+        sections=tuple(section.anchor for section in sections),
+        missing=tuple(Missing(section.anchor, why) for section in sections for why in section.missing),
+        seconds=time.monotonic() - started,
+        html=page(source, introduction.opening(source), sections),
+    )

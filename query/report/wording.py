@@ -1,0 +1,79 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+
+from indexer.quantities import duration_in_words, size_in_words
+from query.report.markup import NOTHING
+
+_SPACE = "\u00a0"  # that no line breaks at
+
+
+def count(number: int | None) -> str:
+    """12,345."""
+    return NOTHING if number is None else f"{number:,}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """1 model, 12,345 models."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def decimal(number: float | None, digits: int = 2) -> str:
+    """0.79; a real minus sign, and no minus zero."""
+    if number is None:
+        return NOTHING
+    return f"{round(number, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def percent(share: float | None) -> str:
+    """79 %; one digit more where it is small, and never 0 % or 100 % for what is not."""
+    if share is None:
+        return NOTHING
+    digits = 0 if share in (0, 1) or 0.095 <= share < 0.995 else 1
+    shown = f"{100 * share:.{digits}f}{_SPACE}%"
+    if share and 100 * share < 0.05:
+        return f"< 0.1{_SPACE}%"
+    return f"> 99.9{_SPACE}%" if share < 1 and shown.startswith("100") else shown
+
+
+def span(low: float | None, high: float | None) -> str:
+    """0.73–0.84."""
+    return NOTHING if low is None or high is None else f"{decimal(low)}–{decimal(high)}"
+
+
+def size(number: int | None) -> str:
+    """205 MB: thousands of thousands of bytes."""
+    return NOTHING if number is None else _unbroken(size_in_words(number))
+
+
+def day(when: datetime | None) -> str:
+    """21 November 2026."""
+    return NOTHING if when is None else f"{when.day} {when:%B %Y}"
+
+
+def moment(when: datetime | None) -> str:
+    """2026-11-21 11:49."""
+    return NOTHING if when is None else f"{when:%Y-%m-%d %H:%M}"
+
+
+def duration(seconds: float | None) -> str:
+    """6 s, 3 min, 2.5 h."""
+    return NOTHING if seconds is None else _unbroken(duration_in_words(seconds))
+
+
+def _unbroken(words: str) -> str:
+    return words.replace(" ", _SPACE)
+
+
+def sql(statement: str) -> str:
+    """The command that answers ``statement``, as it can be pasted into a shell."""
+    is_plain = not set(statement) & set('"$`\\!')
+    return f'query sql "{statement}"' if is_plain else f"query sql {shlex.quote(statement)}"
+
+
+def literal(text: str) -> str:
+    """A string inside a statement."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,1 @@
+"""Neighbours in order, intervals and permutations: what several questions count with."""
