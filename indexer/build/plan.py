@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from indexer.listing.claims import listed_filenames
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
+from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, Identity
 from indexer.records.store import Kept, Outcome, RecordStore, standing
@@ -140,12 +140,6 @@ def _with_any_spectra(identity: Identity) -> Iterator[Identity]:
     """The same with all spectra, with those of δW alone (the first form), and with none."""
     for form in (SPECTRA_FORM, True, False):
         yield replace(identity, spec=replace(identity.spec, spectra=form))
-
-
-def commit_of(row: dict[str, Any]) -> str | None:
-    """The commit a listing row names, None where it names none."""
-    sha = row.get("sha")
-    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isalnum() else None
 
 
 def _reference(listed: ListedModel) -> ModelRef:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from indexer.build.resources import default_workers
-from indexer.publish.publish import Thresholds
+from indexer.records.thresholds import Thresholds
 from indexer.vectors.choice import IndexChange
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from indexer.build.plan import commit_of
 from indexer.cards.local import facts_of, local_row
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
-from indexer.listing.claims import listed_filenames, untyped_relation
+from indexer.listing.claims import untyped_relation
 from indexer.names import ModelRef
 from indexer.network.hub import conversion_revision, model_row
+from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import as_model_error, install_session
 from indexer.records.identity import SVD_METHOD, Spec
 from indexer.records.record import Record

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexer.names import RELATIONS
+from indexer.network.rows import filenames_in
 
 # Of several relations to one base: what the files are comes before what was done to get them.
 RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
@@ -93,17 +94,3 @@ def untyped_relation(row: Mapping[str, Any]) -> str:
     """What the files say: "adapter" or "finetune"."""
     is_adapter = "adapter_config.json" in filenames_in(row) or row.get("library_name") == "peft"
     return "adapter" if is_adapter else "finetune"
-
-
-def filenames_in(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The file names that a row lists, in either spelling; () where it lists none."""
-    return listed_filenames(row) or ()
-
-
-def listed_filenames(row: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The same, but None where the row says nothing of files: an empty repository is known to be empty."""
-    siblings = row.get("siblings")
-    if not isinstance(siblings, list):
-        return None
-    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in siblings]
-    return tuple(name for name in names if isinstance(name, str))

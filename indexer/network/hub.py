@@ -17,10 +17,10 @@ from huggingface_hub.errors import (
 )
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.listing.claims import filenames_in
 from indexer.names import is_hub_id
 from indexer.network.hub_api import GarbledError, ask, parse_json
 from indexer.network.hub_get import fetch_small
+from indexer.network.rows import filenames_in
 from indexer.network.session import as_model_error, as_user_error
 from indexer.untrusted import printable
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.build.plan import commit_of
 from indexer.database import reader, rows_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.network.rows import commit_of
 from indexer.publish.kept_rank import USUAL_RANK, held
 from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry

@@ -25,19 +25,12 @@ from indexer.publish.vectors import Incoming, PublishedVectors
 from indexer.records.record import Record
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
+from indexer.records.thresholds import Thresholds
 from indexer.vectors.choice import IndexChange
 
 # Rows on their way into the database are held until they are this many.
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Settings behind the flags, stored with every build."""
-
-    unrelated_below: float = 0.3
-    duplicate_within: float = 1e-3
 
 
 @dataclass(frozen=True)

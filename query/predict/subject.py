@@ -98,7 +98,7 @@ def _read_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
 
 def _thresholds(atlas: Atlas, base: str) -> Mapping[str, float]:
     """Those of the last build of the base; the usual ones after a rebuild, which knows of no build."""
-    from indexer.publish.publish import Thresholds
+    from indexer.records.thresholds import Thresholds
 
     rows = atlas.rows(
         "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",

@@ -1,0 +1,26 @@
+"""What one row of the Hub says of a repository: its commit and its files. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def commit_of(row: Mapping[str, Any]) -> str | None:
+    """The commit a listing row names, None where it names none."""
+    sha = row.get("sha")
+    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isalnum() else None
+
+
+def filenames_in(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The file names that a row lists, in either spelling; () where it lists none."""
+    return listed_filenames(row) or ()
+
+
+def listed_filenames(row: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The same, but None where the row says nothing of files: an empty repository is known to be empty."""
+    siblings = row.get("siblings")
+    if not isinstance(siblings, list):
+        return None
+    names = [entry.get("rfilename") if isinstance(entry, dict) else entry for entry in siblings]
+    return tuple(name for name in names if isinstance(name, str))
