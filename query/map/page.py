@@ -23,14 +23,14 @@ from query.map.coloring import LEGEND, Coloring, Groups
 from query.statistics.neighbours import codes_of
 
 if TYPE_CHECKING:
-    from query.map.map import ModelMap
+    from query.map.points import PlacedModels
 
 SCRIPTS = ("map_data.js", "map_view.js", "map_panel.js", "map_controls.js")
 _DIGITS = 5  # of a place in the plane: finer than any screen
 _LONGEST = 300  # characters of one string
 
 
-def map_page(drawn: ModelMap) -> str:
+def map_page(drawn: PlacedModels) -> str:
     """The page as a string."""
     style = _file("map.css")
     script = '"use strict";\n' + "\n".join(map(_file, SCRIPTS))
@@ -49,7 +49,7 @@ def map_page(drawn: ModelMap) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("map.html"))
 
 
-def page_data(drawn: ModelMap) -> dict[str, Any]:
+def page_data(drawn: PlacedModels) -> dict[str, Any]:
     """What the scripts of the page read; every list has an entry for each point."""
     points = drawn.points
     authors, author = _coded([point.author for point in points])

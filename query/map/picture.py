@@ -14,7 +14,7 @@ from query.map.coloring import Groups, Scale
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from query.map.map import ModelMap
+    from query.map.points import PlacedModels
 
 WIDTH = 7.2  # inches: across a printed page
 _POINTS, _WORDS = 5.0, 0.9  # of the width for points, beside the legend; of the height for what is above and below
@@ -28,7 +28,7 @@ _SECONDS_A_DAY = 86_400.0
 Mask = NDArray[np.bool_]
 
 
-def map_figure(drawn: ModelMap, theme: str = "light") -> Figure:
+def map_figure(drawn: PlacedModels, theme: str = "light") -> Figure:
     """The map in the theme, without frame or ticks: places have no unit, only PCA's axes have a meaning."""
     figure, axes = new_figure(WIDTH, _height(drawn), theme)
     axes.set_aspect("equal", adjustable="datalim")
@@ -46,13 +46,13 @@ def map_figure(drawn: ModelMap, theme: str = "light") -> Figure:
     return figure
 
 
-def _height(drawn: ModelMap) -> float:
+def _height(drawn: PlacedModels) -> float:
     """Inches for points that fill their part of the width, distances being the same along x and y."""
     wide, high = np.ptp([(point.x, point.y) for point in drawn.points], axis=0)
     return float(np.clip(_POINTS * high / wide + _WORDS, _LOWEST, _HIGHEST)) if wide else _LOWEST
 
 
-def _title(axes: Any, drawn: ModelMap, colours: Theme) -> None:
+def _title(axes: Any, drawn: PlacedModels, colours: Theme) -> None:
     lines = [label(line, 90) for line in drawn.subtitle.split("; ")]
     axes.set_title(label(drawn.title, 75), loc="left", fontsize=10, pad=8 + 9 * len(lines), color=colours.ink)
     axes.text(0, 1, "\n".join(lines), transform=axes.transAxes, fontsize=7, color=colours.ink, alpha=0.75,
@@ -65,7 +65,7 @@ def _title(axes: Any, drawn: ModelMap, colours: Theme) -> None:
 class _Canvas:
     """Draws points; how large and how opaque they are depends on how many there are."""
 
-    def __init__(self, axes: Any, drawn: ModelMap, colours: Theme) -> None:
+    def __init__(self, axes: Any, drawn: PlacedModels, colours: Theme) -> None:
         self.axes, self.colours = axes, colours
         self.places = np.array([(point.x, point.y) for point in drawn.points])
         self.is_adapter = np.array([point.relation == "adapter" for point in drawn.points])

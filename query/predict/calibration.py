@@ -102,7 +102,7 @@ class Evaluation:
         """The reliability diagram: how often an answer of a given probability is right, by evidence."""
         from query.predict.reliability_picture import reliability_figure
 
-        return reliability_figure(self, theme)
+        return reliability_figure(self.reliability, self.scores, theme)
 
     def write(self, path: str | Path, *, theme: str = "light") -> None:
         """Draw the figure into a .png, .svg or .pdf. Raises AtlasError where that cannot be written."""

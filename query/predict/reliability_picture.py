@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, Theme, styled_grid
@@ -10,7 +11,6 @@ from query.predict.scoring import BINS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from query.predict.calibration import Evaluation
     from query.predict.scoring import Bin, Score
 
 _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point, in square points
@@ -18,7 +18,7 @@ _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point, in square points
 _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
 
 
-def reliability_figure(evaluation: Evaluation, theme: str = "light") -> Figure:
+def reliability_figure(bins: Sequence[Bin], scores: Sequence[Score], theme: str = "light") -> Figure:
     """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
 
     A calibrated prediction has its points on the diagonal, within their 95 % intervals. Bars: how many models; the
@@ -26,10 +26,10 @@ def reliability_figure(evaluation: Evaluation, theme: str = "light") -> Figure:
     """
     figure, panels = styled_grid(7.2, 2.9, 1, len(_TITLES), theme)
     colours = THEMES[theme]
-    scores = {score.evidence: score for score in evaluation.scores}
+    by_evidence = {score.evidence: score for score in scores}
     for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
-        _draw(panel, [one for one in evaluation.reliability if one.evidence == evidence], colour, colours)
-        _caption(panel, title, scores[evidence], colours)
+        _draw(panel, [one for one in bins if one.evidence == evidence], colour, colours)
+        _caption(panel, title, by_evidence[evidence], colours)
         panel.tick_params(labelleft=panel is panels[0])
     panels[0].set_ylabel("share that is right\n(bars: share of models)", fontsize=9)
     panels[1].set_xlabel("probability of the best answer", fontsize=9)

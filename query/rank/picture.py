@@ -13,7 +13,7 @@ from query.figures import THEMES, Theme, label, styled_grid
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from query.rank.rank import FamilyRanks, RankStudy
+    from query.rank.families import FamilyRanks, RanksByFamily
 
 PANEL = (2.0, 1.5)  # inches
 SMOOTH = 200  # points of a dashed curve
@@ -23,7 +23,7 @@ FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
 COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices borrow from these
 
 
-def rank_figure(study: RankStudy, theme: str = "light") -> Figure:
+def rank_figure(study: RanksByFamily, theme: str = "light") -> Figure:
     """Rows: attention, cross-attention and feed-forward of each stack. Behind a family, grey, the others of its row."""
     colours, rows = THEMES[theme], _rows(list(study.families))
     columns = max(len(names) for names in rows)
@@ -95,7 +95,7 @@ def _head(panel: Any, name: str, family: FamilyRanks, colours: Theme) -> None:
         panel.text(0, 1.03, equation, transform=panel.transAxes, fontsize=6, color=colours.ink)
 
 
-def _legend(figure: Figure, study: RankStudy, colours: Theme) -> None:
+def _legend(figure: Figure, study: RanksByFamily, colours: Theme) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -112,7 +112,7 @@ def _legend(figure: Figure, study: RankStudy, colours: Theme) -> None:
     figure.legend(handles=handles, loc="outside lower left", **style)
 
 
-def _title(study: RankStudy) -> str:
+def _title(study: RanksByFamily) -> str:
     what = {"delta": "δW", "weights": "W"}[study.of] + f" at {100 * study.threshold:g} % of the energy"
     base = f"fine-tunes of {label(study.base)}"
     who = f"{label(study.model, 48)}\none of the {base}" if study.model else f"{study.models} {base}"

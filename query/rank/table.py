@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
-from query.rank.rank import RankStudy
+from query.rank.families import RanksByFamily
 
 DIGITS = 6  # ranks stand one below the other up to 9999.9
 
 
-def sheet(study: RankStudy) -> dict[str, Any]:
-    """The same numbers as ``RankStudy.to_dict``, shorter: the best form of each family, and mean ranks."""
+def sheet(study: RanksByFamily) -> dict[str, Any]:
+    """The same numbers as ``RanksByFamily.to_dict``, shorter: the best form of each family, and mean ranks."""
     fits = {name: family.fit for name, family in study.families.items()}
     return {
         "base": study.base,
@@ -30,7 +30,7 @@ def sheet(study: RankStudy) -> dict[str, Any]:
     }
 
 
-def _panels(study: RankStudy) -> dict[str, list[str]]:
+def _panels(study: RanksByFamily) -> dict[str, list[str]]:
     """Families that stand side by side: of one stack, cross-attention apart."""
     panels: dict[str, list[str]] = {}
     for name in study.families:
@@ -40,7 +40,7 @@ def _panels(study: RankStudy) -> dict[str, list[str]]:
     return panels
 
 
-def _by_layer(study: RankStudy, names: list[str]) -> list[dict[str, Any]]:
+def _by_layer(study: RanksByFamily, names: list[str]) -> list[dict[str, Any]]:
     families = {name.rpartition(".")[2]: study.families[name].ranks for name in names}
     return [
         {"layer": layer, **dict(zip(families, map(_rounded, ranks), strict=True))}

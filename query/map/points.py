@@ -1,0 +1,114 @@
+"""What a map shows: models as points in the plane, what colours them, and what is said of it; not how it is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from query.map.coloring import Coloring, Groups
+from query.map.projection import METHODS
+from query.population import LeftOut
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """One model: ``x`` and ``y`` in the plane; ``group`` or ``value`` is what colours it, None where not known."""
+
+    model_id: int
+    model: str
+    author: str
+    relation: str
+    datasets: tuple[str, ...]
+    downloads: int | None
+    x: float
+    y: float
+    group: str | None
+    value: float | None
+
+
+@dataclass(frozen=True)
+class PlacedModels:
+    """Models in the plane. ``points`` are in order of id.
+
+    ``method`` is the one that placed them, ``color`` the column they are coloured by. ``coloring`` and each of
+    ``other_colorings`` (which the page offers as well) have an entry for each point, and so has ``neighbours``: the
+    nearest models that are on the map, as (place in ``points``, cosine), nearest first. ``explained_variance``: for
+    pca, the shares of the variance along x and y.
+    """
+
+    base: str
+    representation: str
+    method: str
+    seed: int
+    points: tuple[MapPoint, ...]
+    coloring: Coloring
+    explained_variance: tuple[float, float] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
+    notes: tuple[str, ...] = ()
+    other_colorings: tuple[Groups, ...] = field(default=(), repr=False)
+    neighbours: tuple[tuple[tuple[int, float], ...], ...] = field(default=(), repr=False)
+
+    @property
+    def color(self) -> str:
+        """The column that the points are coloured by."""
+        return self.coloring.column
+
+    @property
+    def title(self) -> str:
+        """What the map shows, in words."""
+        models = "1 fine-tune" if len(self.points) == 1 else f"{len(self.points):,} fine-tunes"
+        return f"{models} of {self.base}"
+
+    @property
+    def subtitle(self) -> str:
+        """How it was made, and what is not on it."""
+        left_out = ", ".join(self.left_out.words())
+        words = f"{METHODS[self.method]} of the vectors “{self.representation}”, by cosine"
+        return words + (f"; left out: {left_out}" if left_out else "")
+
+    @property
+    def axes(self) -> tuple[str, str] | None:
+        """What x and y are: the principal components, with their shares of the variance; None where nothing."""
+        if self.method != "pca":
+            return None
+        shares = [f" ({share * 100:.1f} % of the variance)" for share in self.explained_variance or ()] or ["", ""]
+        return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object. ``groups``: those with a colour of their own, ``others`` all other groups."""
+        facts = {
+            "base": self.base,
+            "representation": self.representation,
+            "method": self.method,
+            "color": self.color,
+            "models": len(self.points),
+        }
+        if isinstance(self.coloring, Groups):
+            rest = self.coloring.rest
+            facts |= {
+                "groups": [asdict(group) for group in self.coloring.shown],
+                "others": {"groups": len(rest), "models": sum(group.models for group in rest)},
+                "unknown": self.coloring.codes.count(-1),
+            }
+        else:
+            scale = self.coloring
+            facts |= {
+                "groups": [],
+                "scale": {"low": scale.low, "high": scale.high, "kind": scale.kind},
+                "unknown": scale.values.count(None),
+            }
+        return facts | {
+            "explained_variance": list(self.explained_variance) if self.explained_variance else None,
+            "seed": self.seed,
+            "left_out": asdict(self.left_out),
+            "notes": list(self.notes),
+        }
+
+    def to_df(self) -> pandas.DataFrame:
+        """A row for each point; the columns are those of :class:`MapPoint`."""
+        from query.extras import to_frame
+
+        return to_frame(self.points, [*MapPoint.__dataclass_fields__])
