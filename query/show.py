@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from query.names import unknown_model
-from query.opening import base_in_hint
+from query.lookup import base_in_hint, unknown_model
 
 if TYPE_CHECKING:
     from query.reader import Atlas, IndexedModel

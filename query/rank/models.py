@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
 from indexer.names import RELATIONS, ModelRef
-from query.names import unknown_model
-from query.opening import base_in_hint
+from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
 
 if TYPE_CHECKING:

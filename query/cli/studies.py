@@ -8,7 +8,7 @@ import click
 
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, emit, output_options, say
-from query.opening import base_option, opened_atlas
+from query.cli.options import base_option, opened_atlas
 
 representation_option = click.option("--representation", default="input", show_default=True, help="Which vectors.")
 seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of chance.")

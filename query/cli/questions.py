@@ -10,8 +10,8 @@ import click
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
-from query.opening import base_option, opened_atlas
-from query.studies import STUDIES
+from query.cli.options import base_option, opened_atlas
+from query.cli.studies import STUDIES
 
 if TYPE_CHECKING:
     from query.reader import Atlas

@@ -18,12 +18,6 @@ def base_option(required: bool = False) -> Any:
     return click.option("--base", required=required, metavar="ID", help=text)
 
 
-def base_in_hint(atlas: Atlas, base: str | None) -> str:
-    """The base as a command to copy names it: the one that was asked for, else the only one there is, else ID."""
-    bases = atlas.bases()
-    return base or (bases[0] if len(bases) == 1 else "ID")
-
-
 def opened_atlas(folder: str) -> Atlas:
     """The atlas in ``folder``, opened; what is odd about it is said on stderr."""
     from query.reader import Atlas
