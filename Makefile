@@ -23,6 +23,7 @@ test: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m mypy
+	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 
 slow: $(INSTALLED)

@@ -37,3 +37,17 @@ class Skipped(ModelError):
 
 class Failed(ModelError):
     """It went wrong this time (network, rate limit, a server that misbehaved) and is worth another try."""
+
+
+class UnknownRevision(Failed):
+    """The Hub knows the model, but not that branch, tag or commit of it."""
+
+
+def unreadable(model: str, error: ModelError) -> AtlasError:
+    """What a person is told of a model that cannot be read."""
+    if isinstance(error, UnknownRevision):
+        return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
+    return AtlasError(
+        f"{model} cannot be read: {error.detail.rstrip('.')}.",
+        "Try again later." if isinstance(error, Failed) else "",
+    )

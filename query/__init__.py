@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.atlas import Atlas
 
 __all__ = ["Atlas"]
 
@@ -18,7 +18,7 @@ __all__ = ["Atlas"]
 def __getattr__(name: str) -> object:
     # `query --help` must not wait for duckdb and numpy.
     if name == "Atlas":
-        from query.reader import Atlas
+        from query.atlas import Atlas
 
         return Atlas
     raise AttributeError(f"module 'query' has no attribute {name!r}")

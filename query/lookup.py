@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError, Failed, ModelError
+from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, unreadable
 from indexer.names import ModelRef, author_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.records.record import Record
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Asked:
     record: Record | None = None
 
 
-def asked_model(atlas: Atlas, model: str, base: str | None, representation: str) -> Asked:
+def asked_model(atlas: AtlasReader, model: str, base: str | None, representation: str) -> Asked:
     """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder.
 
     Raises AtlasError where it is unknown, has no record, or cannot be read.
@@ -52,17 +52,17 @@ def asked_model(atlas: Atlas, model: str, base: str | None, representation: str)
     return _read_now(atlas, reference, base or known.base, representation)
 
 
-def _read_now(atlas: Atlas, reference: ModelRef, base: str | None, representation: str) -> Asked:
+def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> Asked:
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
-    from indexer.deltas.single import read_model
-    from indexer.network.hub import UnknownRevision, unreadable
+    from indexer.deltas.single import describe, read_model
     from indexer.records.representation import representation_named
     from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
     typed = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
     try:
-        record = read_model(reference, lambda claimed: atlas.published_base(base, claimed))
+        described = describe(reference)
+        record = read_model(described, atlas.published_base(base, described.claims))
     except ModelError as error:
         if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
             why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
@@ -96,7 +96,7 @@ def refuse_copy(asked: Asked) -> None:
         )
 
 
-def with_vector(atlas: Atlas, asked: Asked, representation: str) -> Asked:
+def with_vector(atlas: AtlasReader, asked: Asked, representation: str) -> Asked:
     """The same with its vector looked up. Raises AtlasError where the atlas has none."""
     if asked.vector is not None:
         return asked
@@ -107,7 +107,7 @@ def with_vector(atlas: Atlas, asked: Asked, representation: str) -> Asked:
     return replace(asked, vector=vector)
 
 
-def unknown_model(atlas: Atlas, name: str, hint: str = "") -> AtlasError:
+def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
     """The error for a model that :meth:`Atlas.find` does not find, naming the closest ids.
 
     A base, a model that is held at another revision, and one that is listed but was not read, are told as such.
@@ -121,7 +121,7 @@ def unknown_model(atlas: Atlas, name: str, hint: str = "") -> AtlasError:
     )
 
 
-def _misnamed(atlas: Atlas, name: str, hint: str) -> AtlasError | None:
+def _misnamed(atlas: AtlasReader, name: str, hint: str) -> AtlasError | None:
     reference = ModelRef.parse(name)
     held = atlas.rows(
         'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
@@ -141,7 +141,7 @@ def _misnamed(atlas: Atlas, name: str, hint: str) -> AtlasError | None:
     return AtlasError(f"{base} is a base of this atlas, not a model tuned from one.", f"Its models: {fine_tunes}")
 
 
-def _nearest_names(atlas: Atlas, name: str, count: int = 3) -> list[str]:
+def _nearest_names(atlas: AtlasReader, name: str, count: int = 3) -> list[str]:
     names = [row["model"] for row in atlas.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
     return sorted(names, key=lambda other: (-_likeness(name.lower(), other.lower()), other))[:count]
 
@@ -152,7 +152,7 @@ def _likeness(name: str, other: str) -> float:
     return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, other), tails))
 
 
-def base_in_hint(atlas: Atlas, base: str | None) -> str:
+def base_in_hint(atlas: AtlasReader, base: str | None) -> str:
     """The base as a command to copy names it: the one that was asked for, else the only one there is, else ID."""
     bases = atlas.bases()
     return base or (bases[0] if len(bases) == 1 else "ID")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 Integers = NDArray[np.intp]
 
@@ -56,7 +56,7 @@ class Population:
     left_out: LeftOut = field(default_factory=LeftOut)
 
 
-def read_population(atlas: Atlas, base: str | None, representation: str = "input") -> Population:
+def read_population(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
     """All models of one base that have a vector. Raises AtlasError where the representation is not published."""
     canonical = atlas.base_named(base)
     vectors = atlas.vectors(canonical, representation)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
@@ -16,19 +16,9 @@ from query.sandbox.published import PublishedDatabase
 if TYPE_CHECKING:
     import duckdb
 
-    from indexer.deltas.single import PublishedBase
-    from indexer.vectors.published import Published
+    from indexer.vectors.published import Published, PublishedBase
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
-    from query.clusters.clusters import Clusters
-    from query.map.map import ModelMap
-    from query.predict.calibration import Evaluation
-    from query.predict.predict import Prediction
-    from query.purity.purity import PurityResult
-    from query.rank.rank import RankStudy
-    from query.report.report import Report
-    from query.similar import Neighbour
-    from query.sql import SqlResult
 
 # Publishes that a reader may be overtaken by between reading a file's name and opening it.
 REFRESHES = 5
@@ -49,8 +39,8 @@ class IndexedModel:
     is_copy: bool
 
 
-class Atlas:
-    """A published atlas, opened read-only; a build may go on meanwhile.
+class AtlasReader:
+    """A published atlas, opened read-only; a build may go on meanwhile. It answers no question itself.
 
     ``path`` is the atlas's folder. Where another program holds the database for writing, a private copy is
     read instead and ``notes`` says so. Raises AtlasError where there is no atlas, or one of another schema.
@@ -61,7 +51,7 @@ class Atlas:
         self._opened = PublishedDatabase(self.folder.database)
         self._indexes: dict[tuple[str, str], VectorIndex] = {}
 
-    def __enter__(self) -> Atlas:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -89,72 +79,6 @@ class Atlas:
         """Grows by one with every publish."""
         row = self.connection.execute("SELECT generation FROM atlas_info").fetchone()
         return int(row[0]) if row else 0
-
-    # ---- questions -------------------------------------------------------------------------------------------
-
-    def similar(self, model: str | Path, k: int = 10, **options: Any) -> list[Neighbour]:
-        """The ``k`` models most like one; see :func:`query.similar.similar`."""
-        from query.similar import similar
-
-        return similar(self, str(model), k, **options)
-
-    def purity(self, base: str | None = None, *, representation: str = "input", **options: Any) -> PurityResult:
-        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`."""
-        from query.population import read_population
-        from query.purity.purity import purity
-
-        return purity(read_population(self, base, representation), **options)
-
-    def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
-        """Everything known of one model; see :func:`query.show.show`."""
-        from query.show import show
-
-        return show(self, str(model), base)
-
-    def sql(self, statement: str, **limits: Any) -> SqlResult:
-        """Any SELECT, with time and row limits; see :func:`query.sql.run_sql`."""
-        from query.sql import run_sql
-
-        return run_sql(self.database, statement, **limits)
-
-    def clusters(self, base: str | None = None, *, representation: str = "input", **options: Any) -> Clusters:
-        """Groups of like models, and how they agree with datasets and authors: see ``query.clusters``."""
-        from query.clusters.clusters import clusters
-        from query.population import read_population
-
-        return clusters(read_population(self, base, representation), **options)
-
-    def map(self, base: str | None = None, **options: Any) -> ModelMap:
-        """The models as points in the plane; see :func:`query.map.map.model_map`."""
-        from query.map.map import model_map
-
-        return model_map(self, base, **options)
-
-    def rank(self, base: str | None = None, **options: Any) -> RankStudy:
-        """How the rank of δW, or of W, moves with depth; see :func:`query.rank.rank.rank_by_depth`."""
-        from query.rank.rank import rank_by_depth
-
-        return rank_by_depth(self, base, **options)
-
-    def predict(self, model: str | Path, **options: Any) -> Prediction:
-        """The datasets a model was probably tuned on; see :func:`query.predict.predict.predict`."""
-        from query.predict.predict import predict
-
-        return predict(self, str(model), **options)
-
-    def evaluate_prediction(self, base: str | None = None, **options: Any) -> Evaluation:
-        """How often ``predict`` is right on this atlas; see :func:`query.predict.calibration.evaluate`."""
-        from query.predict.calibration import evaluate
-
-        return evaluate(self, base, **options)
-
-    def report(self, base: str | None = None, *, seed: int = 0) -> Report:
-        """One page with everything there is to say of a base; see :func:`query.report.report.report`."""
-        from query.report.report import report
-
-        return report(self, base, seed=seed)
-
-    # ---- what the questions stand on ----------------------------------------------------------------------------
 
     @property
     def database(self) -> Path:
@@ -242,7 +166,7 @@ class Atlas:
         )
         if not rows:
             raise AtlasError(f"Nothing is published for {canonical}.", f"Run: index build --base {canonical}")
-        from indexer.deltas.single import PublishedBase
+        from indexer.vectors.published import PublishedBase
 
         commit = rows[0]["commit"]
         return PublishedBase(canonical, commit, self.folder.base(canonical, commit), rows[0]["rank"])

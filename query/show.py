@@ -9,12 +9,12 @@ from indexer.names import ModelRef
 from query.lookup import base_in_hint, unknown_model
 
 if TYPE_CHECKING:
-    from query.reader import Atlas, IndexedModel
+    from query.reader import AtlasReader, IndexedModel
 
 NEIGHBOURS_SHOWN = 10
 
 
-def show(atlas: Atlas, model: str, base: str | None = None) -> dict[str, Any]:
+def show(atlas: AtlasReader, model: str, base: str | None = None) -> dict[str, Any]:
     """One object: what the Hub said, what the weights said, datasets, results, deltas by family, neighbours.
 
     A model that was skipped or failed is shown with the reason. Raises AtlasError for one the atlas has never
@@ -33,7 +33,7 @@ def show(atlas: Atlas, model: str, base: str | None = None) -> dict[str, Any]:
     return shown | _claims(atlas, known) | _measured(atlas, known)
 
 
-def _claims(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
+def _claims(atlas: AtlasReader, known: IndexedModel) -> dict[str, Any]:
     """What its card and tags say."""
     named = atlas.rows(
         "SELECT dataset, parent, list_sort(list(DISTINCT raw)) AS spellings, list_sort(list(DISTINCT source)) AS "
@@ -50,7 +50,7 @@ def _claims(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
     }
 
 
-def _measured(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
+def _measured(atlas: AtlasReader, known: IndexedModel) -> dict[str, Any]:
     """What its deltas look like, by family, and which models are near."""
     families = atlas.rows(
         "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, avg(energy) AS energy, "
@@ -67,7 +67,7 @@ def _measured(atlas: Atlas, known: IndexedModel) -> dict[str, Any]:
     return {"families": families, "neighbours": near}
 
 
-def _name(atlas: Atlas, model_id: int | None) -> str | None:
+def _name(atlas: AtlasReader, model_id: int | None) -> str | None:
     if model_id is None:
         return None
     rows = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from query.reader import Atlas, IndexedModel
+    from query.reader import AtlasReader, IndexedModel
 
 # As many neighbours as a publish stores of each model.
 STORED = 50
@@ -50,7 +50,7 @@ class Neighbour:
 
 
 def similar(
-    atlas: Atlas,
+    atlas: AtlasReader,
     model: str,
     k: int = 10,
     *,
@@ -76,7 +76,7 @@ def similar(
 
 
 def _similar(
-    atlas: Atlas,
+    atlas: AtlasReader,
     model: str,
     k: int,
     judged: Future[list[int]] | None,
@@ -104,7 +104,9 @@ def _fulfilling(database: Path, where: str) -> list[int]:
     return check_condition(database, where)
 
 
-def _allowed(atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other_authors: bool) -> NDArray[np.int64]:
+def _allowed(
+    atlas: AtlasReader, asked: Asked, judged: Future[list[int]] | None, other_authors: bool
+) -> NDArray[np.int64]:
     """Ids that may be found, ascending, decided before the search."""
     statement = (
         "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
@@ -118,7 +120,7 @@ def _allowed(atlas: Atlas, asked: Asked, judged: Future[list[int]] | None, other
     return allowed if judged is None else np.intersect1d(allowed, np.asarray(judged.result(), dtype=np.int64))
 
 
-def _stored_neighbours(atlas: Atlas, asked: Asked, k: int, representation: str) -> list[Neighbour]:
+def _stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: str) -> list[Neighbour]:
     """Straight from the database: neither FAISS nor the vectors are opened."""
     if not atlas.is_published(asked.base, representation):
         atlas.published(asked.base, representation)  # which says what is
@@ -132,7 +134,7 @@ def _stored_neighbours(atlas: Atlas, asked: Asked, k: int, representation: str) 
 
 
 def _described(
-    atlas: Atlas, asked: Asked, found: list[tuple[int, float]], representation: str, explain: bool
+    atlas: AtlasReader, asked: Asked, found: list[tuple[int, float]], representation: str, explain: bool
 ) -> list[Neighbour]:
     ids = [model_id for model_id, _ in found]
     rows = {
@@ -158,7 +160,7 @@ def _described(
     ]
 
 
-def _reasons(atlas: Atlas, asked: Asked, ids: list[int], representation: str) -> dict[int, Because]:
+def _reasons(atlas: AtlasReader, asked: Asked, ids: list[int], representation: str) -> dict[int, Because]:
     """Split each cosine into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩."""
     from indexer.names import DeltaKey
 
@@ -189,7 +191,7 @@ def _largest_first(parts: dict[str, float]) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def ceiling(atlas: Atlas, known: IndexedModel) -> float | None:
+def ceiling(atlas: AtlasReader, known: IndexedModel) -> float | None:
     """The most similar a full fine-tune can be to this adapter, √(matrices it changes / all); None for a full one."""
     rows = atlas.rows(
         "SELECT count(*) FILTER (norm > 0) AS changed, count(*) AS total FROM deltas WHERE model_id = ?",
@@ -199,7 +201,7 @@ def ceiling(atlas: Atlas, known: IndexedModel) -> float | None:
     return math.sqrt(changed / total) if total and changed < total else None
 
 
-def unrelated(atlas: Atlas, known: IndexedModel) -> str:
+def unrelated(atlas: AtlasReader, known: IndexedModel) -> str:
     """That the weights are not made from the base, with their cosine where it is known; "" where they may be."""
     rows = atlas.rows("SELECT base_cosine FROM records WHERE model_id = ? AND is_unrelated", [known.model_id])
     if not rows:

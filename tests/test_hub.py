@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import BadRequestError
 
-from indexer.errors import AtlasError, Failed, Skipped
-from indexer.network.hub import UnknownRevision, conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
+from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
+from indexer.network.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
 from indexer.network.hub_api import ask, parse_json, with_parameter
 from tests.hub_ground import (
     BASE,

@@ -14,13 +14,13 @@ from indexer.build.plan import estimate
 from indexer.build.report import BuildOptions, BuildReport, Watcher
 from indexer.cards.local import local_row
 from indexer.deltas.stored_base import stored_bases
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, ModelError, UnknownRevision, unreadable
 from indexer.listing.claims import untyped_relation
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from indexer.names import ModelRef
-from indexer.network.hub import BaseFacts, UnknownRevision, model_row, resolve_base, unknown_model, unreadable
+from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.kept_rank import check_rank
 from indexer.whole_files import remove_leftovers

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,29 +19,37 @@ from indexer.network.session import as_model_error, install_session
 from indexer.records.identity import SVD_METHOD, Spec
 from indexer.records.record import Record
 from indexer.records.unit import Unit
+from indexer.vectors.published import PublishedBase
 
 
 @dataclass(frozen=True)
-class PublishedBase:
-    """A base of an atlas: its matrices on disk, and the rank its published vectors were made with."""
+class Described:
+    """A model as its repository or folder describes itself, before a weight is read.
 
-    base: str
-    commit: str
-    file: Path
-    rank: int
+    ``claims``: the bases it names, in falling order of trust.
+    """
+
+    reference: ModelRef
+    row: dict[str, Any]
+    claims: tuple[str, ...]
+    datasets: tuple[str, ...]
 
 
-def read_model(reference: ModelRef, choose_base: Callable[[list[str]], PublishedBase]) -> Record:
-    """Read ``reference`` (a Hub id or a folder) and vectorise it against one base of an atlas.
+def describe(reference: ModelRef) -> Described:
+    """What ``reference`` (a Hub id or a folder) says of itself.
 
-    ``choose_base`` is given the bases that the model claims, in falling order of trust. Raises ModelError
-    ("not_found" where the Hub does not know the model), AtlasError where the choice or the folder is impossible.
+    Raises ModelError ("not_found" where the Hub does not know it), AtlasError where the folder is impossible.
     """
     install_session()
-    torch.set_num_threads(1)
     row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
     facts = facts_of(row)
-    base = choose_base([claim.base for claim in facts.base_claims])
+    return Described(reference, row, tuple(claim.base for claim in facts.base_claims), tuple(facts.dataset_names))
+
+
+def read_model(described: Described, base: PublishedBase) -> Record:
+    """Vectorise a described model against one base of an atlas. Raises ModelError and AtlasError."""
+    torch.set_num_threads(1)
+    reference, row = described.reference, described.row
     if not base.file.is_file():
         raise AtlasError(
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
@@ -58,7 +65,7 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
         spec=Spec(rank=base.rank, svd=SVD_METHOD),
         filenames=listed_filenames(row),
         representations=(),
-        card={"datasets": list(facts.dataset_names)},
+        card={"datasets": list(described.datasets)},
     )
     matrices = BaseMatrices(base.file, resident=False)
     try:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
 from indexer.names import is_hub_id
 from indexer.network.hub_api import GarbledError, ask, parse_json
 from indexer.network.hub_get import fetch_small
@@ -33,10 +33,6 @@ _FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
 _CONVERTER = "SFconvertbot"
 _CONVERSION = "Adding `safetensors` variant of this model"
 _MOST_DISCUSSION_PAGES = 4
-
-
-class UnknownRevision(Failed):
-    """The Hub knows the model, but not that branch, tag or commit of it."""
 
 
 @dataclass(frozen=True)
@@ -129,16 +125,6 @@ def _former_ids(identifier: str) -> list[str]:
         if isinstance(row, dict) and row.get("id") == identifier:
             found.append(former)
     return found
-
-
-def unreadable(model: str, error: ModelError) -> AtlasError:
-    """What a person is told of a model that cannot be read."""
-    if isinstance(error, UnknownRevision):
-        return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
-    return AtlasError(
-        f"{model} cannot be read: {error.detail.rstrip('.')}.",
-        "Try again later." if isinstance(error, Failed) else "",
-    )
 
 
 def unknown_model(name: str) -> AtlasError:

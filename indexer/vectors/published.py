@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class PublishedBase:
+    """A base of an atlas: its matrices on disk, and the rank its published vectors were made with."""
+
+    base: str
+    commit: str
+    file: Path
+    rank: int
+
+
+@dataclass(frozen=True)
 class StoredIndex:
     """The compressed index as the database names it; without a file it did not keep its promise."""
 

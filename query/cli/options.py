@@ -9,7 +9,7 @@ import click
 from indexer.console.terminal import say
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.atlas import Atlas
 
 
 def base_option(required: bool = False) -> Any:
@@ -20,7 +20,7 @@ def base_option(required: bool = False) -> Any:
 
 def opened_atlas(folder: str) -> Atlas:
     """The atlas in ``folder``, opened; what is odd about it is said on stderr."""
-    from query.reader import Atlas
+    from query.atlas import Atlas
 
     opened = Atlas(folder)
     for note in opened.notes:

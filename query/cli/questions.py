@@ -14,7 +14,7 @@ from query.cli.options import base_option, opened_atlas
 from query.cli.studies import STUDIES
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @click.group(cls=AtlasGroup)
@@ -113,7 +113,7 @@ def _explained(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _tell_oddities(opened: Atlas, model: str, base: str | None) -> None:
+def _tell_oddities(opened: AtlasReader, model: str, base: str | None) -> None:
     """What the similarities do not say: that the weights are of another origin, or an adapter's highest similarity."""
     from indexer.names import ModelRef
     from query.similar import ceiling, unrelated

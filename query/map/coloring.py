@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 from query.population import Population, leading_datasets
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 LEGEND = 12  # groups that get a colour, or a colour and a shape, of their own; the others share a grey
 _DECADES = 2  # powers of ten that numbers span before their scale is logarithmic
@@ -79,7 +79,7 @@ class Scale:
 Coloring = Groups | Scale
 
 
-def coloring(atlas: Atlas, population: Population, column: str, seed: int = 0) -> Coloring:
+def coloring(atlas: AtlasReader, population: Population, column: str, seed: int = 0) -> Coloring:
     """What colours the models of ``population`` by ``column``: dataset, author, cluster or a column of models.
 
     A dataset is the one that a model stands for (``leading_datasets``). Numbers that span two powers of ten get a

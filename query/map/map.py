@@ -20,7 +20,7 @@ from query.population import Population, distinct, read_population
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 PAGE = ".html"
 NEIGHBOURS = 8  # nearest models that the page shows of each model
@@ -58,7 +58,7 @@ def checked_map_file(path: str | Path) -> Path:
 
 
 def model_map(
-    atlas: Atlas,
+    atlas: AtlasReader,
     base: str | None = None,
     *,
     method: str = "umap",
@@ -98,7 +98,7 @@ def model_map(
     )
 
 
-def _points(atlas: Atlas, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
+def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
     rows = atlas.rows("SELECT model_id, downloads FROM models WHERE base = ?", [population.base])
     downloads = {row["model_id"]: row["downloads"] for row in rows}
     return tuple(
@@ -118,7 +118,7 @@ def _points(atlas: Atlas, population: Population, placed: Projection, chosen: Co
     )
 
 
-def _neighbours(atlas: Atlas, population: Population) -> tuple[tuple[tuple[int, float], ...], ...]:
+def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[tuple[int, float], ...], ...]:
     place = {int(identity): row for row, identity in enumerate(population.ids)}
     found: list[list[tuple[int, float]]] = [[] for _ in place]
     rows = atlas.connection.execute(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 # Groups of authors. With more, each would be judged by a little more, and all would take longer.
 FOLDS = 10
@@ -112,7 +112,7 @@ class Evaluation:
         write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
 
-def evaluate(atlas: Atlas, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
+def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
     """Judge ``predict`` on every documented model of a base; see ``evaluate_documents``."""
     canonical = atlas.base_named(base)
     documents = read_documents(atlas, canonical, representation)

@@ -13,7 +13,7 @@ from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Documents:
         )
 
 
-def read_documents(atlas: Atlas, base: str, representation: str = "input", without: Collection[int] = ()) -> Documents:
+def read_documents(
+    atlas: AtlasReader, base: str, representation: str = "input", without: Collection[int] = ()
+) -> Documents:
     """The documented models of a base: no copies, no unrelated models, one for a group of duplicates.
 
     The models with the ids ``without`` are left out before duplicates are grouped, so that the datasets that they

@@ -19,7 +19,7 @@ from query.predict.subject import Repeat, Subject, read_subject
 if TYPE_CHECKING:
     import pandas
 
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 # Answers that are told: of at least such a probability or vote, and never fewer than so many.
 _WORTH_TELLING = 0.01
@@ -109,7 +109,7 @@ class Prediction:
 
 
 def predict(
-    atlas: Atlas, model: str, *, k: int = 10, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader, model: str, *, k: int = 10, base: str | None = None, representation: str = "input"
 ) -> Prediction:
     """The datasets that ``model`` (an indexed id, any other Hub id, a local folder) was probably tuned on.
 

@@ -15,7 +15,7 @@ from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Subject:
     notes: tuple[str, ...]
 
 
-def read_subject(atlas: Atlas, model: str, base: str | None, representation: str) -> Subject:
+def read_subject(atlas: AtlasReader, model: str, base: str | None, representation: str) -> Subject:
     """Find or read ``model``; a copy of the base or an unrelated model is left with its head alone.
 
     Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
@@ -70,7 +70,7 @@ def read_subject(atlas: Atlas, model: str, base: str | None, representation: str
     )
 
 
-def _stored_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
+def _stored_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
     return atlas.rows(
         "SELECT head_class, label_count, label_names, problem_type, datasets, is_unrelated, base_cosine, "
         "delta_norm, duplicate_group FROM models WHERE model_id = ?",
@@ -78,7 +78,7 @@ def _stored_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
     )[0]
 
 
-def _read_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
+def _read_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
     """The same of a model that was read just now."""
     record = asked.record
     assert record is not None
@@ -96,7 +96,7 @@ def _read_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _thresholds(atlas: Atlas, base: str) -> Mapping[str, float]:
+def _thresholds(atlas: AtlasReader, base: str) -> Mapping[str, float]:
     """Those of the last build of the base; the usual ones after a rebuild, which knows of no build."""
     from indexer.records.thresholds import Thresholds
 
@@ -117,7 +117,7 @@ def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _repeats(atlas: Atlas, asked: Asked, facts: Mapping[str, Any], representation: str) -> tuple[Repeat, ...]:
+def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any], representation: str) -> tuple[Repeat, ...]:
     """Documented models with the same weights: by the atlas's flags, or by norm and vector where it was read now."""
     if asked.record is None:
         rows = atlas.rows(

@@ -11,7 +11,7 @@ from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def countable_models(atlas: Atlas, base: str, relations: tuple[str, ...]) -> tuple[list[Candidate], LeftOut]:
+def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) -> tuple[list[Candidate], LeftOut]:
     """The models of a base that count, by id, and how many do not: copies, unrelated models and repeats.
 
     A repeat stands in where its first upload has no spectra. Raises AtlasError where no model is left.
@@ -67,7 +67,7 @@ def countable_models(atlas: Atlas, base: str, relations: tuple[str, ...]) -> tup
     return sorted(chosen, key=lambda one: one.model_id), left_out
 
 
-def one_model(atlas: Atlas, name: str, base: str | None) -> tuple[Candidate, str, list[str]]:
+def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidate, str, list[str]]:
     """One model, its base, and what is odd about it. Raises AtlasError where it is not indexed."""
     found = atlas.find(ModelRef.parse(name), base)
     if found is None:

@@ -23,7 +23,7 @@ from query.rank.values import Ranks, read_ranks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 NAMES_TOLD = 3
 # Singular values from a Gram matrix are good for shares of the energy up to this one (``indexer.deltas.svd.spectrum``).
@@ -49,7 +49,7 @@ class RankStudy(RanksByFamily):
 
 
 def rank_by_depth(
-    atlas: Atlas,
+    atlas: AtlasReader,
     base: str | None = None,
     *,
     threshold: float = 0.5,

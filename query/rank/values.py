@@ -19,7 +19,7 @@ from query.rank.models import Candidate
 
 if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, Record, WholeRecord
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Ranks:
 
 
 def read_ranks(
-    atlas: Atlas, base: str, candidates: Sequence[Candidate], *, of: str, threshold: float, whole: bool
+    atlas: AtlasReader, base: str, candidates: Sequence[Candidate], *, of: str, threshold: float, whole: bool
 ) -> Ranks:
     """The ranks of δW (``of`` = "delta") or of W ("weights"); ``whole``: fused matrices whole instead of their parts.
 
@@ -78,7 +78,7 @@ def read_ranks(
     return Ranks(tuple(candidates), cells, values)
 
 
-def _cells(atlas: Atlas, base: str, whole: bool) -> tuple[Cell, ...]:
+def _cells(atlas: AtlasReader, base: str, whole: bool) -> tuple[Cell, ...]:
     """Encoder before decoder, in the order of FAMILIES, by layer; a fused matrix in the place of its first part."""
     (row,) = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])
     keys = [DeltaKey.parse(name) for name in row["deltas"]]
@@ -88,7 +88,7 @@ def _cells(atlas: Atlas, base: str, whole: bool) -> tuple[Cell, ...]:
     return tuple(dict.fromkeys(cells))
 
 
-def _fused(atlas: Atlas, base: str) -> dict[tuple[str, str], str]:
+def _fused(atlas: AtlasReader, base: str) -> dict[tuple[str, str], str]:
     """For each (stack, family) that the base stores fused, the name of the whole."""
     rows = atlas.rows(
         "SELECT DISTINCT stack, wholes.family, families FROM wholes JOIN fine_tunes USING (model_id) WHERE base = ?",
@@ -106,7 +106,7 @@ def _fused(atlas: Atlas, base: str) -> dict[tuple[str, str], str]:
 
 
 def _from_database(
-    atlas: Atlas, candidates: Sequence[Candidate], cells: Sequence[Cell], column: str
+    atlas: AtlasReader, candidates: Sequence[Candidate], cells: Sequence[Cell], column: str
 ) -> NDArray[np.float64]:
     models = [one.model_id for one in candidates]
     found = atlas.connection.execute(
@@ -131,7 +131,7 @@ def _from_database(
 
 
 def _from_records(
-    atlas: Atlas, candidates: Sequence[Candidate], cells: Sequence[Cell], of: str, threshold: float
+    atlas: AtlasReader, candidates: Sequence[Candidate], cells: Sequence[Cell], of: str, threshold: float
 ) -> NDArray[np.float64]:
     from indexer.console.messages import Progress
     from indexer.records.store import RecordStore

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
-from query.clusters.clusters import Clusters
+from query.clusters.clusters import Clusters, clusters
 from query.clusters.members import Cluster
+from query.population import read_population
 from query.report.markup import Column, Html, Part, element, joined, model, told
 from query.report.section import Section, Source, Writer
 from query.report.wording import count, counted, decimal, percent
@@ -36,7 +37,7 @@ def write(source: Source) -> Section:
     """The clusters, what their undocumented members probably are, and agreement beside chance."""
     writer = Writer(ANCHOR, TITLE)
     try:
-        found = source.atlas.clusters(source.base, seed=source.seed)
+        found = clusters(read_population(source.atlas, source.base), seed=source.seed)
     except AtlasError as error:
         writer.lack(error)
         return writer.done()

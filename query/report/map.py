@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from indexer.errors import AtlasError
 from query.map.coloring import Groups
+from query.map.map import ModelMap, model_map
 from query.map.projection import METHODS
 from query.report.markup import Part, code, joined, told
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
 from query.report.wording import counted
-
-if TYPE_CHECKING:
-    from query.map.map import ModelMap
 
 ANCHOR, TITLE = "map", "The map"
 
@@ -24,7 +20,7 @@ def write(source: Source) -> Section:
     """The map by UMAP, and what may be read from it."""
     writer = Writer(ANCHOR, TITLE)
     try:
-        drawn = source.atlas.map(source.base, color="dataset", seed=source.seed)
+        drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)
     except AtlasError as error:
         writer.lack(error)
         return writer.done()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from indexer.console.messages import Progress
 from indexer.errors import AtlasError
 from query.predict.answers import NONE_OF_THESE
-from query.predict.calibration import Evaluation
-from query.predict.predict import Prediction
+from query.predict.calibration import Evaluation, evaluate
+from query.predict.predict import Prediction, predict
 from query.report.markup import Column, Html, Part, code, element, model, told
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
@@ -38,7 +38,7 @@ def write(source: Source) -> Section:
 def _write_evaluation(source: Source, writer: Writer) -> None:
     writer.heading("How often it is right")
     try:
-        evaluation = source.atlas.evaluate_prediction(source.base)
+        evaluation = evaluate(source.atlas, source.base)
     except AtlasError as error:
         writer.lack(error)
         return
@@ -101,7 +101,7 @@ def _write_silent(source: Source, writer: Writer) -> None:
     with Progress(min(len(rows), _PREDICTED), "  predicting") as progress:
         for row in rows[:_PREDICTED]:
             try:
-                predictions.append(source.atlas.predict(row["model"], base=source.base))
+                predictions.append(predict(source.atlas, row["model"], base=source.base))
             except AtlasError as error:
                 refusals.append(f"{row['model']}: {error.message}")
             progress.update()

@@ -6,7 +6,8 @@ from functools import partial
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError
-from query.purity.purity import PurityResult, Score
+from query.population import read_population
+from query.purity.purity import PurityResult, Score, purity
 from query.report.markup import Column, Part, code, told
 from query.report.pictures import add_picture
 from query.report.purity_picture import purity_figure
@@ -74,7 +75,7 @@ def _results(source: Source, writer: Writer) -> list[PurityResult]:
     for name in order:
         say(f"  purity of {name}")
         try:
-            results.append(source.atlas.purity(source.base, representation=name, seed=source.seed))
+            results.append(purity(read_population(source.atlas, source.base, name), seed=source.seed))
         except AtlasError as error:
             writer.lack(error)
     if not names:

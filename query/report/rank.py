@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from indexer.errors import AtlasError
-from query.rank.rank import FamilyRanks, RankStudy
+from query.rank.families import FamilyRanks
+from query.rank.rank import RankStudy, rank_by_depth
 from query.report.markup import Column, Part, code, joined
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
@@ -25,7 +26,7 @@ def write(source: Source) -> Section:
     unknown: dict[str, list[str]] = {}
     for of, title in _KINDS.items():
         try:
-            study = source.atlas.rank(source.base, of=of)
+            study = rank_by_depth(source.atlas, source.base, of=of)
         except AtlasError as error:
             unknown.setdefault(str(error), []).append(title)
             continue
@@ -90,7 +91,7 @@ def _write_wholes(source: Source, split: RankStudy, writer: Writer) -> None:
     if not stored:
         return
     try:
-        study = source.atlas.rank(source.base, of=split.of, whole=True)
+        study = rank_by_depth(source.atlas, source.base, of=split.of, whole=True)
     except AtlasError as error:
         writer.lack(error)
         return

@@ -27,7 +27,7 @@ from query.report.page import page
 from query.report.section import Section, Source
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 # In the order in which a reader needs them.
 _SECTIONS: tuple[tuple[str, Callable[[Source], Section]], ...] = (
@@ -83,7 +83,7 @@ class Report:
         write_output(checked_output(path, (".html",)), self.html.encode())
 
 
-def report(atlas: Atlas, base: str | None = None, *, seed: int = 0) -> Report:
+def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Report:
     """Write the page of ``base``; the same atlas and ``seed`` give the same page.
 
     What an atlas cannot answer (no model, no dataset, no spectra), and what a library that is missing would draw, is

@@ -11,14 +11,14 @@ from indexer.errors import AtlasError
 from query.report.markup import Column, Html, Part, code, element, joined, listed, table
 
 if TYPE_CHECKING:
-    from query.reader import Atlas
+    from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
 class Source:
     """What every section draws from."""
 
-    atlas: Atlas
+    atlas: AtlasReader
     base: str
     seed: int
 

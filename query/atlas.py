@@ -1,0 +1,150 @@
+"""The face of an atlas: every question as a method. What opens and reads it is in ``query.reader``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from query.reader import AtlasReader
+
+if TYPE_CHECKING:
+    from query.clusters.clusters import Clusters
+    from query.map.map import ModelMap
+    from query.predict.calibration import Evaluation
+    from query.predict.predict import Prediction
+    from query.purity.purity import PurityResult
+    from query.rank.rank import RankStudy
+    from query.report.report import Report
+    from query.similar import Neighbour
+    from query.sql import SqlResult
+
+
+class Atlas(AtlasReader):
+    """A published atlas to ask questions of; see :class:`query.reader.AtlasReader` for how it is opened."""
+
+    def similar(
+        self,
+        model: str | Path,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        other_authors: bool = False,
+        representation: str = "input",
+        base: str | None = None,
+        explain: bool = False,
+    ) -> list[Neighbour]:
+        """The ``k`` models most like ``model``; see :func:`query.similar.similar`."""
+        from query.similar import similar
+
+        return similar(
+            self,
+            str(model),
+            k,
+            where=where,
+            other_authors=other_authors,
+            representation=representation,
+            base=base,
+            explain=explain,
+        )
+
+    def purity(
+        self,
+        base: str | None = None,
+        *,
+        representation: str = "input",
+        k: int | None = None,
+        draws: int = 1000,
+        seed: int = 0,
+    ) -> PurityResult:
+        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`."""
+        from query.population import read_population
+        from query.purity.purity import purity
+
+        return purity(read_population(self, base, representation), k=k, draws=draws, seed=seed)
+
+    def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
+        """Everything known of one model; see :func:`query.show.show`."""
+        from query.show import show
+
+        return show(self, str(model), base)
+
+    def sql(
+        self,
+        statement: str,
+        *,
+        limit: int | None = 10_000,
+        seconds: float = 30.0,
+        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+    ) -> SqlResult:
+        """Any SELECT, with time and row limits; see :func:`query.sql.run_sql`."""
+        from query.sql import run_sql
+
+        return run_sql(self.database, statement, limit=limit, seconds=seconds, parameters=parameters)
+
+    def clusters(
+        self,
+        base: str | None = None,
+        *,
+        representation: str = "input",
+        method: str = "hdbscan",
+        min_size: int | None = None,
+        count: int | None = None,
+        seed: int = 0,
+        draws: int = 1000,
+    ) -> Clusters:
+        """Groups of like models, and how they agree with datasets; see :func:`query.clusters.clusters.clusters`."""
+        from query.clusters.clusters import clusters
+        from query.population import read_population
+
+        population = read_population(self, base, representation)
+        return clusters(population, method=method, min_size=min_size, count=count, seed=seed, draws=draws)
+
+    def map(
+        self,
+        base: str | None = None,
+        *,
+        method: str = "umap",
+        color: str = "dataset",
+        representation: str = "input",
+        seed: int = 0,
+    ) -> ModelMap:
+        """The models as points in the plane; see :func:`query.map.map.model_map`."""
+        from query.map.map import model_map
+
+        return model_map(self, base, method=method, color=color, representation=representation, seed=seed)
+
+    def rank(
+        self,
+        base: str | None = None,
+        *,
+        threshold: float = 0.5,
+        of: str = "delta",
+        model: str | None = None,
+        relation: str | None = None,
+        whole: bool = False,
+    ) -> RankStudy:
+        """How the rank of δW, or of W, moves with depth; see :func:`query.rank.rank.rank_by_depth`."""
+        from query.rank.rank import rank_by_depth
+
+        return rank_by_depth(self, base, threshold=threshold, of=of, model=model, relation=relation, whole=whole)
+
+    def predict(
+        self, model: str | Path, *, k: int = 10, base: str | None = None, representation: str = "input"
+    ) -> Prediction:
+        """The datasets a model was probably tuned on; see :func:`query.predict.predict.predict`."""
+        from query.predict.predict import predict
+
+        return predict(self, str(model), k=k, base=base, representation=representation)
+
+    def evaluate_prediction(self, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
+        """How often ``predict`` is right on this atlas; see :func:`query.predict.calibration.evaluate`."""
+        from query.predict.calibration import evaluate
+
+        return evaluate(self, base, k=k, representation=representation)
+
+    def report(self, base: str | None = None, *, seed: int = 0) -> Report:
+        """One page with everything there is to say of a base; see :func:`query.report.report.report`."""
+        from query.report.report import report
+
+        return report(self, base, seed=seed)
