@@ -16,6 +16,7 @@ from indexer.names import is_hub_id
 
 MAX_TEXT = 500
 MAX_ODDITIES = 50
+DEEPEST = 100
 MAX_INTEGER = 2**63 - 1  # what a BIGINT column holds
 
 # Control characters, line separators, marks that turn the direction of writing, invisible characters,
@@ -74,6 +75,21 @@ def hub_address(text: str, kind: str) -> str | None:
         return None
     name = "/".join(parts[:1] if len(parts) > 1 and parts[1] in _PAGES else parts[:2])
     return name if is_hub_id(name) else None
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON is nested deeper than DEEPEST, which recursive code would trip over."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def is_count(value: object) -> bool:

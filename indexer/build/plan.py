@@ -145,7 +145,7 @@ def _with_any_spectra(identity: Identity) -> Iterator[Identity]:
 def commit_of(row: dict[str, Any]) -> str | None:
     """The commit a listing row names, None where it names none."""
     sha = row.get("sha")
-    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isalnum() else None
+    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isascii() and sha.isalnum() else None
 
 
 def _reference(listed: ListedModel) -> ModelRef:

@@ -12,6 +12,7 @@ from typing import Any
 from indexer.cards.modelcard import ModelFacts, card_facts, read_row
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
+from indexer.untrusted import is_too_deep
 
 # What the weights and the claims of a folder depend on.
 _HASHED = (".safetensors", ".bin", ".json")
@@ -69,11 +70,11 @@ def _content_hash(folder: Path, files: list[Path]) -> str:
 def _config(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(folder / "config.json") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return (
-        {key: found[key] for key in ("architectures", "model_type") if key in found} if isinstance(found, dict) else {}
-    )
+    if not isinstance(found, dict) or is_too_deep(found):
+        return {}
+    return {key: found[key] for key in ("architectures", "model_type") if key in found}
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,7 @@ from indexer.listing.claims import Claim
 from indexer.listing.questions import BadRow, Progress, RawRow
 from indexer.listing.selection import ListedModel
 from indexer.names import is_hub_id
-from indexer.untrusted import Reader
+from indexer.untrusted import Reader, is_too_deep
 
 Line = dict[str, Any]
 
@@ -176,6 +176,8 @@ class State:
         known = self.models.get(identifier)
         if not isinstance(row, dict) and (row is not None or known is None):
             raise ValueError(f"{identifier} has no row")
+        if is_too_deep(row):
+            raise ValueError(f"the row of {identifier} is nested too deeply")
         if known is None:
             first = moment(line.get("first_seen", line["seen"]))
             known = self.models[identifier] = KnownModel(identifier, {}, first, seen)
