@@ -31,7 +31,9 @@ class Patience:
 
     A setback is a connection that broke, a body that was cut short or a signed address that ran out; more
     than ``setbacks`` in a row, without ``progress`` bytes in between, are too many. A server that sends fewer
-    than ``slowest`` bytes a second for longer than ``slow_seconds`` counts as one that has stopped.
+    than ``slowest`` bytes a second for longer than ``slow_seconds`` counts as one that has stopped. A small file has
+    to be whole after ``small_seconds`` of waiting for it, all tries together. Only what is waited for counts, by
+    ``clock``, not what is done with it.
     """
 
     setbacks: int = 5
@@ -40,6 +42,8 @@ class Patience:
     longest_wait: float = 8.0
     slowest: float = 1024.0
     slow_seconds: float = 60.0
+    small_seconds: float = 180.0
+    clock: Callable[[], float] = time.monotonic
 
     def wait(self, setback: int) -> None:
         """Sleep before the next try: twice as long each time."""
@@ -154,9 +158,10 @@ def fetch_small(
     def about(error: ModelError) -> ModelError:
         return type(error)(error.reason, f"{shown(filename)}: {error.detail}")
 
+    waiting = Waiting(patience.clock)
     for setback in range(1, patience.setbacks + 2):
         try:
-            return _fetch_whole(url, endpoint, limit, about)
+            return _fetch_whole(url, endpoint, limit, about, patience, waiting)
         except SetbackError as problem:
             if setback > patience.setbacks:
                 raise problem.failure from problem
@@ -164,19 +169,51 @@ def fetch_small(
     raise AssertionError("unreachable")
 
 
-def _fetch_whole(url: str, endpoint: str, limit: int, about: Callable[[ModelError], ModelError]) -> bytes:
+class Waiting:
+    """Counts the ``seconds`` spent on waiting for chunks; what their taker does with them does not count."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds = 0.0
+
+    def timed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same chunks."""
+        while True:
+            before = self._clock()
+            try:
+                chunk = next(chunks, None)
+            finally:
+                self.seconds += self._clock() - before
+            if chunk is None:
+                return
+            yield chunk
+
+
+def _fetch_whole(
+    url: str,
+    endpoint: str,
+    limit: int,
+    about: Callable[[ModelError], ModelError],
+    patience: Patience,
+    waiting: Waiting,
+) -> bytes:
     body = bytearray()
     with get(url, endpoint, {}, about) as response:
         if response.status_code != 200:
             raise_for_status(response, about)
             raise about(Failed("server_error", f"the Hub answered HTTP {response.status_code}"))
         try:
-            for chunk in response.iter_bytes():
+            for chunk in waiting.timed(response.iter_bytes()):
+                if waiting.seconds > patience.small_seconds:
+                    raise about(Failed("timeout", f"it took longer than {patience.small_seconds:g} s"))
                 body += chunk
                 if len(body) > limit:
                     raise about(Skipped("malformed", f"it is longer than the {limit} bytes that are read"))
         except httpx2.TimeoutException as error:
-            raise SetbackError(about(Failed("timeout", "it stopped half-way"))) from error
+            stopped = about(Failed("timeout", "it stopped half-way"))
+            if waiting.seconds > patience.small_seconds:
+                raise stopped from error
+            raise SetbackError(stopped) from error
         except httpx2.TransportError as error:
             raise SetbackError(about(Failed("short_body", "it was cut short"))) from error
     return bytes(body)

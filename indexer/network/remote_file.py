@@ -7,8 +7,7 @@ address it is served from. Ranges are read from there: every request to ``/resol
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -18,9 +17,11 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from indexer.errors import Failed, ModelError
 from indexer.network.bandwidth import received as count_bytes
 from indexer.network.byterange import Run, check_range
+from indexer.network.floor import Floor
 from indexer.network.hub_get import (
     Patience,
     SetbackError,
+    Waiting,
     ensure_session,
     fetch_small,
     get,
@@ -149,19 +150,20 @@ class RemoteFile:
     def _body(self, start: int, stop: int) -> Generator[bytes]:
         """The body of the answer to one request, checked; raises SetbackError if it breaks off."""
         patience = self._patience
+        floor = Floor(patience.slowest, patience.slow_seconds)
         span = {"Range": f"bytes={start}-{stop - 1}"}
         with get(self._location.address, self._endpoint, span, self._about) as response:
             self._check(response, start, stop)
-            received = 0
+            received, waiting = 0, Waiting(patience.clock)
             try:
-                for chunk, waited in _timed(response.iter_raw()):
+                for chunk in waiting.timed(response.iter_raw()):
                     received += len(chunk)
                     self.bytes_read += len(chunk)
                     count_bytes(len(chunk))
                     if received > stop - start:
                         raise self._failed("range_ignored", "is sent with more bytes than were asked for")
                     yield chunk
-                    if waited > patience.slow_seconds and received < patience.slowest * waited:
+                    if floor.is_missed(received, waiting.seconds):
                         raise SetbackError(self._failed("timeout", "comes too slowly"))
             except httpx2.TimeoutException as error:
                 raise SetbackError(self._failed("timeout", f"stopped at byte {start + received}")) from error
@@ -206,18 +208,6 @@ class RemoteFile:
 
     def _about(self, error: ModelError) -> ModelError:
         return type(error)(error.reason, f"{shown(self.name)}: {error.detail}")
-
-
-def _timed(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, float]]:
-    """Each chunk and the seconds waited for chunks so far; what their taker does with them does not count."""
-    waited = 0.0
-    while True:
-        before = time.monotonic()
-        chunk = next(chunks, None)
-        waited += time.monotonic() - before
-        if chunk is None:
-            return
-        yield chunk, waited
 
 
 class StreamRun(Run):

@@ -3,7 +3,8 @@
 ``install_session()`` hands the library an HTTP client whose transport does this for every request of the
 process, so that ``model_info`` and its kin, which neither retry nor time out by themselves, get it too:
 
-- a connection, a read and a whole body have a time limit, and the body of an API answer a size limit;
+- a connection, a read and a whole body have a time limit, the body of an API answer a size limit, and every answer,
+  from its status line on, a floor under its speed (``indexer.network.floor``);
 - a 429 waits as the ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), else as
   ``Retry-After`` says; when little of the quota is left, what is left is spread over the time that is left;
 - a 408, a 5xx or a dropped connection is tried again with a growing wait, where trying again does no harm;
@@ -28,6 +29,7 @@ import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.utils._http import hf_request_event_hook
 
+from indexer.network.floor import Floor, watch
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.pace import Pace, told_to_wait
 from indexer.network.shared_clock import common_shelf
@@ -55,6 +57,7 @@ class Manners:
     body_seconds: float = 120.0
     total_seconds: float = 900.0
     body_bytes: int = 64 * _MIB
+    floor: Floor = field(default_factory=Floor)
     retries: int = 5
     retries_after_timeout: int = 2
     retries_without_connection: int = 3
@@ -261,6 +264,7 @@ class PoliteClient(httpx2.Client):
         self.manners = manners
         limits = httpx2.Timeout(manners.read_seconds, connect=manners.connect_seconds)
         inner = httpx2.Client(timeout=limits, follow_redirects=False)
+        watch(inner, manners.floor)
         super().__init__(
             transport=PoliteTransport(inner, manners, pace, say),
             event_hooks={"request": [hf_request_event_hook]},
