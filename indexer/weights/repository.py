@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_get import Patience, ensure_session, fetch_small
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import as_model_error
-from indexer.untrusted import shown
+from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000
 # One of these is in the cache if anything of use is.
@@ -163,8 +162,8 @@ def read_json_object(repository: Repository, path: str, limit: int) -> dict[str,
     """A JSON file that must hold an object. Raises Skipped("malformed") where it does not."""
     content = repository.read_small(path, limit)
     try:
-        found = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
+        found = load_json(content.decode())
+    except ValueError as error:
         raise Skipped("malformed", f"{shown(path)} is not JSON") from error
     if not isinstance(found, dict):
         raise Skipped("malformed", f"{shown(path)} is not a JSON object")
