@@ -29,7 +29,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 class Patience:
     """How much trouble is borne once a body has begun.
 
-    A setback is a connection that broke, a body that was cut short or a signed address that ran out; more
+    A setback is a connection that broke, a body that was cut short, an answer to another question (the whole file,
+    another part of it, another file) or a signed address that ran out; more
     than ``setbacks`` in a row, without ``progress`` bytes in between, are too many. A server that sends fewer
     than ``slowest`` bytes a second for longer than ``slow_seconds`` counts as one that has stopped. A small file has
     to be whole after ``small_seconds`` of waiting for it, all tries together. Only what is waited for counts, by
@@ -201,7 +202,7 @@ def _fetch_whole(
     with get(url, endpoint, {}, about) as response:
         if response.status_code != 200:
             raise_for_status(response, about)
-            raise about(Failed("server_error", f"the Hub answered HTTP {response.status_code}"))
+            raise SetbackError(about(Failed("server_error", f"the Hub answered HTTP {response.status_code}")))
         try:
             for chunk in waiting.timed(response.iter_bytes()):
                 if waiting.seconds > patience.small_seconds:
