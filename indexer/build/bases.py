@@ -110,6 +110,7 @@ def update_listing(build: Build, watcher: Watcher) -> None:
     progress, resumed = listing.begin(request)
     if resumed:
         watcher.say("going on with the crawl where it was interrupted")
+    gone_before = {model.id for model in listing.models() if model.gone}
     found = 0
     is_complete = not request.is_narrowed
     for page in crawl(request, progress):
@@ -117,6 +118,9 @@ def update_listing(build: Build, watcher: Watcher) -> None:
         is_complete = is_complete and not page.is_cut
         watcher.say_progress(f"listing {page.question.what}: {found} new")
     gone = listing.finish(is_complete=is_complete)
+    if gone:
+        left = [model.id for model in listing.models() if model.gone and model.id not in gone_before]
+        gone -= len(build.follow(left))
     if gone:
         watcher.say(f"{gone} models have left the Hub; what was learnt of them stays")
 

@@ -22,6 +22,7 @@ from indexer.listing.listing import Listing
 from indexer.network.hub import BaseFacts
 from indexer.network.session import install_session
 from indexer.publish.kept_rank import check_rank, held, rank_to_publish
+from indexer.renames import move_records
 from indexer.whole_files import remove_leftovers
 
 
@@ -113,6 +114,7 @@ def _publish(
     config: dict[str, Any] = dict(base.config)
     facts = BaseFacts(base.base, base.commit, listing.aliases(), config)
     build = Build(folder, facts, options, watcher, listing)
+    build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
     before = held(folder, base.base)

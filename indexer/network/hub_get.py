@@ -18,6 +18,7 @@ from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from indexer.errors import Failed, ModelError, Skipped
+from indexer.names import is_hub_id
 from indexer.network.session import as_model_error, install_session
 from indexer.untrusted import shown
 
@@ -67,9 +68,13 @@ def ensure_session() -> None:
 
 @contextmanager
 def get(
-    address: str, endpoint: str, headers: dict[str, str], about: Callable[[ModelError], ModelError]
+    address: str,
+    endpoint: str,
+    headers: dict[str, str],
+    about: Callable[[ModelError], ModelError],
+    stay: str | None = None,
 ) -> Iterator[httpx2.Response]:
-    """One GET, its redirects followed, its body not yet read.
+    """One GET, its redirects followed, its body not yet read; with ``stay`` not to another repository than that.
 
     The access token goes to the endpoint's own origin and nowhere else. From an https endpoint nothing leads
     to plain http.
@@ -89,6 +94,9 @@ def get(
                 yield response
                 return
             address = _joined(address, response.headers["Location"])
+            found = _repository_in(address, endpoint)
+            if stay is not None and found not in (None, stay):
+                raise Skipped("renamed", f"the model is called {found} now")
         finally:
             response.close()
     raise about(Failed("server_error", "its address is a chain of redirects"))
@@ -130,6 +138,14 @@ def _origin(address: str) -> tuple[str, str, int | None]:
         return "", "", None
 
 
+def _repository_in(address: str, endpoint: str) -> str | None:
+    """The id of the repository whose file an address of the endpoint's own names."""
+    if not is_own(address, endpoint):
+        return None
+    name, resolve, _ = urlsplit(address).path.removeprefix(urlsplit(endpoint).path).strip("/").partition("/resolve/")
+    return name if resolve and is_hub_id(name) else None
+
+
 def _joined(address: str, location: str) -> str:
     try:
         return urljoin(address, location)
@@ -145,10 +161,12 @@ def fetch_small(
     *,
     endpoint: str | None = None,
     patience: Patience | None = None,
+    stay: bool = False,
 ) -> bytes:
     """A small file whole, by one plain GET.
 
-    Raises Skipped("malformed") where it is longer than ``limit`` (no more than that is read), and what the
+    Raises Skipped("renamed") where ``stay`` is asked for and the file is served from a repository of another name,
+    Skipped("malformed") where it is longer than ``limit`` (no more than that is read), and what the
     Hub's answers mean.
     """
     ensure_session()
@@ -162,7 +180,7 @@ def fetch_small(
     waiting = Waiting(patience.clock)
     for setback in range(1, patience.setbacks + 2):
         try:
-            return _fetch_whole(url, endpoint, limit, about, patience, waiting)
+            return _fetch_whole(url, endpoint, limit, about, patience, waiting, repository if stay else None)
         except SetbackError as problem:
             if setback > patience.setbacks:
                 raise problem.failure from problem
@@ -197,9 +215,10 @@ def _fetch_whole(
     about: Callable[[ModelError], ModelError],
     patience: Patience,
     waiting: Waiting,
+    stay: str | None,
 ) -> bytes:
     body = bytearray()
-    with get(url, endpoint, {}, about) as response:
+    with get(url, endpoint, {}, about, stay) as response:
         if response.status_code != 200:
             raise_for_status(response, about)
             raise SetbackError(about(Failed("server_error", f"the Hub answered HTTP {response.status_code}")))

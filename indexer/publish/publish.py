@@ -34,6 +34,8 @@ from indexer.vectors.choice import IndexChange
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
+LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -47,13 +49,15 @@ class Thresholds:
 class Publication:
     """What is to be said about one base: entries of its listing, and the build that brought them here.
 
-    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None.
+    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None; models
+    that are ``withdrawn`` go, as they are known by another name.
     """
 
     base: StoredBase
     aliases: Sequence[str]
     entries: Sequence[Entry]
     rank: int
+    withdrawn: Sequence[str] = ()
     bad_rows: Sequence[Row] | None = None
     build: Row | None = None
     index: IndexChange | None = None
@@ -146,9 +150,11 @@ class _Publisher:
             if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint
         ]
         reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
-        stale = [ids[entry.listed.id] for entry in reread]
+        withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
+        stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
         touched = duplicates.members_with(stale)
+        self.tables.delete(("records", "deltas", "wholes", *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.aside.unlisted]
         self._last_seen(ids)
@@ -160,7 +166,7 @@ class _Publisher:
         self._unrelated()
         for vectors, arriving in incoming.items():
             self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
-        if changed:
+        if changed or withdrawn:
             duplicates.renew(touched)
         self._bad_rows()
         if self.aside.told:
@@ -206,9 +212,7 @@ class _Publisher:
         return ids
 
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
-        self.tables.delete(
-            ("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[entry.listed.id] for entry in changed]
-        )
+        self.tables.delete(LISTING_TABLES, [ids[entry.listed.id] for entry in changed])
         for start in range(0, len(changed), ROWS_AT_ONCE):
             rows = []
             for entry in changed[start : start + ROWS_AT_ONCE]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_cache
 
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.names import ModelRef
+from indexer.names import ModelRef, is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_get import Patience, ensure_session, fetch_small
 from indexer.network.remote_file import RemoteFile
@@ -115,6 +115,7 @@ class HubRepository:
                 limit,
                 endpoint=self._endpoint,
                 patience=self._patience,
+                stay=True,
             )
         self.small_bytes += len(content)
         return content
@@ -180,6 +181,8 @@ def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> t
         raise _named(as_model_error(error), reference) from error
     if not found.sha:
         raise Failed("server_error", f"the Hub tells no commit of {shown(reference.id)}")
+    if found.id != reference.id and is_hub_id(str(found.id)):
+        raise Skipped("renamed", f"the model is called {found.id} now")
     return found.sha, [sibling.rfilename for sibling in found.siblings or []]
 
 
