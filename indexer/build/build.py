@@ -82,6 +82,11 @@ class Build:
         finally:
             checkpoint.close()
 
+    def check_base(self) -> None:
+        """Raises AtlasError where the base can be none, before anything is asked about its fine-tunes."""
+        if not stored_bases(self.folder, self.facts.id):
+            self.base_size()
+
     def stored_base(self) -> StoredBase:
         """The base's block matrices, fetched where the atlas does not have them yet.
 
@@ -291,6 +296,13 @@ class Build:
     def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
         self.finished()
+        entries = list(entries)
+        if (
+            outcome != "finished"
+            and not self.folder.database.exists()
+            and all(one.status == "listed" for one in entries)
+        ):
+            return  # nothing was learnt that is not in the listing
         renamed = self.listing.renamed
         publish(
             self.folder,

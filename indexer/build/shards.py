@@ -65,6 +65,7 @@ def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watch
     build = Build(folder, facts, options, watcher)
     with folder.locked(f"index work --base {base} --shard {shard}", wait=True):
         if not build.listing.is_crawled:
+            build.check_base()
             update_listing(build, watcher)
         stored = build.stored_base()
     planned = build.plan([model for model in build.selected() if shard.holds(model.id)])

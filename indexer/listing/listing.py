@@ -78,6 +78,15 @@ class Listing:
         self._read()
         return list(self._problems)
 
+    def forget_nothing(self) -> None:
+        """Remove the file where it holds nothing but that somebody asked: no row, and no crawl that could go on."""
+        state = self._read()
+        can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
+        if state.models or state.bad or state.rejected or state.renamed or can_go_on or self._problems:
+            return
+        self.path.unlink(missing_ok=True)
+        self._state = None
+
     def note_base(self, ids: Sequence[str]) -> None:
         """Remember the base's ids, the canonical one first."""
         known = self._read().ids
