@@ -139,11 +139,10 @@ class AtlasFolder:
         """What this command made and did not use, the lock last but for the folders around it."""
         own = {"lock": self.root / "lock", **{one.name: one for one in (self.listings, self.bases, self.records)}}
         with suppress(OSError):
-            found = os.listdir(self.root)
-            if set(found) <= set(own) and not any(own[name].is_dir() and os.listdir(own[name]) for name in found):
-                for name in found:
-                    if name != "lock":
-                        own[name].rmdir()
+            found = [path.name for path in self.root.iterdir()]
+            if set(found) <= set(own) and not any(own[name].is_dir() and any(own[name].iterdir()) for name in found):
+                for name in set(found) - {"lock"}:
+                    own[name].rmdir()
                 own["lock"].unlink()
                 for folder in made:
                     folder.rmdir()

@@ -297,11 +297,8 @@ class Build:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
         self.finished()
         entries = list(entries)
-        if (
-            outcome != "finished"
-            and not self.folder.database.exists()
-            and all(one.status == "listed" for one in entries)
-        ):
+        is_told = outcome == "finished" or any(one.status != "listed" for one in entries)
+        if not is_told and not self.folder.database.exists():
             return  # nothing was learnt that is not in the listing
         renamed = self.listing.renamed
         publish(

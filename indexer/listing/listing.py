@@ -99,9 +99,9 @@ class Listing:
         self._append([model_line(str(row["id"]), {"user": claim}, row, "", datetime.now(UTC))])
 
     def rename(self, old: str, row: RawRow | None, new: str) -> None:
-        """List the model ``old`` as ``new``, with its claims, where that is not listed yet; ``row`` is what is said of it.
+        """List the model ``old`` as ``new``, with its claims, where that is not listed yet.
 
-        Without a row it is listed no more.
+        ``row`` is what is said of it; without one it is listed no more.
         """
         known = self._read().models.get(old)
         lines: list[Line] = []
