@@ -9,8 +9,8 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,35 +85,76 @@ class AtlasFolder:
     def locked(self, command: str, *, wait: bool = False) -> Iterator[None]:
         """Hold the writer's lock. It goes with the process, however that ends.
 
-        Raises AtlasError naming the process that holds it (with ``wait`` it waits for its turn instead), and where
-        the file system has no such locks.
+        Folders that are empty in the end go, too, and with them that of the atlas and those above it that were made
+        here: what came to nothing leaves nothing. Raises AtlasError naming the process that holds it (with ``wait``
+        it waits for its turn instead), and where the file system has no such locks.
         """
+        made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        handle = self._opened_lock()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise AtlasError(
-                f"{self.root} cannot be written to: {error.strerror}.", "Choose another --atlas."
-            ) from error
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError as error:
-                raise AtlasError(
-                    f"{self.root} is being written to by {_holder(handle)}.",
-                    "Wait for it to finish; queries go on meanwhile.",
-                ) from error
-            except OSError as error:
-                raise AtlasError(
-                    f"{self.root} cannot be locked: {error.strerror or error}.",
-                    "Its file system needs flock (Lustre: mounted with -o flock); choose another --atlas meanwhile.",
-                ) from error
+            while True:
+                self._take_lock(handle, wait)
+                if _is_at(handle, self.root / "lock"):
+                    break
+                os.close(handle)  # who held it before left nothing behind, not even that file
+                handle = self._opened_lock()
             os.ftruncate(handle, 0)
             os.pwrite(handle, _claim(command).encode(), 0)
-            yield
-            os.ftruncate(handle, 0)
+            try:
+                yield
+            finally:
+                os.ftruncate(handle, 0)
+                self._remove_if_empty(made)
         finally:
             os.close(handle)
+
+    def _opened_lock(self) -> int:
+        for _ in range(100):
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                return os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            except FileNotFoundError:  # taken away by another in between
+                continue
+            except OSError as error:
+                raise AtlasError(
+                    f"{self.root} cannot be written to: {error.strerror}.", "Choose another --atlas."
+                ) from error
+        raise AtlasError(f"{self.root} cannot be made.", "Choose another --atlas.")
+
+    def _take_lock(self, handle: int, wait: bool) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise AtlasError(
+                f"{self.root} is being written to by {_holder(handle)}.",
+                "Wait for it to finish; queries go on meanwhile.",
+            ) from error
+        except OSError as error:
+            raise AtlasError(
+                f"{self.root} cannot be locked: {error.strerror or error}.",
+                "Its file system needs flock (Lustre: mounted with -o flock); choose another --atlas meanwhile.",
+            ) from error
+
+    def _remove_if_empty(self, made: Sequence[Path]) -> None:
+        """What this command made and did not use, the lock last but for the folders around it."""
+        own = {"lock": self.root / "lock", **{one.name: one for one in (self.listings, self.bases, self.records)}}
+        with suppress(OSError):
+            found = [path.name for path in self.root.iterdir()]
+            if set(found) <= set(own) and not any(own[name].is_dir() and any(own[name].iterdir()) for name in found):
+                for name in set(found) - {"lock"}:
+                    own[name].rmdir()
+                own["lock"].unlink()
+                for folder in made:
+                    folder.rmdir()
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether that is the file that is open, and not one that was removed since."""
+    try:
+        found, opened = path.stat(), os.fstat(handle)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def file_name(base: str) -> str:

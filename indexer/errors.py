@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# What data of the wrong kind makes of code that takes it for the right one: to be caught where strangers' data is read.
+WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 
 class AtlasError(Exception):
     """Something the user can act on: printed as one line, then exit 1.

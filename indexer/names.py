@@ -26,7 +26,9 @@ FAMILIES = (
     "feedforward2",
 )
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[\w.\-]{1,96})?", re.ASCII)
+# As huggingface_hub.utils.validate_repo_id has it, which takes a second to import.
+_ID_PART = r"\w(?:[\w.\-]{0,94}\w)?"
+_HUB_ID = re.compile(rf"(?:{_ID_PART}/)?{_ID_PART}", re.ASCII)
 
 
 def family_key(stack: str, family: str) -> str:
@@ -98,7 +100,7 @@ class ModelRef:
 
 def is_hub_id(text: str) -> bool:
     """Whether ``text`` can be a Hub model id: ``name`` or ``owner/name``, never a path that climbs."""
-    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text
+    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith(".git")
 
 
 def author_of(model_id: str) -> str:

@@ -6,9 +6,10 @@ be read is read; what cannot becomes None and leaves a note that says which fiel
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,8 @@ from indexer.names import is_hub_id
 
 MAX_TEXT = 500
 MAX_ODDITIES = 50
+DEEPEST = 100
+MOST_VALUES = 1_000_000  # of one JSON text: parsed, each takes up to 130 bytes
 MAX_INTEGER = 2**63 - 1  # what a BIGINT column holds
 
 # Control characters, line separators, marks that turn the direction of writing, invisible characters,
@@ -74,6 +77,45 @@ def hub_address(text: str, kind: str) -> str | None:
         return None
     name = "/".join(parts[:1] if len(parts) > 1 and parts[1] in _PAGES else parts[:2])
     return name if is_hub_id(name) else None
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON is nested deeper than DEEPEST, which recursive code would trip over."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def values_in(text: bytes) -> int:
+    """An upper bound of the values in a piece of JSON, one less, by the marks that part them; strings count too."""
+    return text.count(b"{") + text.count(b"[") + text.count(b",")
+
+
+def load_json(
+    text: str | bytes,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    whole_number: Callable[[str], Any] | None = None,
+) -> Any:
+    """A stranger's JSON, parsed; ``pairs`` makes an object of its items, ``whole_number`` an integer of its digits.
+
+    Raises ValueError for whatever is wrong with it: more values than MOST_VALUES, which a short text can hold and a
+    machine cannot, nesting that a parser trips over, whole numbers of thousands of digits.
+    """
+    count = values_in(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+    if count > MOST_VALUES:
+        raise ValueError(f"up to {count:,} values, more than the {MOST_VALUES:,} that are read")
+    try:
+        return json.loads(text, parse_int=whole_number, object_pairs_hook=pairs)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def is_count(value: object) -> bool:

@@ -45,11 +45,12 @@ def remove_leftovers(folder: AtlasFolder) -> None:
 
     Others may be at work on records meanwhile, lock or no lock: only what is old goes.
     """
-    before = time.time() - LEFT_SECONDS
+    now = time.time()
     for entry in _entries(folder):
         if entry.name.startswith(".") and entry.name.endswith((".tmp", ".data")):
             with suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_mtime < before:
+                # One that was written long from now was written before the clock was set back.
+                if abs(now - entry.stat(follow_symlinks=False).st_mtime) > LEFT_SECONDS:
                     Path(entry.path).unlink()
 
 

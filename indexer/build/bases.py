@@ -49,8 +49,13 @@ def build_bases(
             check_rank(folder, facts.id, options.rank)
         for facts in found:
             build = Build(folder, facts, options, watcher)
+            build.check_base()
             update_listing(build, watcher)
-            reports.append(_dry_run(build) if dry_run else _run(build))
+            # A base of which nothing is listed is not fetched, and nothing is published of it.
+            if not build.listing.models():
+                reports.append(build.finished())
+            else:
+                reports.append(_dry_run(build) if dry_run else _run(build))
     return reports
 
 
@@ -71,10 +76,9 @@ def add_model(atlas: str, model: str, base: str, options: BuildOptions, watcher:
         if row["id"] in facts.ids:
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
-        relation = untyped_relation(row)
+        stored = build.stored_base()  # first: where it can be none, nothing is listed of it
         build.listing.note_base(facts.ids)
-        build.listing.add(row, relation, facts.id)
-        stored = build.stored_base()
+        build.listing.add(row, untyped_relation(row), facts.id)
         chosen = [listed for listed in build.listing.models() if listed.id == row["id"]]
         return build.run(build.plan(chosen), stored)
 
@@ -98,7 +102,14 @@ def update_listing(build: Build, watcher: Watcher) -> None:
     if constants.HF_HUB_OFFLINE:
         watcher.say("offline: working from the listing as it is")
         return
-    options, listing = build.options, build.listing
+    try:
+        _crawl_into(build.listing, build, watcher)
+    finally:
+        build.listing.forget_nothing()
+
+
+def _crawl_into(listing: Listing, build: Build, watcher: Watcher) -> None:
+    options = build.options
     request = CrawlRequest(
         ids=build.facts.ids,
         relations=options.relations,
@@ -110,6 +121,7 @@ def update_listing(build: Build, watcher: Watcher) -> None:
     progress, resumed = listing.begin(request)
     if resumed:
         watcher.say("going on with the crawl where it was interrupted")
+    gone_before = {model.id for model in listing.models() if model.gone}
     found = 0
     is_complete = not request.is_narrowed
     for page in crawl(request, progress):
@@ -117,6 +129,9 @@ def update_listing(build: Build, watcher: Watcher) -> None:
         is_complete = is_complete and not page.is_cut
         watcher.say_progress(f"listing {page.question.what}: {found} new")
     gone = listing.finish(is_complete=is_complete)
+    if gone:
+        left = [model.id for model in listing.models() if model.gone and model.id not in gone_before]
+        gone -= len(build.follow(left))
     if gone:
         watcher.say(f"{gone} models have left the Hub; what was learnt of them stays")
 

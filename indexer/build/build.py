@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.build.plan import Planned, existing_record, plan
+from indexer.build.renames import follow_renames, move_records
 from indexer.build.report import BuildOptions, BuildReport, Watcher
 from indexer.build.resources import Resources, share_out, workers_for
 from indexer.build.result import Place, Result
@@ -54,6 +56,7 @@ class Build:
         self.watcher = watcher or Watcher()
         self.store = RecordStore(folder)
         self.listing = listing or Listing(folder.listing(facts.id))
+        self.superseded: list[str] = []  # records under names that their models no longer have
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
         self.database_bytes: int | None = None  # known once the memory is shared out
         self.started = time.monotonic()
@@ -78,6 +81,11 @@ class Build:
             return size_of_base(checkpoint)
         finally:
             checkpoint.close()
+
+    def check_base(self) -> None:
+        """Raises AtlasError where the base can be none, before anything is asked about its fine-tunes."""
+        if not stored_bases(self.folder, self.facts.id):
+            self.base_size()
 
     def stored_base(self) -> StoredBase:
         """The base's block matrices, fetched where the atlas does not have them yet.
@@ -157,10 +165,10 @@ class Build:
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. Ctrl-C publishes what was done and goes on upwards."""
         settled = {one.entry.listed.id: one.entry for one in planned}
-        waiting = dict(settled)  # what no publish has been told of yet
+        waiting, known = dict(settled), set(settled)  # what no publish has been told of yet; and what was planned
         due = time.monotonic() + PUBLISH_EVERY_SECONDS
         try:
-            for result in self.work(planned, base, settled):
+            for result in chain(self.work(planned, base, settled), self._work_on_renamed(planned, base, settled)):
                 waiting[result.unit.model.id] = settled[result.unit.model.id]
                 if time.monotonic() > due:
                     due = self._publish_meanwhile(waiting, base)
@@ -174,11 +182,42 @@ class Build:
                     raise
                 raise stop from None  # on a full disk publishing fails as well: what came first is to be told
             raise
+        waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         lacking = sum(settled[one.entry.listed.id] is one.entry for one in planned if one.lacks_spectra)
         if lacking:
             self.watcher.say(f"records that still have no spectra, left to another `index build --spectra`: {lacking}")
         return self.report
+
+    def follow(self, names: Sequence[str]) -> dict[str, str]:
+        """What models are called now, of ``names`` those that have another name; listed and kept under that."""
+        renamed = follow_renames(self.listing, self.facts.ids, names)
+        moved = {old: new for old, new in renamed.items() if new not in self.facts.ids}
+        self.superseded += move_records(self.store, self.facts.id, moved)
+        for old, new in renamed.items():
+            self.watcher.say(f"{old} is called {new} now")
+        return renamed
+
+    def _work_on_renamed(
+        self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]
+    ) -> Iterator[Result]:
+        """Models that reading found under an old name, under their new one."""
+        asked = [one.entry.listed.id for one in planned if one.unit is not None]
+        reasons = {name: outcome.reason for name in asked if (outcome := settled[name].outcome) is not None}
+        renamed = self.follow([name for name, reason in reasons.items() if reason in ("renamed", "not_found")])
+        wanted = {model.id for model in self.listing.models()} & set(renamed.values()) - set(settled)
+        # An old name counts as its new one, and not at all where that was looked at anyway.
+        self.report.skipped -= sum(reasons[name] == "renamed" for name in renamed)
+        self.report.failed -= sum(reasons[name] == "not_found" for name in renamed)
+        discovered = self.report.discovered - len(renamed) + len(wanted)
+        if not wanted:
+            self.report.discovered = discovered
+            return
+        again = self.plan([model for model in self.listing.models() if model.id in wanted])
+        self.report.discovered = discovered
+        again = [one for one in again if one.entry.listed.id in wanted]
+        settled.update({one.entry.listed.id: one.entry for one in again})
+        yield from self.work(again, base, settled)
 
     def _publish_meanwhile(self, waiting: dict[str, Entry], base: StoredBase) -> float:
         """Publish what is waiting; when to do so again."""
@@ -257,13 +296,19 @@ class Build:
     def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
         self.finished()
+        entries = list(entries)
+        is_told = outcome == "finished" or any(one.status != "listed" for one in entries)
+        if not is_told and not self.folder.database.exists():
+            return  # nothing was learnt that is not in the listing
+        renamed = self.listing.renamed
         publish(
             self.folder,
             [
                 Publication(
                     base=base,
                     aliases=self.facts.aliases,
-                    entries=list(entries),
+                    entries=[entry for entry in entries if entry.listed.id not in renamed],
+                    withdrawn=tuple(renamed),
                     rank=self.options.rank,
                     bad_rows=[row.as_row() for row in self.listing.bad_rows()] if outcome else None,
                     build=self._build_row(outcome) if outcome else None,
@@ -274,6 +319,8 @@ class Build:
             say=self.watcher.say,
             memory=self.database_bytes,
         )
+        while self.superseded:  # now that nothing published names them
+            self.store.discard(self.superseded.pop())
 
     def _build_row(self, outcome: str) -> dict[str, Any]:
         report = self.report

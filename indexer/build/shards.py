@@ -15,6 +15,7 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.build.bases import check_device, find_base, update_listing
 from indexer.build.build import Build
+from indexer.build.renames import move_records
 from indexer.build.report import BuildOptions, BuildReport, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
@@ -64,6 +65,7 @@ def work_shard(atlas: str, base: str, shard: Shard, options: BuildOptions, watch
     build = Build(folder, facts, options, watcher)
     with folder.locked(f"index work --base {base} --shard {shard}", wait=True):
         if not build.listing.is_crawled:
+            build.check_base()
             update_listing(build, watcher)
         stored = build.stored_base()
     planned = build.plan([model for model in build.selected() if shard.holds(model.id)])
@@ -113,6 +115,7 @@ def _publish(
     config: dict[str, Any] = dict(base.config)
     facts = BaseFacts(base.base, base.commit, listing.aliases(), config)
     build = Build(folder, facts, options, watcher, listing)
+    build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
     before = held(folder, base.base)

@@ -11,6 +11,7 @@ from indexer.untrusted import Reader
 
 MAX_LABELS = 2_048
 MAX_LABEL = 100
+MAX_LABEL_COUNT = 10_000_000  # far above any model; beyond it a config is not to be believed
 
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
@@ -35,7 +36,7 @@ def head_facts(config: Mapping[str, Any]) -> HeadFacts:
     config = reader.mapping(config, "config")
     architectures = reader.texts(config.get("architectures"), "architectures", 10)
     labels = _labels(config, reader)
-    counts = (reader.count(config.get(key), key) for key in ("num_labels", "_num_labels"))
+    counts = (bounded_count(config.get(key)) for key in ("num_labels", "_num_labels"))
     return HeadFacts(
         architecture_class=architectures[0] if architectures else None,
         label_count=len(labels) if labels else next((count for count in counts if count is not None), None),
@@ -43,6 +44,11 @@ def head_facts(config: Mapping[str, Any]) -> HeadFacts:
         problem_type=reader.text(config.get("problem_type"), "problem_type"),
         model_type=reader.text(config.get("model_type"), "model_type"),
     )
+
+
+def bounded_count(value: Any) -> int | None:
+    """A number of labels that a model can have; None for anything else."""
+    return value if type(value) is int and 0 <= value <= MAX_LABEL_COUNT else None
 
 
 def _labels(config: Mapping[str, Any], reader: Reader) -> dict[int, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from indexer.cards.modelcard import ModelFacts, card_facts, read_row
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
+from indexer.untrusted import is_too_deep, load_json
 
 # What the weights and the claims of a folder depend on.
 _HASHED = (".safetensors", ".bin", ".json")
@@ -68,12 +68,12 @@ def _content_hash(folder: Path, files: list[Path]) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(folder / "config.json") or "{}")
+        found = load_json(_text(folder / "config.json") or "{}")
     except ValueError:
         return {}
-    return (
-        {key: found[key] for key in ("architectures", "model_type") if key in found} if isinstance(found, dict) else {}
-    )
+    if not isinstance(found, dict) or is_too_deep(found):
+        return {}
+    return {key: found[key] for key in ("architectures", "model_type") if key in found}
 
 
 def _text(path: Path) -> str:

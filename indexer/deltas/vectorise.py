@@ -29,6 +29,9 @@ from indexer.records.unit import Traffic, Unit
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
+# float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
+LARGEST_NORM = 2.0**120
+
 
 def vectorise(
     unit: Unit,
@@ -110,8 +113,6 @@ def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spec
 def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
     a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
     factors = lora_svd(a, b, delta.scale, unit.spec.rank)
-    if not np.isfinite(factors.norm):
-        raise Skipped("not_finite", f"the adapter's delta of {delta.key} overflows")
     shape = (b.shape[0], a.shape[1])
     found = _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed)
     return _with_spectra(found, delta, spectra)
@@ -140,6 +141,9 @@ def _delta_record(
     base: BaseMatrices,
     transposed: bool,
 ) -> DeltaRecord:
+    relative = norm / base.norms[key] if base.norms[key] else 0.0
+    if not (norm <= LARGEST_NORM and relative <= LARGEST_NORM):  # a NaN is not smaller than anything
+        raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
     return DeltaRecord(
         key=key,
         shape=shape,

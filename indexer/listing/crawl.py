@@ -41,6 +41,7 @@ from indexer.untrusted import Reader, printable
 
 MOST_PAGES = 10_000
 MOST_ROWS = 2_000_000
+MOST_ROWS_A_PAGE = 10_000
 MOST_PAGES_WITHOUT_NEWS = 3
 _SMALLER_PAGE = "100"
 _CURSOR_REFUSED = (400, 404, 410)
@@ -162,6 +163,9 @@ class _Crawl:
     def _rows_of(self, answer: Answer) -> list[Any]:
         if not isinstance(answer.value, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
+        if len(answer.value) > MOST_ROWS_A_PAGE:
+            problem = Failed("server_error", f"it holds {len(answer.value):,} rows, far more than were asked for")
+            raise as_user_error(problem, "a page of the listing")
         self.rows += len(answer.value)
         if self.rows > MOST_ROWS:
             raise AtlasError(

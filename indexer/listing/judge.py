@@ -16,9 +16,9 @@ from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
 from indexer.listing.untagged import weigh
 from indexer.names import is_hub_id
 from indexer.network.session import as_user_error
+from indexer.untrusted import is_too_deep
 
 LARGEST_ROW = 4 << 20
-DEEPEST = 100
 
 Verdict = ClaimedRow | BadRow | Rejected | None
 
@@ -94,18 +94,3 @@ class Judge:
         if claim is None:
             return Rejected(identifier, commit, why)
         return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
-
-
-def is_too_deep(value: Any) -> bool:
-    """Whether JSON is nested deeper than DEEPEST, which recursive code would trip over."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True

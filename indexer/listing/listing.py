@@ -6,6 +6,7 @@ One JSON object a line, told apart by ``kind``:
 - ``model``: a row as it was seen (left out where nothing changed), with what it claims by which question
 - ``gone``: questions that used to show a model and no longer do; without any left, it has left the Hub
 - ``bad``: a row that could not be used; ``rejected``: an untagged model that is not this base's
+- ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can go on where it stopped
 - ``base``: the base's ids
 
@@ -77,6 +78,15 @@ class Listing:
         self._read()
         return list(self._problems)
 
+    def forget_nothing(self) -> None:
+        """Remove the file where it holds nothing but that somebody asked: no row, and no crawl that could go on."""
+        state = self._read()
+        can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
+        if state.models or state.bad or state.rejected or state.renamed or can_go_on or self._problems:
+            return
+        self.path.unlink(missing_ok=True)
+        self._state = None
+
     def note_base(self, ids: Sequence[str]) -> None:
         """Remember the base's ids, the canonical one first."""
         known = self._read().ids
@@ -87,6 +97,24 @@ class Listing:
         """List one model that no crawl brought here."""
         claim = Claim(relation, claimed_by, parent)
         self._append([model_line(str(row["id"]), {"user": claim}, row, "", datetime.now(UTC))])
+
+    def rename(self, old: str, row: RawRow | None, new: str) -> None:
+        """List the model ``old`` as ``new``, with its claims, where that is not listed yet.
+
+        ``row`` is what is said of it; without one it is listed no more.
+        """
+        known = self._read().models.get(old)
+        lines: list[Line] = []
+        if row is not None and known is not None and new not in self._read().models:
+            claims = {key: claim for key, (claim, _) in known.claims.items()} or {"renamed": known.claim}
+            crawl = self._read().crawl
+            lines.append(model_line(new, claims, row, crawl.id if crawl else "", datetime.now(UTC)))
+        self._append([*lines, {"kind": "renamed", "id": old, "to": new}])
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Old names, of models that are listed under another now (or that were the base), and the new ones."""
+        return dict(self._read().renamed)
 
     def begin(self, request: CrawlRequest) -> tuple[Progress, bool]:
         """Start a crawl, or go on with an unfinished one of the same request: its progress, and whether."""
@@ -107,9 +135,10 @@ class Listing:
         lines: list[Line] = []
         new = 0
         for found in page.rows:
-            known = state.models.get(found.id)
+            name = state.name_of(found.id, found.row)
+            known = state.models.get(name)
             new += known is None
-            is_news = known is None or state.merged(found.id, found.row) != known.row
+            is_news = known is None or (name == found.id and state.merged(name, found.row) != known.row)
             claims = {page.question.key: found.claim}
             lines.append(model_line(found.id, claims, found.row if is_news else None, crawl.id, now))
         lines += [bad_line(seen_at(bad, now), crawl.id) for bad in page.bad]

@@ -10,7 +10,7 @@ from indexer.listing.claims import Claim
 from indexer.listing.questions import BadRow, Progress, RawRow
 from indexer.listing.selection import ListedModel
 from indexer.names import is_hub_id
-from indexer.untrusted import Reader
+from indexer.untrusted import Reader, is_too_deep
 
 Line = dict[str, Any]
 
@@ -92,6 +92,7 @@ class State:
         self.models: dict[str, KnownModel] = {}
         self.bad: dict[str, tuple[BadRow, str]] = {}
         self.rejected: dict[str, tuple[str, str]] = {}
+        self.renamed: dict[str, str] = {}
         self.ids: tuple[str, ...] = ()
         self.crawl: CrawlState | None = None
         self.lines = 0
@@ -103,6 +104,15 @@ class State:
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"not a line of a listing ({type(error).__name__}: {error})") from error
         self.lines += 1
+
+    def name_of(self, identifier: str, row: RawRow | None) -> str:
+        """The name under which a row's model is listed: the new one, where the row is under an old one.
+
+        Of another commit than the model that was renamed, it is another model that has taken the old name.
+        """
+        renamed = self.models.get(self.renamed.get(identifier, ""))
+        is_same = renamed is not None and (row is None or row.get("sha") in (None, renamed.row.get("sha")))
+        return renamed.id if renamed is not None and is_same else identifier
 
     def merged(self, identifier: str, row: RawRow) -> RawRow:
         """The row with what is known from before where it says less.
@@ -160,6 +170,7 @@ class State:
             {"kind": "rejected", "id": identifier, "sha": commit, "why": why}
             for identifier, (commit, why) in self.rejected.items()
         ]
+        lines += [{"kind": "renamed", "id": old, "to": new} for old, new in self.renamed.items()]
         return lines
 
     def _model(self, line: Line) -> None:
@@ -173,9 +184,14 @@ class State:
             raise ValueError("a model without an id")
         if not claims and was is None:
             raise ValueError(f"{identifier} claims nothing")
+        name = self.name_of(identifier, row)
+        if name != identifier:
+            identifier, row = name, None  # what the Hub says of it under its new name is what counts
         known = self.models.get(identifier)
         if not isinstance(row, dict) and (row is not None or known is None):
             raise ValueError(f"{identifier} has no row")
+        if is_too_deep(row):
+            raise ValueError(f"the row of {identifier} is nested too deeply")
         if known is None:
             first = moment(line.get("first_seen", line["seen"]))
             known = self.models[identifier] = KnownModel(identifier, {}, first, seen)
@@ -185,6 +201,17 @@ class State:
         known.claims.update(claims)
         known.last_claim = was or known.claim
         self.rejected.pop(identifier, None)
+        self.renamed.pop(identifier, None)
+
+    def _renamed(self, line: Line) -> None:
+        old, new = line["id"], line["to"]
+        if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
+            raise ValueError("a new name that is none")
+        self.renamed.pop(new, None)
+        self.renamed[old] = new
+        before, after = self.models.pop(old, None), self.models.get(new)
+        if before is not None and after is not None:
+            after.first_seen = min(after.first_seen, before.first_seen)
 
     def _gone(self, line: Line) -> None:
         model = self.models[line["id"]]
@@ -231,6 +258,7 @@ _HANDLERS = {
     "gone": State._gone,
     "bad": State._bad,
     "rejected": State._rejected,
+    "renamed": State._renamed,
     "base": State._base,
     "start": State._start,
     "page": State._page,

@@ -120,11 +120,11 @@ class BadRow:
     seen: datetime | None = None
 
     @classmethod
-    def of(cls, row: Any, why: str) -> BadRow:
+    def of(cls, row: Any, why: str, seen: datetime | None = None) -> BadRow:
         """Describe ``row``, whatever it is."""
         raw = json.dumps(row, default=str)[:_LONGEST_RAW]
         identifier = row.get("id") if isinstance(row, dict) else None
-        return cls(why, raw, json.dumps(identifier)[:200] if identifier is not None else raw)
+        return cls(why, raw, json.dumps(identifier)[:200] if identifier is not None else raw, seen)
 
     def as_row(self) -> dict[str, Any]:
         """The columns of the bad_rows table."""

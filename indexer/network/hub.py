@@ -22,7 +22,7 @@ from indexer.network.hub_api import GarbledError, ask, parse_json
 from indexer.network.hub_get import fetch_small
 from indexer.network.rows import filenames_in
 from indexer.network.session import as_model_error, as_user_error
-from indexer.untrusted import printable
+from indexer.untrusted import is_too_deep, printable
 
 LARGEST_JSON = 8 << 20
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -179,6 +179,8 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
     except Exception as error:
         raise as_model_error(error) from error
     _identity(row, identifier)
+    if is_too_deep(row):
+        raise Failed("malformed_row", f"the Hub's answer about {identifier} is nested too deeply")
     found: dict[str, Any] = row
     return found
 

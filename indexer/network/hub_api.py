@@ -6,7 +6,6 @@ again where the Hub says no is the business of ``indexer.network.session``.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from indexer.errors import Failed
 from indexer.network.hub_get import ensure_session, is_own
-from indexer.untrusted import printable
+from indexer.untrusted import load_json, printable
 
 Parameters = Sequence[tuple[str, str]]
 
@@ -76,9 +75,7 @@ def _ask_once(path: str, parameters: Parameters) -> Answer:
 def parse_json(body: bytes) -> Any:
     """JSON, or GarbledError for whatever is wrong with it."""
     try:
-        return json.loads(body, parse_int=_whole_number)
-    except RecursionError as error:
-        raise GarbledError("nested too deeply") from error
+        return load_json(body, whole_number=_whole_number)
     except ValueError as error:
         raise GarbledError(str(error)) from error
 

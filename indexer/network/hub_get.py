@@ -18,6 +18,7 @@ from huggingface_hub import constants, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from indexer.errors import Failed, ModelError, Skipped
+from indexer.names import is_hub_id
 from indexer.network.session import as_model_error, install_session
 from indexer.untrusted import shown
 
@@ -29,9 +30,12 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 class Patience:
     """How much trouble is borne once a body has begun.
 
-    A setback is a connection that broke, a body that was cut short or a signed address that ran out; more
+    A setback is a connection that broke, a body that was cut short, an answer to another question (the whole file,
+    another part of it, another file) or a signed address that ran out; more
     than ``setbacks`` in a row, without ``progress`` bytes in between, are too many. A server that sends fewer
-    than ``slowest`` bytes a second for longer than ``slow_seconds`` counts as one that has stopped.
+    than ``slowest`` bytes a second for longer than ``slow_seconds`` counts as one that has stopped. A small file has
+    to be whole after ``small_seconds`` of waiting for it, all tries together. Only what is waited for counts, by
+    ``clock``, not what is done with it.
     """
 
     setbacks: int = 5
@@ -40,6 +44,8 @@ class Patience:
     longest_wait: float = 8.0
     slowest: float = 1024.0
     slow_seconds: float = 60.0
+    small_seconds: float = 180.0
+    clock: Callable[[], float] = time.monotonic
 
     def wait(self, setback: int) -> None:
         """Sleep before the next try: twice as long each time."""
@@ -62,9 +68,13 @@ def ensure_session() -> None:
 
 @contextmanager
 def get(
-    address: str, endpoint: str, headers: dict[str, str], about: Callable[[ModelError], ModelError]
+    address: str,
+    endpoint: str,
+    headers: dict[str, str],
+    about: Callable[[ModelError], ModelError],
+    stay: str | None = None,
 ) -> Iterator[httpx2.Response]:
-    """One GET, its redirects followed, its body not yet read.
+    """One GET, its redirects followed, its body not yet read; with ``stay`` not to another repository than that.
 
     The access token goes to the endpoint's own origin and nowhere else. From an https endpoint nothing leads
     to plain http.
@@ -84,6 +94,9 @@ def get(
                 yield response
                 return
             address = _joined(address, response.headers["Location"])
+            found = _repository_in(address, endpoint)
+            if stay is not None and found not in (None, stay):
+                raise Skipped("renamed", f"the model is called {found} now")
         finally:
             response.close()
     raise about(Failed("server_error", "its address is a chain of redirects"))
@@ -125,6 +138,14 @@ def _origin(address: str) -> tuple[str, str, int | None]:
         return "", "", None
 
 
+def _repository_in(address: str, endpoint: str) -> str | None:
+    """The id of the repository whose file an address of the endpoint's own names."""
+    if not is_own(address, endpoint):
+        return None
+    name, resolve, _ = urlsplit(address).path.removeprefix(urlsplit(endpoint).path).strip("/").partition("/resolve/")
+    return name if resolve and is_hub_id(name) else None
+
+
 def _joined(address: str, location: str) -> str:
     try:
         return urljoin(address, location)
@@ -140,10 +161,12 @@ def fetch_small(
     *,
     endpoint: str | None = None,
     patience: Patience | None = None,
+    stay: bool = False,
 ) -> bytes:
     """A small file whole, by one plain GET.
 
-    Raises Skipped("malformed") where it is longer than ``limit`` (no more than that is read), and what the
+    Raises Skipped("renamed") where ``stay`` is asked for and the file is served from a repository of another name,
+    Skipped("malformed") where it is longer than ``limit`` (no more than that is read), and what the
     Hub's answers mean.
     """
     ensure_session()
@@ -154,9 +177,10 @@ def fetch_small(
     def about(error: ModelError) -> ModelError:
         return type(error)(error.reason, f"{shown(filename)}: {error.detail}")
 
+    waiting = Waiting(patience.clock)
     for setback in range(1, patience.setbacks + 2):
         try:
-            return _fetch_whole(url, endpoint, limit, about)
+            return _fetch_whole(url, endpoint, limit, about, patience, waiting, repository if stay else None)
         except SetbackError as problem:
             if setback > patience.setbacks:
                 raise problem.failure from problem
@@ -164,19 +188,52 @@ def fetch_small(
     raise AssertionError("unreachable")
 
 
-def _fetch_whole(url: str, endpoint: str, limit: int, about: Callable[[ModelError], ModelError]) -> bytes:
+class Waiting:
+    """Counts the ``seconds`` spent on waiting for chunks; what their taker does with them does not count."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds = 0.0
+
+    def timed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same chunks."""
+        while True:
+            before = self._clock()
+            try:
+                chunk = next(chunks, None)
+            finally:
+                self.seconds += self._clock() - before
+            if chunk is None:
+                return
+            yield chunk
+
+
+def _fetch_whole(
+    url: str,
+    endpoint: str,
+    limit: int,
+    about: Callable[[ModelError], ModelError],
+    patience: Patience,
+    waiting: Waiting,
+    stay: str | None,
+) -> bytes:
     body = bytearray()
-    with get(url, endpoint, {}, about) as response:
+    with get(url, endpoint, {}, about, stay) as response:
         if response.status_code != 200:
             raise_for_status(response, about)
-            raise about(Failed("server_error", f"the Hub answered HTTP {response.status_code}"))
+            raise SetbackError(about(Failed("server_error", f"the Hub answered HTTP {response.status_code}")))
         try:
-            for chunk in response.iter_bytes():
+            for chunk in waiting.timed(response.iter_bytes()):
+                if waiting.seconds > patience.small_seconds:
+                    raise about(Failed("timeout", f"it took longer than {patience.small_seconds:g} s"))
                 body += chunk
                 if len(body) > limit:
                     raise about(Skipped("malformed", f"it is longer than the {limit} bytes that are read"))
         except httpx2.TimeoutException as error:
-            raise SetbackError(about(Failed("timeout", "it stopped half-way"))) from error
+            stopped = about(Failed("timeout", "it stopped half-way"))
+            if waiting.seconds > patience.small_seconds:
+                raise stopped from error
+            raise SetbackError(stopped) from error
         except httpx2.TransportError as error:
             raise SetbackError(about(Failed("short_body", "it was cut short"))) from error
     return bytes(body)

@@ -85,5 +85,16 @@ def told_to_wait(status: int, headers: Mapping[str, str]) -> float | None:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(1.0, (moment - datetime.now(UTC)).total_seconds())
+    # By the server's own clock, where it tells that: ours may be set to anything.
+    return max(1.0, (_aware(moment) - _now_there(headers)).total_seconds())
+
+
+def _now_there(headers: Mapping[str, str]) -> datetime:
+    try:
+        return _aware(parsedate_to_datetime(headers.get("date", "")[:100]))
+    except (ValueError, TypeError, OverflowError):
+        return datetime.now(UTC)
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -7,8 +7,7 @@ address it is served from. Ranges are read from there: every request to ``/resol
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -18,9 +17,11 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from indexer.errors import Failed, ModelError
 from indexer.network.bandwidth import received as count_bytes
 from indexer.network.byterange import Run, check_range
+from indexer.network.floor import Floor
 from indexer.network.hub_get import (
     Patience,
     SetbackError,
+    Waiting,
     ensure_session,
     fetch_small,
     get,
@@ -51,9 +52,9 @@ class RemoteFile:
     """One file of one commit on the Hub.
 
     Raises what the Hub's answers mean (``indexer.network.hub_errors``), and Failed: ``range_ignored`` where the
-    server sends the whole file, or another part of it than was asked for; ``short_body`` and ``network``
-    where bodies keep breaking off; ``timeout``; ``file_changed`` where size, ETag or commit are not those of
-    the beginning.
+    server keeps sending the whole file, or another part of it than was asked for; ``short_body`` and ``network``
+    where bodies keep breaking off; ``timeout``; ``file_changed`` where size, ETag or commit keep being others than
+    those of the beginning. No single answer decides: what helps against a body that is cut short helps here.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class RemoteFile:
                     for chunk in chunks:
                         position += len(chunk)
                         yield chunk
-                problem = SetbackError(self._failed("short_body", f"was cut short at byte {position}"))
+                problem = self._setback("short_body", f"was cut short at byte {position}")
             except SetbackError as setback:
                 problem = setback
             if position == stop:
@@ -128,14 +129,24 @@ class RemoteFile:
         return b""
 
     def _resolve(self) -> _Location:
+        for setback in range(1, self._patience.setbacks + 2):
+            try:
+                return self._resolve_once()
+            except SetbackError as problem:
+                if setback > self._patience.setbacks:
+                    raise problem.failure from problem
+                self._patience.wait(setback)
+        raise AssertionError("unreachable")
+
+    def _resolve_once(self) -> _Location:
         try:
             found = get_hf_file_metadata(self._url, timeout=None, endpoint=self._endpoint)
         except Exception as error:
             raise self._about(meaning_of(error)) from error
         if found.size is None:
-            raise self._failed("server_error", "is given without a size")
+            raise self._setback("server_error", "is given without a size")
         if found.commit_hash and _COMMIT.fullmatch(self._commit) and found.commit_hash != self._commit:
-            raise self._failed("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
+            raise self._setback("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
         return _Location(found.size, found.etag, found.location)
 
     def _resolve_again(self) -> None:
@@ -149,29 +160,33 @@ class RemoteFile:
     def _body(self, start: int, stop: int) -> Generator[bytes]:
         """The body of the answer to one request, checked; raises SetbackError if it breaks off."""
         patience = self._patience
+        floor = Floor(patience.slowest, patience.slow_seconds)
         span = {"Range": f"bytes={start}-{stop - 1}"}
         with get(self._location.address, self._endpoint, span, self._about) as response:
             self._check(response, start, stop)
-            received = 0
+            received, waiting = 0, Waiting(patience.clock)
             try:
-                for chunk, waited in _timed(response.iter_raw()):
+                for chunk in waiting.timed(response.iter_raw()):
                     received += len(chunk)
                     self.bytes_read += len(chunk)
                     count_bytes(len(chunk))
                     if received > stop - start:
-                        raise self._failed("range_ignored", "is sent with more bytes than were asked for")
+                        raise self._setback("range_ignored", "is sent with more bytes than were asked for")
                     yield chunk
-                    if waited > patience.slow_seconds and received < patience.slowest * waited:
-                        raise SetbackError(self._failed("timeout", "comes too slowly"))
+                    if floor.is_missed(received, waiting.seconds):
+                        raise self._setback("timeout", "comes too slowly")
             except httpx2.TimeoutException as error:
-                raise SetbackError(self._failed("timeout", f"stopped at byte {start + received}")) from error
+                raise self._setback("timeout", f"stopped at byte {start + received}") from error
             except httpx2.TransportError as error:
                 reason = "short_body" if received else "network"
                 sentence = f"broke off at byte {start + received}"
-                raise SetbackError(self._failed(reason, sentence)) from error
+                raise self._setback(reason, sentence) from error
 
     def _check(self, response: httpx2.Response, start: int, stop: int) -> None:
-        """Nothing but exactly the range that was asked for, of the file that was resolved, is let through."""
+        """Nothing but exactly the range that was asked for, of the file that was resolved, is let through.
+
+        Raises SetbackError: an answer of another kind may have come from one bad cache of many.
+        """
         status = response.status_code
         if status in _REFUSALS and not is_own(self._location.address, self._endpoint):
             refused = self._failed("server_error", f"cannot be read from its signed address (HTTP {status})")
@@ -180,44 +195,35 @@ class RemoteFile:
         told = response.headers.get("Content-Range", "")
         if status == 416:
             if told.endswith(f"/{self.size}"):
-                raise self._failed("server_error", "cannot be read in parts (HTTP 416)")
-            raise self._failed("file_changed", f"has another size now ({shown(told)}, was {self.size})")
+                raise self._setback("server_error", "cannot be read in parts (HTTP 416)")
+            raise self._setback("file_changed", f"has another size now ({shown(told)}, was {self.size})")
         if status != 206:
             raise_for_status(response, self._about)
-            raise self._failed("range_ignored", f"is sent whole where a part was asked for (HTTP {status})")
+            raise self._setback("range_ignored", f"is sent whole where a part was asked for (HTTP {status})")
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            raise self._failed("range_ignored", f"is sent encoded, unasked ({shown(encoding)})")
+            raise self._setback("range_ignored", f"is sent encoded, unasked ({shown(encoding)})")
         found = _CONTENT_RANGE.fullmatch(told)
         if found is None:
-            raise self._failed("range_ignored", f"is sent without a usable Content-Range ({shown(told)})")
+            raise self._setback("range_ignored", f"is sent without a usable Content-Range ({shown(told)})")
         first, last, total = (int(number) for number in found.groups())
         if total != self.size:
-            raise self._failed("file_changed", f"has another size now ({total}, was {self.size})")
+            raise self._setback("file_changed", f"has another size now ({total}, was {self.size})")
         if (first, last) != (start, stop - 1):
-            raise self._failed("range_ignored", f"is sent from {first} to {last}, not {start} to {stop - 1}")
+            raise self._setback("range_ignored", f"is sent from {first} to {last}, not {start} to {stop - 1}")
         etag = response.headers.get("ETag")
         if self._served_etag is not None and etag != self._served_etag:
-            raise self._failed("file_changed", "was replaced while it was read (another ETag)")
+            raise self._setback("file_changed", "was replaced while it was read (another ETag)")
         self._served_etag = etag
+
+    def _setback(self, reason: str, sentence: str) -> SetbackError:
+        return SetbackError(self._failed(reason, sentence))
 
     def _failed(self, reason: str, sentence: str) -> Failed:
         return Failed(reason, f"{shown(self.name)} {sentence}")
 
     def _about(self, error: ModelError) -> ModelError:
         return type(error)(error.reason, f"{shown(self.name)}: {error.detail}")
-
-
-def _timed(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, float]]:
-    """Each chunk and the seconds waited for chunks so far; what their taker does with them does not count."""
-    waited = 0.0
-    while True:
-        before = time.monotonic()
-        chunk = next(chunks, None)
-        waited += time.monotonic() - before
-        if chunk is None:
-            return
-        yield chunk, waited
 
 
 class StreamRun(Run):

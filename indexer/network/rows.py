@@ -9,7 +9,7 @@ from typing import Any
 def commit_of(row: Mapping[str, Any]) -> str | None:
     """The commit a listing row names, None where it names none."""
     sha = row.get("sha")
-    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isalnum() else None
+    return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isascii() and sha.isalnum() else None
 
 
 def filenames_in(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 ``install_session()`` hands the library an HTTP client whose transport does this for every request of the
 process, so that ``model_info`` and its kin, which neither retry nor time out by themselves, get it too:
 
-- a connection, a read and a whole body have a time limit, and the body of an API answer a size limit;
+- a connection, a read and a whole body have a time limit, the body of an API answer a limit to its size and to what
+  parsing it may take, and every answer, from its status line on, a floor under its speed (``indexer.network.floor``);
 - a 429 waits as the ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), else as
   ``Retry-After`` says; when little of the quota is left, what is left is spread over the time that is left;
 - a 408, a 5xx or a dropped connection is tried again with a growing wait, where trying again does no harm;
@@ -28,9 +29,11 @@ import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.utils._http import hf_request_event_hook
 
+from indexer.network.floor import Floor, watch
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.pace import Pace, told_to_wait
 from indexer.network.shared_clock import common_shelf
+from indexer.untrusted import MOST_VALUES, values_in
 
 __all__ = ["Manners", "as_model_error", "as_user_error", "install_session"]
 
@@ -54,7 +57,9 @@ class Manners:
     read_seconds: float = field(default_factory=_read_seconds)
     body_seconds: float = 120.0
     total_seconds: float = 900.0
-    body_bytes: int = 64 * _MIB
+    body_bytes: int = 32 * _MIB
+    body_values: int = MOST_VALUES
+    floor: Floor = field(default_factory=Floor)
     retries: int = 5
     retries_after_timeout: int = 2
     retries_without_connection: int = 3
@@ -226,17 +231,22 @@ def _fill_in_timeouts(request: httpx2.Request, manners: Manners) -> None:
 def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: Manners) -> httpx2.Response:
     """The same answer with its body read and decoded, within the limits of ``manners``.
 
-    Raises httpx2.ReadTimeout where it takes too long, httpx2.DecodingError where it is too large or
-    unreadable. Of a redirect or an error, where the status says it all, what can be read is kept.
+    Raises httpx2.ReadTimeout where it takes too long, httpx2.DecodingError where it is unreadable, too large or
+    (before all of it is read) holds more values than should be parsed. Of a redirect or an error, where the status
+    says it all, what can be read is kept.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     deadline = time.monotonic() + manners.body_seconds
-    body = bytearray()
+    body, values = bytearray(), 0
     refusal = "" if encoding in ("", "identity", *_READABLE_ENCODINGS) else f"encoded as {encoding[:40]!r}, unasked"
     try:
         for chunk in () if refusal else response.iter_bytes():
             if len(body) + len(chunk) > manners.body_bytes:
                 refusal = f"larger than {manners.body_bytes:,} bytes"
+                break
+            values += values_in(chunk)
+            if values > manners.body_values:
+                refusal = f"one of more than {manners.body_values:,} values"
                 break
             body += chunk
             if time.monotonic() > deadline:
@@ -261,6 +271,7 @@ class PoliteClient(httpx2.Client):
         self.manners = manners
         limits = httpx2.Timeout(manners.read_seconds, connect=manners.connect_seconds)
         inner = httpx2.Client(timeout=limits, follow_redirects=False)
+        watch(inner, manners.floor)
         super().__init__(
             transport=PoliteTransport(inner, manners, pace, say),
             event_hooks={"request": [hf_request_event_hook]},

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -69,7 +70,7 @@ class FileShelf:
     """
 
     SLOTS = 64
-    # A lane that seems busy for longer than this was written before the clock was set back.
+    # A lane that seems busy for longer than this was written by another clock, or before the clock was set back.
     LONGEST = 3600.0
     _SLOT = struct.Struct("<32s3d")
 
@@ -91,13 +92,13 @@ class FileShelf:
             raise
 
     def now(self) -> float:
-        """Seconds of the clock that all processes share."""
-        return time.time()
+        """Seconds of the clock that all processes share: one that nobody sets, where it is known when it began."""
+        return time.monotonic() if _boot() else time.time()
 
     @contextmanager
     def lane(self, name: str) -> Iterator[Lane]:
         """Borrow a lane. Never fails for the file's sake: a request must not."""
-        key = hashlib.sha256(name.encode()).digest()
+        key = hashlib.sha256(f"{name}{_boot()}".encode()).digest()
         with self._threads:
             taken = self._take(key)
             if self._own is not None:
@@ -157,6 +158,15 @@ class FileShelf:
             return len(slots) * size, Lane()
         oldest = min(range(len(slots)), key=lambda number: slots[number][1])
         return oldest * size, Lane()
+
+
+@cache
+def _boot() -> str:
+    """Which start of the machine this is, and with it of the clock that nobody sets; empty where it is not told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def common_shelf(say: Say = lambda sentence: None) -> Shelf:

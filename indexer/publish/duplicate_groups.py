@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from indexer.errors import AtlasError
 from indexer.publish.duplicates import (
     CANDIDATE_COSINE,
     Groups,
@@ -67,7 +68,10 @@ class DuplicateGroups:
         for one, other, first_key, first_norm, second_key, second_norm in self._near_pairs(model_ids):
             if groups.are_together(one, other) or relative_difference(first_norm, second_norm) > self.within:
                 continue
-            difference = difference_of(self.read(first_key), self.read(second_key))
+            try:
+                difference = difference_of(self.read(first_key), self.read(second_key))
+            except AtlasError:  # a damaged record is no reason to publish nothing: `index verify` names it
+                continue
             found.append({"model_id": one, "other_id": other, "difference": difference})
             if difference <= self.within:
                 groups.join(one, other)

@@ -16,14 +16,17 @@ from datetime import UTC, datetime
 from indexer import __version__
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
+from indexer.errors import AtlasError
+from indexer.publish.aside import Aside
 from indexer.publish.duplicate_groups import DuplicateGroups
+from indexer.publish.fitting import Fitting, Misfit, plain_json
 from indexer.publish.neighbour_table import NeighbourTable
-from indexer.publish.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
+from indexer.publish.rows import Entry, Row
+from indexer.publish.rows_that_fit import fitting_listing_rows, measured
 from indexer.publish.sibling import private_copy
 from indexer.publish.tables import Tables
 from indexer.publish.vectors import Incoming, PublishedVectors
-from indexer.records.record import Record
-from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.representation import DEFAULT, Vector, representation_named
 from indexer.records.store import RecordStore
 from indexer.records.thresholds import Thresholds
 from indexer.vectors.choice import IndexChange
@@ -32,18 +35,22 @@ from indexer.vectors.choice import IndexChange
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
+LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
+
 
 @dataclass(frozen=True)
 class Publication:
     """What is to be said about one base: entries of its listing, and the build that brought them here.
 
-    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None.
+    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None; models
+    that are ``withdrawn`` go, as they are known by another name.
     """
 
     base: StoredBase
     aliases: Sequence[str]
     entries: Sequence[Entry]
     rank: int
+    withdrawn: Sequence[str] = ()
     bad_rows: Sequence[Row] | None = None
     build: Row | None = None
     index: IndexChange | None = None
@@ -117,7 +124,9 @@ class _Publisher:
         self.kept_ids = kept_ids
         self.say = say
         self.store = RecordStore(folder)
+        self.fitting = Fitting()
         self.left_out: Counter[str] = Counter()  # by representation: records that it cannot be computed from
+        self.aside = Aside(tables, self.base)
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
@@ -134,10 +143,13 @@ class _Publisher:
             if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint
         ]
         reread = [entry for entry in changed if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key]
-        stale = [ids[entry.listed.id] for entry in reread]
+        withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
+        stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
         touched = duplicates.members_with(stale)
+        self.tables.delete(("records", "deltas", "wholes", *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
+        reread = [entry for entry in reread if entry.listed.id not in self.aside.unlisted]
         self._last_seen(ids)
         published = self._wanted(representations)
         incoming = {vectors: Incoming(self.folder.root, self.base, vectors.representation) for vectors in published}
@@ -147,9 +159,11 @@ class _Publisher:
         self._unrelated()
         for vectors, arriving in incoming.items():
             self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
-        if changed:
+        if changed or withdrawn:
             duplicates.renew(touched)
         self._bad_rows()
+        if self.aside.told:
+            self.say(self.aside.told)
         if self.publication.build is not None:
             self._build_row(self.publication.build)
 
@@ -168,8 +182,12 @@ class _Publisher:
             "layers": [{"stack": stack, "layers": count} for stack, count in layers.items()],
             "deltas": [str(matrix.key) for matrix in base.layout.matrices],
             "block_bytes": base.block_bytes,
-            "config": json.dumps(dict(base.config)),
+            "config": json.dumps(plain_json(dict(base.config))),
         }
+        try:
+            self.fitting.check("bases", [row])
+        except Misfit as why:
+            raise AtlasError(f"{self.base} cannot be published: {why}.", "Choose another base.") from why
         self.tables.run("DELETE FROM bases WHERE base = ?", [self.base])
         self.tables.insert("bases", [row])
 
@@ -187,11 +205,14 @@ class _Publisher:
         return ids
 
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
-        self.tables.delete(
-            ("fine_tunes", "tags", "model_datasets", "evaluations"), [ids[entry.listed.id] for entry in changed]
-        )
+        self.tables.delete(LISTING_TABLES, [ids[entry.listed.id] for entry in changed])
         for start in range(0, len(changed), ROWS_AT_ONCE):
-            rows = [listing_rows(ids[entry.listed.id], entry) for entry in changed[start : start + ROWS_AT_ONCE]]
+            rows = []
+            for entry in changed[start : start + ROWS_AT_ONCE]:
+                try:
+                    rows.append(fitting_listing_rows(ids[entry.listed.id], entry, self.fitting))
+                except Misfit as why:
+                    self.aside.unlisted[entry.listed.id] = why
             self.tables.insert("fine_tunes", [row.fine_tune for row in rows])
             self.tables.insert("tags", [tag for row in rows for tag in row.tags])
             self.tables.insert("model_datasets", [claim for row in rows for claim in row.datasets])
@@ -218,12 +239,18 @@ class _Publisher:
             if not entry.record_key:
                 continue
             model_id = ids[entry.listed.id]
-            record = self.store.read(entry.record_key)
-            rows["records"].append(record_row(model_id, record, entry.record_key))
-            rows["deltas"].extend(delta_rows(model_id, record))
-            rows["wholes"].extend(whole_rows(model_id, record))
+            try:
+                found = measured(
+                    model_id, entry.record_key, self.publication.base, self.store, self.fitting,
+                    [incoming.representation for incoming in arriving],
+                )  # fmt: skip
+            except Misfit as why:
+                self.aside.record(entry.listed.id, model_id, why)
+                continue
+            for table, waiting in rows.items():
+                waiting.extend(found.rows[table])
             for incoming in arriving:
-                self._add(incoming, model_id, record)
+                self._add(incoming, model_id, found.vectors)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)
@@ -249,11 +276,19 @@ class _Publisher:
     def _vectors(self, vectors: PublishedVectors, arriving: Incoming, stale: Sequence[int], is_complete: bool) -> None:
         """The FAISS files, their rows, and the neighbours of one representation."""
         if not is_complete:
-            for model_id, record_key in self.tables.rows(
-                "SELECT model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' ORDER BY model_id",
+            for model_id, model, record_key in self.tables.rows(
+                "SELECT model_id, model, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' "
+                "ORDER BY model_id",
                 [self.base],
             ):
-                self._add(arriving, model_id, self.store.read(record_key))
+                try:
+                    found = measured(
+                        model_id, record_key, self.publication.base, self.store, self.fitting, [arriving.representation]
+                    )
+                except Misfit as why:
+                    self.aside.models[model] = why
+                    continue
+                self._add(arriving, model_id, found.vectors)
         name = vectors.representation.name
         if self.left_out[name]:
             self.say(f"{self.base}, {name}: models left out, as their records hold no factors: {self.left_out[name]}")
@@ -262,10 +297,11 @@ class _Publisher:
             table = NeighbourTable(self.tables, self.base, name)
             table.change(change.index, change.added, change.removed)
 
-    def _add(self, arriving: Incoming, model_id: int, record: Record) -> None:
+    def _add(self, arriving: Incoming, model_id: int, vectors: dict[str, Vector]) -> None:
         """The vector of one model, where its record holds what it is made of."""
-        if arriving.representation.is_held_by(record):
-            arriving.add(model_id, arriving.representation.vector(record))
+        vector = vectors.get(arriving.representation.name)
+        if vector is not None:
+            arriving.add(model_id, vector)
         else:
             self.left_out[arriving.representation.name] += 1
 
@@ -282,7 +318,9 @@ class _Publisher:
     def _bad_rows(self) -> None:
         if self.publication.bad_rows is not None:
             self.tables.run("DELETE FROM bad_rows WHERE base = ?", [self.base])
-            self.tables.insert("bad_rows", [{"base": self.base, **row} for row in self.publication.bad_rows])
+            rows = [{"base": self.base, **row} for row in self.publication.bad_rows]
+            self.tables.insert("bad_rows", self.fitting.those_that_fit("bad_rows", rows))
+        self.tables.insert("bad_rows", self.aside.bad_rows())
 
     def _build_row(self, build: Row) -> None:
         (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)

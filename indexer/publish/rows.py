@@ -6,10 +6,12 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from indexer.cards.head import bounded_count
 from indexer.cards.local import facts_of
 from indexer.cards.modelcard import MalformedRow, ModelFacts
 from indexer.listing.listing import ListedModel
@@ -120,7 +122,7 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
         "reason": outcome.reason if outcome and not entry.record_key else None,
         "detail": outcome.detail if outcome and not entry.record_key else None,
         "attempts": outcome.attempts if outcome else None,
-        "tried": outcome.when if outcome else None,
+        "tried": _moment(outcome.when) if outcome else None,
         "relation": listed.relation,
         "claimed_by": listed.claimed_by,
         "parent": listed.parent,
@@ -160,7 +162,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
         "relative_norm": delta_norm / base_norm if base_norm else None,
         "model_type": record.head.get("model_type"),
         "head_class": record.head.get("architecture_class"),
-        "label_count": record.head.get("label_count"),
+        "label_count": bounded_count(record.head.get("label_count")),
         "label_names": list(names) if names else None,
         "problem_type": record.head.get("problem_type"),
         "dtype": record.dtype,
@@ -169,8 +171,17 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
         "block_bytes": record.block_bytes,
         "seconds": record.seconds,
         "device": record.device,
-        "made": record.created or None,
+        "made": _moment(record.created),
     }
+
+
+def _moment(text: Any) -> datetime | None:
+    """A time of ours, UTC; None for what is none."""
+    try:
+        found = datetime.fromisoformat(text)
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def delta_rows(model_id: int, record: Record) -> list[Row]:

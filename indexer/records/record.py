@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.errors import AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import DeltaKey
 from indexer.records.energy import ranks_at
 from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
@@ -232,7 +232,7 @@ def read_record(path: Path) -> Record:
         return _from_header(json.loads(text), arrays)
     except AtlasError:
         raise
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, *WRONG_KINDS) as error:
         raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import Failed, ModelError
+from indexer.errors import WRONG_KINDS, Failed, ModelError
 from indexer.records.identity import SPECTRA_FORM, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
 from indexer.whole_files import write_atomically
@@ -17,6 +17,8 @@ from indexer.whole_files import write_atomically
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3
 BACK_OFF_SECONDS = 3600.0
+
+_MOST_ATTEMPTS = 10**6
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,15 @@ class Outcome:
 
     @property
     def seconds_since(self) -> float:
-        """Seconds since the last attempt."""
+        """Seconds since the last attempt; below zero where the clock was set back since."""
         return (datetime.now(UTC) - datetime.fromisoformat(self.when)).total_seconds()
 
     @property
     def is_due(self) -> bool:
         """Whether a failure should be tried by this build."""
         wait = BACK_OFF_SECONDS * 2 ** min(self.attempts - PATIENCE, 8) if self.attempts >= PATIENCE else 0.0
-        return self.status == "failed" and self.seconds_since >= wait
+        # A time that is still to come says nothing: waiting for it could take for ever.
+        return self.status == "failed" and not 0 <= self.seconds_since < wait
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class RecordStore:
             status="failed" if isinstance(error, Failed) else "skipped",
             reason=error.reason,
             detail=error.detail,
-            attempts=(before.attempts if before else 0) + 1,
+            attempts=min((before.attempts if before else 0) + 1, _MOST_ATTEMPTS),
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         write_atomically(self.folder.outcome(identity.digest), canonical_json(asdict(outcome)).encode())
@@ -99,7 +102,7 @@ class RecordStore:
         """The outcome in place of a record, None where there is none or it cannot be read."""
         try:
             return _outcome(json.loads(self.folder.outcome(digest).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *WRONG_KINDS):
             return None
 
     def discard(self, digest: str) -> None:
@@ -137,4 +140,13 @@ class RecordStore:
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:
-    return Outcome(identity=Identity.from_row(row.pop("identity")), **row)
+    """What a file says. Raises one of ``WRONG_KINDS`` where it is not what this program writes."""
+    found = Outcome(identity=Identity.from_row(row.pop("identity")), **row)
+    texts = (found.reason, found.detail, found.when, found.identity.model, found.identity.commit, found.identity.base)
+    if not all(isinstance(text, str) for text in texts) or found.status not in ("skipped", "failed"):
+        raise ValueError("not an outcome")
+    if type(found.attempts) is not int or not 0 < found.attempts <= _MOST_ATTEMPTS:
+        raise ValueError("not a number of attempts")
+    if datetime.fromisoformat(found.when).tzinfo is None:
+        raise ValueError("a time without a zone")
+    return found

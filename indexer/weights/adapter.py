@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -113,7 +114,18 @@ def whole_weights(checkpoint: Checkpoint) -> list[str]:
     return found
 
 
-def _pairs(checkpoint: Checkpoint) -> list[_Pair]:
+# A header's pairs are asked for three times, by paths, by names and by reading; it is a stranger's how long they take.
+_pairs_of: WeakKeyDictionary[Checkpoint, tuple[_Pair, ...]] = WeakKeyDictionary()
+
+
+def _pairs(checkpoint: Checkpoint) -> tuple[_Pair, ...]:
+    """All pairs of an adapter, worked out once. Raises Skipped."""
+    if checkpoint not in _pairs_of:
+        _pairs_of[checkpoint] = tuple(_checked_pairs(checkpoint))
+    return _pairs_of[checkpoint]
+
+
+def _checked_pairs(checkpoint: Checkpoint) -> list[_Pair]:
     config = checkpoint.adapter_config or {}
     _refuse_unsupported(config)
     rule = _ScaleRule(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,12 +11,12 @@ from typing import Any, Protocol
 from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_cache
 
 from indexer.errors import Failed, ModelError, Skipped
-from indexer.names import ModelRef
+from indexer.names import ModelRef, is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_get import Patience, ensure_session, fetch_small
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import as_model_error
-from indexer.untrusted import shown
+from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000
 # One of these is in the cache if anything of use is.
@@ -116,6 +115,7 @@ class HubRepository:
                 limit,
                 endpoint=self._endpoint,
                 patience=self._patience,
+                stay=True,
             )
         self.small_bytes += len(content)
         return content
@@ -163,8 +163,8 @@ def read_json_object(repository: Repository, path: str, limit: int) -> dict[str,
     """A JSON file that must hold an object. Raises Skipped("malformed") where it does not."""
     content = repository.read_small(path, limit)
     try:
-        found = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
+        found = load_json(content.decode())
+    except ValueError as error:
         raise Skipped("malformed", f"{shown(path)} is not JSON") from error
     if not isinstance(found, dict):
         raise Skipped("malformed", f"{shown(path)} is not a JSON object")
@@ -181,6 +181,8 @@ def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> t
         raise _named(as_model_error(error), reference) from error
     if not found.sha:
         raise Failed("server_error", f"the Hub tells no commit of {shown(reference.id)}")
+    if found.id != reference.id and is_hub_id(str(found.id)):
+        raise Skipped("renamed", f"the model is called {found.id} now")
     return found.sha, [sibling.rfilename for sibling in found.siblings or []]
 
 

@@ -6,7 +6,6 @@ Nothing here needs torch, which takes longer to load than most questions about a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import Any
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
-from indexer.untrusted import element_count, is_count, shown
+from indexer.untrusted import element_count, is_count, load_json, shown
 
 # The header of a model of 12 layers is about 20 KiB: it mostly comes with the first request.
 FIRST_GUESS = 32 << 10
@@ -85,11 +84,11 @@ def read_header(source: ByteSource) -> SafetensorsHeader:
 
 def _parse(source: ByteSource, text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
+        header = load_json(text.decode(), _no_duplicates)
     except _DuplicateNameError as error:
         raise _corrupt(source, f"names {shown(error.args[0])} twice in its header") from None
-    except (ValueError, RecursionError):
-        raise _corrupt(source, "has a header that is not JSON") from None
+    except ValueError:
+        raise _corrupt(source, "has a header that is not JSON, or holds too much") from None
     if not isinstance(header, dict):
         raise _corrupt(source, "has a header that is not a JSON object")
     return header

@@ -220,7 +220,7 @@ class Handler(BaseHTTPRequestHandler):
             stream.seek(answer.start)
             for stop in sorted(stops):
                 while done < stop:
-                    chunk = stream.read(min(throttle.chunk, stop - done))
+                    chunk = stream.read(1 if effects.drip else min(throttle.chunk, stop - done))
                     if not chunk:
                         raise _HangUp  # the file has become shorter since its length was told
                     throttle.wait(len(chunk))
@@ -228,6 +228,8 @@ class Handler(BaseHTTPRequestHandler):
                         raise _HangUp
                     self._send_counted(chunk, record)
                     done += len(chunk)
+                    if effects.drip:
+                        self.server.desk.stopping.wait(effects.drip)
                 if done == effects.hang_after:
                     self.server.desk.stopping.wait(effects.hang)
                 if done == effects.drop_after:

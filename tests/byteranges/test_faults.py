@@ -10,7 +10,7 @@ import time
 import pytest
 
 from indexer.errors import Failed
-from indexer.network.hub_get import Patience, is_own
+from indexer.network.hub_get import Patience, fetch_small, is_own
 from indexer.network.remote_file import RemoteFile
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.served import CONTENT, OTHER, QUICK, SHA, cdn_requests, remote
@@ -54,11 +54,46 @@ def test_steady_progress_through_many_breaks_is_no_failure(hub: LoopbackHub) -> 
 @pytest.mark.parametrize("name", ["model.safetensors", "plain.dat"])
 def test_a_range_that_is_ignored_is_a_failure_and_costs_little(hub: LoopbackHub, name: str) -> None:
     file = remote(hub, name)
-    hub.faults.add(name, method="GET", ignore_range=True)
+    fault = hub.faults.add(name, method="GET", ignore_range=True)
     with pytest.raises(Failed) as failure:
         file.read(0, 30_000)
     assert failure.value.reason == "range_ignored"
     assert file.bytes_read == 0
+    assert fault.struck == QUICK.setbacks + 1
+
+
+ODD_ANSWERS = {
+    "whole": {"ignore_range": True},
+    "encoded": {"gzip": True},
+    "another range": {"content_range": f"bytes 0-99/{len(CONTENT)}"},
+    "another size": {"content_range": "bytes 100-999/123"},
+    "no range": {"headers": {"Content-Range": None}},
+    "another file": {"replace_content": CONTENT + b"x"},
+    "another etag": {"replace_etag": '"another"'},
+    "too little of another": {"replace_content": CONTENT[:50]},
+    "no content": {"status": 204},
+}
+
+
+@pytest.mark.parametrize("what", ODD_ANSWERS)
+def test_one_answer_to_another_question_is_asked_for_again(hub: LoopbackHub, what: str) -> None:
+    file = remote(hub)
+    assert file.read(0, 100) == CONTENT[:100]
+    hub.faults.add("safetensors", role="cdn", nth=1, **ODD_ANSWERS[what])
+    assert file.read(100, 1000) == CONTENT[100:1000]
+    assert cdn_requests(hub) == ["bytes=0-99", "bytes=100-999", "bytes=100-999"]
+
+
+def test_one_answer_about_another_commit_or_without_a_size_is_asked_for_again(hub: LoopbackHub) -> None:
+    hub.faults.add("resolve", method="HEAD", nth=1, headers={"X-Repo-Commit": "f" * 40})
+    hub.faults.add("resolve", method="HEAD", nth=2, headers={"X-Linked-Size": None, "Content-Length": None})
+    assert remote(hub).read(0, 100) == CONTENT[:100]
+
+
+def test_one_odd_answer_for_a_small_file_is_asked_for_again(hub: LoopbackHub) -> None:
+    fault = hub.faults.add("config.json", nth=1, status=206)
+    assert fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, patience=QUICK)
+    assert fault.struck == 1
 
 
 def test_a_compressed_answer_is_refused(hub: LoopbackHub) -> None:
@@ -116,7 +151,7 @@ def test_bodies_of_a_wrong_length(hub: LoopbackHub, head: str, body: bytes, reas
     """The header promises the 100 bytes that were asked for; the body is another matter."""
     span = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/{len(CONTENT)}\r\n{head}\r\n\r\n"
     address, thread = answering(span.encode() + body)
-    file = remote(hub, patience=Patience(setbacks=0 if reason == "short_body" else 1, first_wait=0.01))
+    file = remote(hub, patience=Patience(setbacks=1 if reason == "network" else 0, first_wait=0.01))
     file._location = dataclasses.replace(file._location, address=address)
     with pytest.raises(Failed) as failure:
         file.read(0, 100)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from indexer.listing.claims import Claim, relation_to, tagged_bases
 from indexer.listing.crawl import crawl
-from indexer.listing.judge import DEEPEST, Judge, is_too_deep
+from indexer.listing.judge import Judge
 from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
+from indexer.untrusted import DEEPEST, is_too_deep
 from tests.crawl.asking import IDS, REQUEST, claims, crawled
 from tests.hub_ground import BASE, SHORT, RawServer, add_repo, asked, http, served, tags, use_endpoint
 

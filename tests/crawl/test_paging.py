@@ -153,3 +153,11 @@ def test_a_cursor_that_is_refused_starts_its_question_over_once(store, monkeypat
         hub.faults.add("cursor=", status=410)
         with pytest.raises(AtlasError):
             list(crawl(ONE))
+
+
+def test_a_page_of_far_more_rows_than_were_asked_for_is_refused(monkeypatch):
+    """Each row without an id would be a line of the listing's file."""
+    with RawServer(http([{}] * 10_001)) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        with pytest.raises(AtlasError, match="far more than were asked for"):
+            list(crawl(ONE))

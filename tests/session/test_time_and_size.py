@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import time
+import tracemalloc
 
 import httpx2
 import pytest
 from huggingface_hub import HfApi, constants, get_session
 
-from indexer.errors import Failed
+from indexer.errors import Failed, Skipped
+from indexer.names import ModelRef
+from indexer.network.hub import fetch_json
+from indexer.network.hub_api import ask
 from indexer.network.session import Manners, as_model_error
+from indexer.weights.repository import open_repository, read_json_object
 from tests.hub_ground import RawServer, asked, http, served, use_endpoint
 from tests.session.asking import failure, info
 
@@ -55,6 +60,42 @@ def test_an_endless_answer_is_refused(monkeypatch, encoded):
         assert isinstance(error, httpx2.DecodingError)
         assert "larger than" in as_model_error(error).detail
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("row", [b"{},", b"[],", b'"ab",', b'{"a":{}},', b"0,"])
+@pytest.mark.parametrize("encoded", [False, True])
+def test_an_answer_of_millions_of_values_is_refused_while_it_is_read(monkeypatch, row, encoded):
+    """Parsed, 3 million empty objects take more than 200 MB."""
+    body = b"[" + row * 3_000_000 + b"{}]"
+    answer = http(gzip.compress(body, 1), Content_Encoding="gzip") if encoded else http(body)
+    with RawServer(answer) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        tracemalloc.start()
+        try:
+            error = failure(lambda: ask("/api/models"))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert isinstance(error, httpx2.DecodingError)
+        assert "1,000,000 values" in as_model_error(error).detail
+        assert peak < 40e6
+        assert len(server.requests) == 1
+
+
+def test_the_librarys_own_questions_are_bounded_too(monkeypatch):
+    body = b'{"id": "me/model", "siblings": [' + b"{}," * 3_000_000 + b"{}]}"
+    with RawServer(http(body)) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        assert isinstance(failure(info), httpx2.DecodingError)
+
+
+def test_so_are_the_json_files_of_a_repository(store, monkeypatch):
+    (store / "me/model/many.json").write_bytes(b"[" + b"{}," * 1_500_000 + b"{}]")
+    with served(store, monkeypatch):
+        assert "more than the 1,000,000" in str(failure(lambda: fetch_json("me/model", "many.json", "main")).__cause__)
+        repository = open_repository(ModelRef("me/model"))
+        with pytest.raises(Skipped, match="not JSON"):
+            read_json_object(repository, "many.json", 16 << 20)
 
 
 def test_compressed_answers_are_read_and_other_encodings_refused(hub, monkeypatch):

@@ -1,0 +1,242 @@
+"""Whether rows fit the tables they are meant for: every limit follows from the types in schema.sql.
+
+What a row holds came from strangers: a card, a config.json, a record of somebody else's making. DuckDB would refuse
+a value that its column cannot hold, and the whole publish with it; so each model's rows are looked at beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.architectures.pattern import told
+from indexer.atlas import schema_sql
+from indexer.publish.tables import Row
+
+if TYPE_CHECKING:
+    from duckdb.typing import DuckDBPyType
+
+MOST_CHARACTERS = 1 << 20
+MOST_ITEMS = 1 << 16
+
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_EXACT_INTEGER = 1 << 53  # a larger one in a column of floating-point numbers is refused on its way in
+_BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64}
+
+# What is wrong with the values of a column; None where they all fit. Null is always among what fits.
+Check = Callable[[Sequence[Any]], str | None]
+
+
+class Misfit(ValueError):
+    """A value that its column cannot hold; the message names the column and the value."""
+
+
+class Fitting:
+    """The columns of every table of schema.sql, and whether rows fit them."""
+
+    def __init__(self) -> None:
+        self._columns = _columns()
+
+    def check(self, table: str, rows: Sequence[Row]) -> None:
+        """Raises Misfit for the first value that does not fit; ``rows`` all have the same columns."""
+        for column in rows[0] if rows else ():
+            problem = self._problem(table, column, [row[column] for row in rows])
+            if problem is not None:
+                raise Misfit(f"{table}.{column} cannot hold it: {problem}")
+
+    def without_misfits(self, table: str, row: Row) -> tuple[Row, list[str]]:
+        """The row with null in place of what does not fit, and the columns where that is so.
+
+        Raises Misfit where a column that must not be null does not fit.
+        """
+        odd = [column for column, value in row.items() if self._problem(table, column, [value]) is not None]
+        cleaned = {**row, **dict.fromkeys(odd)}
+        self.check(table, [cleaned])
+        return cleaned, odd
+
+    def those_that_fit(self, table: str, rows: Sequence[Row]) -> list[Row]:
+        """The rows without those that do not fit."""
+        try:
+            self.check(table, rows)
+        except Misfit:
+            return [row for row in rows if self._fits(table, row)]
+        return list(rows)
+
+    def _fits(self, table: str, row: Row) -> bool:
+        return all(self._problem(table, column, [value]) is None for column, value in row.items())
+
+    def _problem(self, table: str, column: str, values: Sequence[Any]) -> str | None:
+        check, is_nullable = self._columns[table][column]
+        present = [value for value in values if value is not None]
+        if len(present) < len(values) and not is_nullable:
+            return "there is none"
+        return check(present)
+
+
+@cache
+def _columns() -> dict[str, dict[str, tuple[Check, bool]]]:
+    """By table and column, what values it can hold and whether null is one of them.
+
+    From schema.sql alone: a database that somebody else made is not asked what it can hold.
+    """
+    import duckdb
+
+    found: dict[str, dict[str, tuple[Check, bool]]] = {}
+    with duckdb.connect(":memory:") as connection:
+        connection.execute(schema_sql())
+        rows = connection.execute(
+            "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() "
+            "WHERE table_name IN (SELECT table_name FROM duckdb_tables()) AND NOT internal"
+        ).fetchall()
+    for table, column, kind, is_nullable in rows:
+        check = _json if kind == "JSON" else _check_of(duckdb.type(kind))
+        found.setdefault(table, {})[column] = check, is_nullable
+    return found
+
+
+def _check_of(kind: DuckDBPyType) -> Check:
+    name = kind.id
+    if name in _BITS:
+        return _whole(_BITS[name])
+    if name == "list":
+        return _listed(_check_of(kind.children[0][1]))
+    if name == "struct":
+        return _structured({field: _check_of(inner) for field, inner in kind.children})
+    return {"float": _float, "double": _double, "boolean": _boolean, "varchar": _text, "timestamp": _moment}[name]
+
+
+def _whole(bits: int) -> Check:
+    least, most = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def check(values: Sequence[Any]) -> str | None:
+        odd = _other_than(values, int)
+        if odd is None and values and (min(values) < least or max(values) > most):
+            odd = min(values) if min(values) < least else max(values)
+            return f"{told(odd)} is no whole number of {bits} bits"
+        return odd
+
+    return check
+
+
+def _floating(largest: float, name: str) -> Check:
+    def check(values: Sequence[Any]) -> str | None:
+        odd = _other_than(values, float, int)
+        if odd is not None or not values:
+            return odd
+        with np.errstate(over="ignore"):
+            try:
+                sizes = np.abs(np.array(values, dtype=np.float64))
+            except OverflowError:
+                return "a number of more than 308 digits"
+        # A NaN is not smaller than anything.
+        if not bool((sizes <= largest).all()):
+            return f"{told(next(one for one in values if not abs(one) <= largest))} is beyond a {name}"
+        if any(type(one) is int and abs(one) > _EXACT_INTEGER for one in values):
+            return "a whole number that is not exact"
+        return None
+
+    return check
+
+
+_float = _floating(_LARGEST_FLOAT, "float32")
+_double = _floating(float(np.finfo(np.float64).max), "finite number")
+
+
+def _boolean(values: Sequence[Any]) -> str | None:
+    return _other_than(values, bool)
+
+
+def _moment(values: Sequence[Any]) -> str | None:
+    return _other_than(values, datetime)
+
+
+def _text(values: Sequence[Any]) -> str | None:
+    odd = _other_than(values, str)
+    if odd is not None:
+        return odd
+    for text in values:
+        if len(text) > MOST_CHARACTERS:
+            return f"a text of {len(text):,} characters"
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                return "a text with half a character (a lone surrogate)"
+        if "\0" in text:
+            return "a text with a zero byte"
+    return None
+
+
+def _json(values: Sequence[Any]) -> str | None:
+    def refuse(name: str) -> Any:
+        raise ValueError(name)
+
+    odd = _text(values)
+    try:
+        for text in values if odd is None else ():
+            _text_of_json(json.loads(text, parse_constant=refuse))
+    except (ValueError, RecursionError):
+        return "no JSON that everybody can read"
+    return odd
+
+
+def _text_of_json(value: Any) -> None:
+    json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+
+
+def _listed(inner: Check) -> Check:
+    def check(values: Sequence[Any]) -> str | None:
+        odd = _other_than(values, list)
+        if odd is not None:
+            return odd
+        longest = max(map(len, values), default=0)
+        if longest > MOST_ITEMS:
+            return f"a list of {longest:,} items"
+        return inner([one for one in chain.from_iterable(values) if one is not None])
+
+    return check
+
+
+def _structured(fields: dict[str, Check]) -> Check:
+    def check(values: Sequence[Any]) -> str | None:
+        odd = _other_than(values, dict)
+        if odd is not None:
+            return odd
+        for name, inner in fields.items():
+            problem = inner([one[name] for one in values if one.get(name) is not None])
+            if problem is not None:
+                return f"{name}: {problem}"
+        return None
+
+    return check
+
+
+def _other_than(values: Iterable[Any], *kinds: type) -> str | None:
+    """What of these is none of the ``kinds``, exactly: True is no whole number."""
+    if set(map(type, values)) <= set(kinds):
+        return None
+    odd = next(one for one in values if type(one) not in kinds)
+    return f"a {type(odd).__name__} where a {kinds[0].__name__} belongs"
+
+
+def plain_json(value: Any) -> Any:
+    """A stranger's JSON with nothing in it that only Python takes for JSON.
+
+    NaN and infinities become null, halves of characters U+FFFD.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {plain_json(str(key)): plain_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(inner) for inner in value]
+    return value

@@ -1,0 +1,222 @@
+"""Servers that drip: every answer has a floor under its speed, in its headers as in its body."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpcore2
+import httpx2
+import pytest
+from huggingface_hub import constants, get_session
+
+from indexer.errors import Failed
+from indexer.network.floor import Floor, WatchedStream, watch
+from indexer.network.hub_api import ask
+from indexer.network.hub_get import Patience, fetch_small
+from indexer.network.remote_file import RemoteFile
+from indexer.network.session import Manners
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import ROOT
+from tests.hub_ground import RawServer, http, served, use_endpoint
+from tests.session.asking import failure, info
+from tests.world import BASE, make_world
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Line(httpcore2.NetworkStream):
+    """A connection that takes ``seconds`` for every read and brings ``count`` bytes."""
+
+    def __init__(self, clock: Clock, count: int, seconds: float) -> None:
+        self.clock, self.count, self.seconds = clock, count, seconds
+        self.reads = 0
+
+    def read(self, max_bytes, timeout=None):
+        self.reads += 1
+        self.clock.now += self.seconds
+        return b"x" * self.count
+
+    def write(self, buffer, timeout=None):
+        self.clock.now += 1000  # time that is not spent on waiting for the answer
+
+    def close(self):
+        pass
+
+
+def watched(count: int, seconds: float) -> tuple[Clock, Line, WatchedStream]:
+    clock = Clock()
+    line = Line(clock, count, seconds)
+    stream = WatchedStream(line, Floor(clock=clock))
+    stream.write(b"GET /")
+    return clock, line, stream
+
+
+def test_a_byte_a_second_is_given_up_after_a_minute():
+    _, line, stream = watched(1, 1.0)
+    with pytest.raises(httpcore2.ReadTimeout):
+        list(map(stream.read, [65536] * 10_000))
+    assert line.reads == 61
+
+
+def test_a_modem_is_slow_enough():
+    """56 kbit/s shared by five workers, for an hour."""
+    _, _, stream = watched(1400, 1.0)
+    for _ in range(3600):
+        stream.read(65536)
+
+
+def test_what_the_reader_does_meanwhile_does_not_count():
+    """Own limits of bandwidth and matrices to decompose: the bytes lie ready when they are asked for."""
+    clock, _, stream = watched(10, 0.0)
+    for _ in range(1000):
+        stream.read(65536)
+        clock.now += 100.0
+
+
+def test_each_answer_is_counted_by_itself():
+    _, line, stream = watched(1, 1.0)
+    for _ in range(10):
+        for _ in range(50):
+            stream.read(65536)
+        stream.write(b"GET /")
+    assert line.reads == 500
+
+
+def test_the_installed_client_can_be_watched(monkeypatch):
+    """Through a proxy as well; how that is done rests on names that the library does not promise to keep."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with httpx2.Client() as client:
+        assert watch(client, Floor()) >= 2
+
+
+# As the real one, but for people who cannot wait; real seconds, as it is the wiring that is tested.
+HASTY = Manners(
+    read_seconds=5, first_wait=0.01, retries_after_timeout=0, floor=Floor(slowest=1e6, seconds=0.2), body_seconds=1000
+)  # fmt: skip
+
+
+def dripping(whole: bytes, at: int) -> list[tuple[float, bytes]]:
+    return [(0, whole[:at]), *((0.05, whole[place : place + 1]) for place in range(at, len(whole)))]
+
+
+@pytest.mark.parametrize("at", [0, 5, 40], ids=["status line", "status", "headers"])
+def test_headers_that_drip(monkeypatch, at):
+    with RawServer(dripping(http({"id": "a/b"}), at)) as server:
+        use_endpoint(monkeypatch, server.endpoint, HASTY)
+        assert isinstance(failure(info), httpx2.TimeoutException)
+
+
+def test_answers_before_the_answer_without_end(monkeypatch):
+    """HTTP 103 may be sent as often as a server likes."""
+    with RawServer([(0.05, b"HTTP/1.1 103 Early Hints\r\n\r\n")] * 1000) as server:
+        use_endpoint(monkeypatch, server.endpoint, HASTY)
+        assert isinstance(failure(info), httpx2.TimeoutException)
+
+
+def test_the_length_of_a_chunk_that_drips(monkeypatch):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with RawServer([(0, head), (0, b"1;"), *[(0.05, b"x")] * 1000]) as server:
+        use_endpoint(monkeypatch, server.endpoint, HASTY)
+        assert isinstance(failure(info), httpx2.TimeoutException)
+
+
+QUESTIONS = {
+    "a listing": ("/api/models", lambda: ask("/api/models")),
+    "a model": ("/api/models/me/model$", lambda: ask("/api/models/me/model")),
+    "its tree": ("/tree/", lambda: ask("/api/models/me/model/tree/main")),
+    "its refs": ("/refs", lambda: ask("/api/models/me/model/refs")),
+    "config.json": ("config.json", lambda: fetch_small("me/model", "config.json", "main", 100, patience=QUICK)),
+    "a range": ("safetensors", lambda: RemoteFile("me/model", "model.safetensors", "main", patience=QUICK).read(0, 32)),
+}
+QUICK = Patience(setbacks=1, first_wait=0.01)
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+def test_bodies_that_drip(store, monkeypatch, what):
+    path, question = QUESTIONS[what]
+    with served(store, monkeypatch, HASTY) as hub:
+        hub.faults.add(path, method="GET", drip=0.1)
+        error = failure(question)
+        assert isinstance(error, httpx2.TimeoutException) or (isinstance(error, Failed) and error.reason == "timeout")
+
+
+def test_a_small_file_has_a_deadline_whatever_its_speed(hub, monkeypatch):
+    """Above the floor, and still a worker's whole day: 4 MiB at 1 kB a second take more than an hour."""
+    clock = Clock()
+    chunks = iter([b"x" * 50_000] * 1000)
+
+    def slowly(_response):
+        for chunk in chunks:
+            clock.now += 20.0
+            yield chunk
+
+    monkeypatch.setattr(httpx2.Response, "iter_bytes", slowly)
+    with pytest.raises(Failed) as caught:
+        fetch_small("me/model", "config.json", "main", 1 << 30, patience=Patience(clock=clock))
+    assert caught.value.reason == "timeout"
+    assert clock.now == 200.0
+
+
+def test_setbacks_share_the_deadline_of_a_small_file(hub, monkeypatch):
+    clock = Clock()
+
+    def stops(_response):
+        clock.now += 60.0
+        raise httpx2.ReadTimeout("nothing more")
+        yield b""
+
+    monkeypatch.setattr(httpx2.Response, "iter_bytes", stops)
+    with pytest.raises(Failed):
+        fetch_small("me/model", "config.json", "main", 1 << 30, patience=Patience(clock=clock, first_wait=0.0))
+    assert clock.now == 240.0
+
+
+def test_files_read_by_the_library_itself_are_watched_too(store, monkeypatch):
+    with served(store, monkeypatch, HASTY) as hub:
+        hub.faults.add("config.json", drip=0.1)
+        address = f"{constants.ENDPOINT}/me/model/resolve/main/config.json"
+        with get_session().stream("GET", address) as response, pytest.raises(httpx2.ReadTimeout):
+            response.read()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world") / "store", per_dataset=1)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("path", "workers"), [
+    ("ann/glue-0/resolve/.*config.json", "1"), ("ann/glue-0/resolve/.*config.json", "2"),
+    ("/api/models.filter", "1"), (f"{BASE}/resolve/.*config.json", "1"), (f"repos/{BASE}", "1"),
+])  # fmt: skip
+def test_a_signal_ends_a_process_that_waits_for_a_drip(world, tmp_path, sent, path, workers):
+    with LoopbackHub(world) as hub:
+        hub.prepare()
+        hub.faults.add(path, method="GET", drip=3.0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", workers],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")},
+        )  # fmt: skip
+        try:
+            while not any(fault.struck for fault in hub.faults._table):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.02)
+            process.send_signal(sent)
+            _, said = process.communicate(timeout=30)  # a drip of its own would take hours
+        finally:
+            process.kill()
+        assert process.returncode == 128 + sent
+        assert said.strip().splitlines()[-1].startswith("Stopped")

@@ -1,0 +1,100 @@
+"""A clock that is set back, or was wrong when something was written, postpones nothing for ever."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import Failed
+from indexer.network.pace import Pace, told_to_wait
+from indexer.network.shared_clock import FileShelf
+from indexer.records import store as records
+from indexer.records.identity import Identity, Spec
+from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, Outcome, RecordStore
+from indexer.whole_files import LEFT_SECONDS, beside, remove_leftovers
+
+IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
+
+
+def failed(when: datetime, attempts: int = PATIENCE) -> Outcome:
+    return Outcome(IDENTITY, "failed", "timeout", "too slow", attempts, when.isoformat(timespec="seconds"))
+
+
+def test_a_retry_waits_for_as_long_as_it_should_and_no_longer():
+    now = datetime.now(UTC)
+    assert not failed(now - timedelta(seconds=BACK_OFF_SECONDS / 2)).is_due
+    assert failed(now - timedelta(seconds=BACK_OFF_SECONDS * 2)).is_due
+    assert failed(now, attempts=PATIENCE - 1).is_due
+
+
+@pytest.mark.parametrize("ahead", [60, 3600, 86400 * 365 * 50])
+@pytest.mark.parametrize("attempts", [1, PATIENCE, 100])
+def test_a_failure_in_the_future_is_tried_again_now(ahead, attempts):
+    assert failed(datetime.now(UTC) + timedelta(seconds=ahead), attempts).is_due
+
+
+def test_attempts_go_on_being_counted(tmp_path, monkeypatch):
+    """The next failure is written at the time that it is now, and waits as ever."""
+    store = RecordStore(AtlasFolder(tmp_path))
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone) + timedelta(days=3)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "datetime", Later)
+        for _ in range(PATIENCE):
+            store.write_outcome(IDENTITY, Failed("timeout", "too slow"))
+    found = store.outcome(IDENTITY.digest)
+    assert found is not None
+    assert found.seconds_since < 0
+    assert found.is_due
+    again = store.write_outcome(IDENTITY, Failed("timeout", "too slow"))
+    assert again.attempts == PATIENCE + 1
+    assert not again.is_due
+
+
+@pytest.mark.parametrize("change", [
+    {"when": "yesterday"}, {"when": "2024-01-01T00:00:00"}, {"when": 5}, {"attempts": "3"}, {"attempts": 10**30},
+    {"attempts": True}, {"status": "indexed"}, {"reason": None}, {"detail": ["x"]}, {"identity": []}, {"more": 1},
+])  # fmt: skip
+def test_an_outcome_of_somebody_elses_making_is_none(tmp_path, change):
+    import json
+
+    store = RecordStore(AtlasFolder(tmp_path))
+    store.write_outcome(IDENTITY, Failed("timeout", "too slow"))
+    path = store.folder.outcome(IDENTITY.digest)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert store.outcome(IDENTITY.digest) is None
+    assert store.write_outcome(IDENTITY, Failed("timeout", "too slow")).attempts == 1
+
+
+def test_what_killed_writers_left_before_the_clock_was_set_back_is_swept_up(tmp_path):
+    folder = AtlasFolder(tmp_path)
+    left = beside(folder.record("ab" + 62 * "0"))
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x")
+    os.utime(left, (0, time.time() + LEFT_SECONDS + 60))
+    remove_leftovers(folder)
+    assert not left.exists()
+
+
+def test_a_date_to_wait_for_is_one_of_the_servers_clock():
+    headers = {"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    assert told_to_wait(429, headers) == 30
+    assert told_to_wait(429, {**headers, "date": "never"}) == 1
+
+
+def test_processes_do_not_wait_for_a_clock_that_was_set_back(tmp_path, monkeypatch):
+    path = tmp_path / "shelf"
+    Pace(FileShelf(path)).pause("api", 5)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 1800)
+    turn = Pace(FileShelf(path)).take_turn("api", 3600)
+    assert turn is not None
+    assert turn <= 5
