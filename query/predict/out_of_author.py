@@ -12,6 +12,7 @@ from query.predict.evidence import Evidence, Reals, Witnesses
 from query.predict.groups import Voices
 from query.predict.learning import learn
 from query.predict.scoring import Judged, judge, judge_chance
+from query.statistics.intervals import units_of
 from query.statistics.neighbours import Integers
 
 
@@ -45,14 +46,8 @@ def try_all(witnesses: Witnesses, folds: int) -> Trial:
 
 def deal(authors: Integers, folds: int) -> list[Integers]:
     """Rows by group: each author, the one with most models first, goes to the group that has fewest models yet."""
-    sizes = np.bincount(authors)
-    groups: list[list[int]] = [[] for _ in range(min(folds, len(sizes)))]
-    filled = np.zeros(len(groups))
-    for author in np.argsort(-sizes, kind="stable"):
-        smallest = int(np.argmin(filled))
-        groups[smallest].append(int(author))
-        filled[smallest] += sizes[author]
-    return [np.flatnonzero(np.isin(authors, group)) for group in groups]
+    units = units_of(authors, folds)
+    return [np.flatnonzero(units == unit) for unit in range(int(units.max()) + 1)]
 
 
 def _try(witnesses: Witnesses, group: Integers) -> Trial:

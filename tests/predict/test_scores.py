@@ -18,7 +18,8 @@ from query.predict.calibration import evaluate_documents
 from query.predict.evidence import Witnesses
 from query.predict.learning import learn
 from query.predict.out_of_author import try_all
-from query.predict.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
+from query.predict.scoring import calibration_error, intervals, judge, judge_chance, reliability, score
+from query.statistics.intervals import wilson
 from tests.planted_documents import documents
 from tests.predict.draws import WORLDS
 
@@ -133,7 +134,7 @@ def test_scores_are_those_of_a_loop(guesses):
     got = score("together", judged, importance)
     for name, total in totals.items():
         assert getattr(got, name) == pytest.approx(total / importance.sum())
-    error, bins = 0.0, reliability("together", judged, importance)
+    error, bins = 0.0, reliability("together", judged, importance, np.arange(200) % 40)
     for number in range(10):
         inside = [row for row in range(200) if min(int(max(probabilities[row]) * 10), 9) == number]
         if inside:
@@ -169,7 +170,8 @@ def test_wilson_solves_its_equation(share, count):
     assert wilson(0.0, 10)[0] == 0.0
 
 
-def test_intervals_draw_whole_authors(guesses):
+def test_intervals_are_over_whole_authors(guesses):
+    """As wide as whole authors drawn again say, a little wider as ten are few; models alone would say less or more."""
     probabilities, truth, importance = guesses
     judged = judge(probabilities, truth)
     authors = np.arange(200) // 20
@@ -178,10 +180,32 @@ def test_intervals_draw_whole_authors(guesses):
     means = []
     for _ in range(4000):
         rows = np.concatenate([np.flatnonzero(authors == author) for author in rng.integers(0, 10, size=10)])
-        means.append(np.average(judged.brier[rows], weights=importance[rows]))
-    assert got.brier == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+        means.append(np.average(judged.log_loss[rows], weights=importance[rows]))
+    low, high = got.log_loss
+    assert low < np.average(judged.log_loss, weights=importance) < high
+    assert 1.0 < (high - low) / (2 * 1.96 * np.std(means)) < 1.5
     alone = intervals({"together": judged}, importance, np.arange(200))[0]
-    assert alone.brier != got.brier
+    assert alone.log_loss != got.log_loss
+
+
+def test_fewer_than_five_authors_have_no_interval(guesses):
+    probabilities, truth, importance = guesses
+    judged = judge(probabilities, truth)
+    (four,) = intervals({"together": judged}, importance, np.arange(200) % 4)
+    assert (four.accuracy, four.top3, four.brier, four.log_loss) == (None, None, None, None)
+    assert four.reason == "too_few_authors"
+    (five,) = intervals({"together": judged}, importance, np.arange(200) % 5)
+    assert five.reason is None
+    assert five.accuracy[0] < five.accuracy[1]
+    bins = reliability("together", judged, importance, np.arange(200) % 4)
+    assert all((one.low, one.high) == (None, None) for one in bins)
+    result = evaluate_documents(WORLDS["clear"].draw(4, "a", seed=2))
+    assert "No interval: that takes models of 5 authors, and these are of 4." in result.notes
+    assert json.loads(json.dumps(result.to_dict()))["intervals"][0] == {
+        "evidence": "together", "accuracy": None, "top3": None, "brier": None, "log_loss": None,
+        "reason": "too_few_authors",
+    }  # fmt: skip
+    assert result.figure()
 
 
 # ---- what is told ----
