@@ -83,7 +83,10 @@ def independent_changes(weights: Floats, sums: Floats, mean: float) -> Floats:
 
 
 def wilson(share: float, count: float, quantile: float = 1.959964) -> Ends:
-    """Wilson's interval of a share seen on ``count`` models: its ends p solve (share - p)² = quantile² · p (1 - p)/count."""
+    """Wilson's interval of a share seen on ``count`` models.
+
+    Its ends p solve (share - p)² = quantile² · p (1 - p)/count.
+    """
     if not np.isfinite(count):
         return share, share
     square = quantile * quantile
