@@ -193,8 +193,7 @@ def _fit_familiarity(seen: Reals, unseen: Reals, known: Reals, importance: Reals
 def _least(derivatives: Callable[[Reals], tuple[Reals, Reals]], start: Reals, lowest: Reals) -> Reals:
     """Where a convex function is least among parameters that are not below ``lowest``, by Newton's method.
 
-    A parameter at its lowest that would go below stays there, and the others move as if it were fixed. (For a handful
-    of parameters this is some thirty times faster than SciPy's L-BFGS-B, which is called a hundred times a judgement.)
+    A parameter at its lowest that would go below stays there, and the others move as if it were fixed.
     """
     found = start
     for _ in range(_MOST_STEPS):

@@ -99,8 +99,8 @@ class Interval:
     """95 % intervals (low, high) of a score over authors (``query.statistics.intervals``).
 
     All None where there are fewer than five, and ``reason`` is then ``too_few_authors``, else None. What was learnt
-    and who voted are taken as given: where whole atlases were drawn anew, accuracy, top3 and Brier score were inside
-    at least as often as they should, the log loss, which hangs on a few sure mistakes, .82 to .90 of the time.
+    and who voted are taken as given: where whole atlases were drawn anew, accuracy and Brier score were inside at
+    least as often as they should, but the log loss, which hangs on a few sure mistakes, mostly .82 to .90 of the time.
     """
 
     evidence: str
