@@ -70,6 +70,9 @@ def purity(base: str | None, representation: str, by: str, k: int | None, atlas:
     with opened_atlas(atlas) as opened:
         result = opened.purity(base, representation=representation, k=k)
         emit(result.to_dict(by_model=by == "model"), output)
+        for note in dict.fromkeys((result.interval_note, result.cross_author.interval_note)):
+            if note:
+                say(note)
 
 
 @main.command()

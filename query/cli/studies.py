@@ -139,7 +139,11 @@ def predict(
         if file is not None:
             evaluation.write(file, theme=theme)
         told = evaluation.to_dict() | ({"file": str(file)} if file else {})
-        emit({name: value for name, value in told.items() if (name, output) != ("notes", "table")}, output)
+        if output == "table":  # what follows in sentences
+            del told["notes"]
+            for row in told["intervals"]:
+                del row["reason"]
+        emit(told, output)
         for note in evaluation.notes:
             say(note)
 

@@ -1,20 +1,25 @@
 """From evidence to probabilities: two small logistic models, fitted on models whose datasets are known.
 
 First, given that the dataset is among the answers: P(d) ∝ exp(Σ weight · term_d), a conditional logit (McFadden,
-1974) whose terms are the share of the votes, its ln, ln of how common the dataset is, and ln of the likelihood ratio
-of the head. (The share beside its ln lets a clear majority be believed while a dataset without a vote is not ruled
-out; what is common collects votes by being common.) Second, whether it
-is among the answers at all, which makes "none of these": a logistic regression on how far the nearest voice
+1974) whose terms are ln of the lift (the share of the votes over that of the voices), the share of the votes, ln of
+how common the dataset is, and ln of the likelihood ratio of the head. (The share beside the lift lets a clear majority
+be believed while a dataset without a vote is not ruled out; what is common collects votes by being common.) Second,
+whether it is among the answers at all, which makes "none of these": a logistic regression on how far the nearest voice
 stands out, how well the head fits the dataset it fits best, whether its label names have been seen before, and how
 sure the first step is. Every model is shown to the second twice: as it is, and with its datasets hidden, as if
 nobody else had used them. The intercept is then moved from this even mixture to the real share of models whose
 dataset no other author names (King & Zeng, 2001). Both are pulled towards fixed values with the force of one model,
 so that little data does little.
+
+A model is learnt from with its own author left out, and that alone must teach nothing. Left out, the author makes just
+the right dataset rarer; and with a model's datasets hidden there are fewer to choose from, which makes surer. Both
+would teach the wrong way round, so no weight and no slope is negative: neither being common nor votes beyond what is
+common are evidence against a dataset, nor is being sure evidence for "none of these".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +31,7 @@ EVIDENCE = ("together", "vectors", "head")
 NONE_OF_THESE = "none of these"  # no dataset's name holds a blank
 
 # Towards what the weights of the terms are pulled.
-_USUAL_WEIGHTS = {"together": (1.5, 0.0, 0.0, 1.0), "vectors": (1.5, 0.0, 0.0), "head": (1.0, 1.0)}
+_USUAL_WEIGHTS = {"together": (1.5, 0.0, 1.5, 1.0), "vectors": (1.5, 0.0, 1.5), "head": (1.0, 1.0)}
 _PULL = 1.0
 _MOST_STEPS = 50
 
@@ -107,9 +112,10 @@ def _logistic(log_odds: Reals) -> Reals:
 
 def _terms(kind: str, evidence: Evidence) -> tuple[Reals, ...]:
     """The terms of the first model, (rows, answers) each."""
+    lift = evidence.log_votes - evidence.log_common
     return {
-        "together": (evidence.log_votes, evidence.share, evidence.log_common, evidence.head),
-        "vectors": (evidence.log_votes, evidence.share, evidence.log_common),
+        "together": (lift, evidence.share, evidence.log_common, evidence.head),
+        "vectors": (lift, evidence.share, evidence.log_common),
         "head": (evidence.log_common, evidence.head),
     }[kind]
 
@@ -138,24 +144,21 @@ def _given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) -> R
 
 
 def _fit_weights(terms: Sequence[Reals], shown: Evidence, importance: Reals, usual: Reals) -> Reals:
-    """Newton's method on the log-likelihood of the conditional logit, which is concave, less the pull.
+    """The weights, none negative, that maximise the log-likelihood of the conditional logit less the pull.
 
     Its gradient is observed less expected terms, its curvature minus the covariance of the terms.
     """
-    weights = usual
     known = importance * shown.known
     observed = np.array([importance @ _along(shown.truth, term) for term in terms])
-    for _ in range(_MOST_STEPS):
+
+    def derivatives(weights: Reals) -> tuple[Reals, Reals]:
         given = _given_known(terms, weights, shown.present)
         means = np.array([_along(given, term) for term in terms])
-        gradient = observed - means @ known - _PULL * (weights - usual)
         products = np.array([[known @ _along(given * one, other) for other in terms] for one in terms])
         covariance = products - (means * known) @ means.T
-        step = np.clip(np.linalg.solve(covariance + _PULL * np.eye(len(usual)), gradient), -1, 1)
-        weights = weights + step
-        if np.abs(step).max() < 1e-6:
-            break
-    return weights
+        return means @ known - observed + _PULL * (weights - usual), covariance + _PULL * np.eye(len(usual))
+
+    return _least(derivatives, usual, np.zeros(len(usual)))
 
 
 def _along(left: Reals, right: Reals) -> Reals:
@@ -176,14 +179,30 @@ def _fit_familiarity(seen: Reals, unseen: Reals, known: Reals, importance: Reals
     spread = np.sqrt((weight * np.nan_to_num(signs - centre) ** 2).sum(axis=0) / total)
     plain = Familiarity(centre, np.where(spread > 1e-9, spread, 1), np.zeros(len(centre)), 0.0)
     design = np.concatenate([np.ones((len(signs), 1)), plain.standardised(signs)], axis=1)
-    pull = np.diag([1e-9] + [_PULL] * len(centre))
-    fitted = np.zeros(design.shape[1])
-    for _ in range(_MOST_STEPS):
+    pull = np.array([1e-9] + [_PULL] * len(centre))
+
+    def derivatives(fitted: Reals) -> tuple[Reals, Reals]:
         expected = _logistic(design @ fitted)
-        gradient = design.T @ (counted * (is_seen - expected)) - pull @ fitted
-        curvature = (design * (counted * expected * (1 - expected))[:, None]).T @ design + pull
-        step = np.clip(np.linalg.solve(curvature, gradient), -1, 1)
-        fitted = fitted + step
-        if np.abs(step).max() < 1e-6:
-            break
+        curvature = (design * (counted * expected * (1 - expected))[:, None]).T @ design + np.diag(pull)
+        return design.T @ (counted * (expected - is_seen)) + pull * fitted, curvature
+
+    fitted = _least(derivatives, np.zeros(design.shape[1]), np.array([-np.inf] + [0.0] * len(centre)))
     return replace(plain, slopes=fitted[1:], intercept=float(fitted[0]))
+
+
+def _least(derivatives: Callable[[Reals], tuple[Reals, Reals]], start: Reals, lowest: Reals) -> Reals:
+    """Where a convex function is least among parameters that are not below ``lowest``, by Newton's method.
+
+    A parameter at its lowest that would go below stays there, and the others move as if it were fixed.
+    """
+    found = start
+    for _ in range(_MOST_STEPS):
+        gradient, curvature = derivatives(found)
+        moving = np.flatnonzero((found > lowest) | (gradient < 0))
+        step = np.zeros(len(found))
+        step[moving] = np.linalg.solve(curvature[np.ix_(moving, moving)], gradient[moving])
+        moved = np.maximum(found - np.clip(step, -1, 1), lowest)
+        change, found = np.abs(moved - found).max(), moved
+        if change < 1e-6:
+            break
+    return found

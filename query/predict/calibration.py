@@ -16,6 +16,7 @@ from query.predict.evidence import Reals, Witnesses
 from query.predict.learning import TOO_FEW
 from query.predict.out_of_author import Trial, try_all
 from query.predict.scoring import Bin, Interval, Score, intervals, reliability, score
+from query.statistics.intervals import FEWEST_AUTHORS, too_few
 
 if TYPE_CHECKING:
     import pandas
@@ -138,6 +139,7 @@ def evaluate_documents(
     voices = witnesses.voices
     trial = try_all(witnesses, folds)
     importance = 1 / np.bincount(voices.of_model)[voices.of_model[trial.rows]]
+    of_author = voices.authors[trial.rows]
     return Evaluation(
         base=base,
         representation=representation,
@@ -149,12 +151,19 @@ def evaluate_documents(
         with_head=sum(head.kind is not None for head in documents.heads),
         calibrated=trial.is_calibrated,
         scores=tuple(score(name, one, importance) for name, one in trial.judged.items()),
-        intervals=intervals(trial.judged, importance, voices.authors[trial.rows]),
+        intervals=intervals(trial.judged, importance, of_author),
         none_of_these=tuple(_none_score(name, trial, importance) for name in EVIDENCE),
-        reliability=tuple(one for name in EVIDENCE for one in reliability(name, trial.judged[name], importance)),
-        notes=() if trial.is_calibrated else (TOO_FEW,),
+        reliability=tuple(
+            one for name in EVIDENCE for one in reliability(name, trial.judged[name], importance, of_author)
+        ),
+        notes=_notes(trial.is_calibrated, len(set(documents.authors))),
         outcomes=_outcomes(witnesses, trial, importance),
     )
+
+
+def _notes(is_calibrated: bool, authors: int) -> tuple[str, ...]:
+    few = (too_few(authors),) if authors < FEWEST_AUTHORS else ()
+    return (*(() if is_calibrated else (TOO_FEW,)), *few)
 
 
 def _nobody_to_ask(documents: Documents) -> str:

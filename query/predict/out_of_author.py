@@ -9,8 +9,10 @@ import numpy as np
 
 from query.predict.answers import EVIDENCE
 from query.predict.evidence import Evidence, Reals, Witnesses
+from query.predict.groups import Voices
 from query.predict.learning import learn
 from query.predict.scoring import Judged, judge, judge_chance
+from query.statistics.intervals import units_of
 from query.statistics.neighbours import Integers
 
 
@@ -44,14 +46,8 @@ def try_all(witnesses: Witnesses, folds: int) -> Trial:
 
 def deal(authors: Integers, folds: int) -> list[Integers]:
     """Rows by group: each author, the one with most models first, goes to the group that has fewest models yet."""
-    sizes = np.bincount(authors)
-    groups: list[list[int]] = [[] for _ in range(min(folds, len(sizes)))]
-    filled = np.zeros(len(groups))
-    for author in np.argsort(-sizes, kind="stable"):
-        smallest = int(np.argmin(filled))
-        groups[smallest].append(int(author))
-        filled[smallest] += sizes[author]
-    return [np.flatnonzero(np.isin(authors, group)) for group in groups]
+    units = units_of(authors, folds)
+    return [np.flatnonzero(units == unit) for unit in range(int(units.max()) + 1)]
 
 
 def _try(witnesses: Witnesses, group: Integers) -> Trial:
@@ -59,7 +55,7 @@ def _try(witnesses: Witnesses, group: Integers) -> Trial:
     shown = witnesses.evidence(group)
     hidden = witnesses.evidence(group, is_hidden=True)
     guesses = learnt.probabilities(shown)
-    guesses["majority"] = _majority(shown, learnt.none)
+    guesses["majority"] = _majority(witnesses.voices, shown, learnt.none)
     judged = {name: judge(guess, _whole_truth(shown)) for name, guess in guesses.items()}
     judged["chance"] = judge_chance(shown.present, _whole_truth(shown))
     concealed = learnt.probabilities(hidden).items()
@@ -77,9 +73,14 @@ def _whole_truth(evidence: Evidence) -> Reals:
     return np.concatenate([evidence.truth, 1 - evidence.known[:, None]], axis=1)
 
 
-def _majority(shown: Evidence, none: float) -> Reals:
-    """Each dataset by its share of the other authors' sweeps, whatever the model looks like."""
-    share = np.where(shown.present, np.exp(shown.log_common), 0)
+def _majority(voices: Voices, shown: Evidence, none: float) -> Reals:
+    """Each dataset by its share of all sweeps, whatever the model looks like.
+
+    The model's own sweep is counted too. Without it just the dataset that is right would be rarer than it is: where
+    all are equally common, this baseline would never be right, and anything would look good beside it.
+    """
+    share = np.where(shown.present, voices.shares.sum(axis=0), 0).astype(np.float64)
+    share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
     nothing = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
     return np.concatenate([(1 - nothing) * share, nothing], axis=1)
 

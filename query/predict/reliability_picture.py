@@ -21,8 +21,8 @@ _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "togeth
 def reliability_figure(bins: Sequence[Bin], scores: Sequence[Score], theme: str = "light") -> Figure:
     """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
 
-    A calibrated prediction has its points on the diagonal, within their 95 % intervals. Bars: how many models; the
-    area of a point grows with them.
+    A calibrated prediction has its points on the diagonal, within their 95 % intervals over authors; none is drawn
+    where models are of fewer than five. Bars: how many models; the area of a point grows with them.
     """
     figure, panels = styled_grid(7.2, 2.9, 1, len(_TITLES), theme)
     colours = THEMES[theme]
@@ -41,7 +41,8 @@ def _draw(panel: Any, bins: list[Bin], colour: str, colours: Theme) -> None:
     for one in bins:
         place = min(int(one.probability * BINS), BINS - 1)
         panel.bar((place + 0.5) * width, one.share, 0.86 * width, color=colours.faint, zorder=1)
-        panel.plot([one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3)
+        if one.low is not None and one.high is not None:
+            panel.plot([one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3)
         size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with what stands behind it
         panel.scatter([one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0)
     panel.plot([0, 1], [0, 1], color=colours.rest, linewidth=1, linestyle=(0, (4, 3)), zorder=2)

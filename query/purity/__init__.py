@@ -1,1 +1,1 @@
-"""Parts of `query purity`: neighbours in order, labels laid on models, and permutations of them."""
+"""Parts of `query purity`: neighbours in order, labels laid on models, permutations of them, and intervals."""

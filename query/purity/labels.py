@@ -34,7 +34,7 @@ class Trial:
     """
 
     def __init__(self, order: Order, excluded: Integers, labels: list[frozenset[str]], k: int | None) -> None:
-        self.order, self.excluded, self.labels = order, excluded, labels
+        self.order, self.excluded, self.labels, self.k = order, excluded, labels, k
         held = {(name, group) for group, names in zip(excluded.tolist(), labels, strict=True) for name in names}
         holders = Counter(name for name, _ in held)
         self.names = sorted(name for name, groups in holders.items() if groups > 1)

@@ -16,7 +16,9 @@ import numpy as np
 
 from query.population import Population, representatives
 from query.purity.labels import DatasetPurity, Floats, Trial
+from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
 from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
+from query.statistics.without import interval
 
 _TIE = 1e-12  # two means that differ by less are the same sum in another order
 
@@ -38,7 +40,8 @@ class Score:
 
     ``models`` and ``datasets`` count what was scored: models with at least one match among their candidates,
     and the datasets (rows of ``by_dataset``) on which at least one model could be scored. ``candidates``
-    counts the models that took part as possible neighbours. ``p_value`` is (1 + #≥)/(1 + draws).
+    counts the models that took part as possible neighbours, ``authors`` those of scored models. ``p_value`` is
+    (1 + #≥)/(1 + draws). ``ci_reason``: None, or ``too_few_authors`` where there is no interval for that reason.
     """
 
     models: int
@@ -49,10 +52,17 @@ class Score:
     chance: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
+    ci_reason: str | None = None
     p_value: float | None = None
     by_dataset: tuple[DatasetPurity, ...] = ()
     note: str = ""
+    authors: int = 0
     by_model: tuple[ModelPurity, ...] = field(default=(), repr=False)
+
+    @property
+    def interval_note(self) -> str:
+        """Why there is no interval, as a sentence; empty where there is one, or no purity either."""
+        return too_few(self.authors) if self.ci_reason == TOO_FEW_AUTHORS else ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def _rows(rows: Sequence[DatasetPurity] | Sequence[ModelPurity]) -> list[dict[st
 
 
 def purity(population: Population, *, k: int | None = None, draws: int = 1000, seed: int = 0) -> PurityResult:
-    """Purity of ``population``, plain and cross-author, with bootstrap intervals and permutation p-values.
+    """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
     ``k``: look at the k nearest instead of the m_f nearest (at all candidates where there are fewer).
     Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10): far finer than float32, far
@@ -91,8 +101,8 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
     blocks; ties go to the lower id. Raises ValueError on vectors that are not finite, ids that repeat, columns
     of different lengths, k < 1 or draws < 1.
 
-    Interval: percentiles 2.5 and 97.5 of the mean over authors resampled with replacement (over models where
-    all scored models are one author's).
+    Interval: 95 %, from how purity moves when each author in turn is taken away (``query.statistics.without``); none
+    where scored models are of fewer than five authors.
 
     p, plain: the label sets are permuted freely among the candidates. p, cross-author: models of one author
     with one label set (a sweep) are never independent, so they move as one and keep a common label set, and
@@ -135,7 +145,7 @@ def _score(trial: Trial, authors: Integers, names: Sequence[str], draws: int, rn
     if not len(scored):
         return Score(0, len(names), 0, note=_why_nothing(trial, authors))
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
-    low, high = _bootstrap(purity, authors[scored], draws, rng)
+    ends = interval(trial, authors, scored, purity)
     return Score(
         models=len(scored),
         candidates=len(names),
@@ -143,8 +153,10 @@ def _score(trial: Trial, authors: Integers, names: Sequence[str], draws: int, rn
         purity=float(purity.mean()),
         purity_by_dataset_mean=float(np.mean([row.purity for row in by_dataset])),
         chance=float(chance.mean()),
-        ci_low=low,
-        ci_high=high,
+        ci_low=ends[0] if ends else None,
+        ci_high=ends[1] if ends else None,
+        ci_reason=None if ends else TOO_FEW_AUTHORS,
+        authors=len(np.unique(authors[scored])),
         p_value=_p_value(trial, float((purity - chance).mean()), draws, rng),
         by_dataset=tuple(by_dataset),
         note=_caution(trial, chance),
@@ -171,18 +183,6 @@ def _caution(trial: Trial, chance: Floats) -> str:
         return "Every candidate of every scored model matches it: purity is 1 whatever the vectors are."
     ways = trial.sweeps.ways
     return f"Only {ways} ways to exchange the labels: p cannot be below {1 / ways:.2g}." if ways < 20 else ""
-
-
-def _bootstrap(purity: Floats, authors: Integers, draws: int, rng: np.random.Generator) -> tuple[float, float]:
-    """95 % interval of the mean when authors are drawn again (models, where there is one author)."""
-    units = codes_of(authors.tolist()) if len(set(authors.tolist())) > 1 else np.arange(len(purity))
-    sums, sizes = np.bincount(units, weights=purity), np.bincount(units)
-    means = np.empty(draws)
-    for draw in range(draws):
-        chosen = rng.integers(len(sums), size=len(sums))
-        means[draw] = sums[chosen].sum() / sizes[chosen].sum()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _p_value(trial: Trial, observed: float, draws: int, rng: np.random.Generator) -> float:

@@ -51,7 +51,8 @@ _WORDS = (
     ),
     (
         "interval, p",
-        "The 95 % interval says how far a number could move if other authors had happened to upload. p is the share of "
+        "The 95 % interval says how far a number could move if other authors had happened to upload; fewer than five "
+        "authors cannot tell. p is the share of "
         "random shufflings that do at least as well: below 0.05 is usually taken as more than chance.",
     ),
     (

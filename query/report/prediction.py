@@ -75,7 +75,7 @@ def _write_scores(evaluation: Evaluation, writer: Writer) -> None:
         [
             (
                 _EVIDENCE.get(score.evidence, score.evidence), percent(score.accuracy),
-                " – ".join(map(percent, ends[score.evidence].accuracy)) if score.evidence in ends else None,
+                " – ".join(map(percent, ends[score.evidence].accuracy or ())) or None,
                 percent(score.top3), decimal(score.brier), decimal(score.calibration_error),
             )
             for score in evaluation.scores

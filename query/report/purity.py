@@ -161,8 +161,9 @@ def _cells(score: Score) -> tuple[str, ...]:
 
 
 def _notes(result: PurityResult) -> list[str]:
-    across = result.cross_author.note
-    return [result.note, f"across authors: {across}" if across and across != result.note else ""]
+    across = [result.cross_author.note, result.cross_author.interval_note]
+    own = [result.note, result.interval_note]
+    return [*own, *(f"across authors: {note}" for note in across if note and note not in own)]
 
 
 def _in_a_line(result: PurityResult) -> str:

@@ -57,7 +57,7 @@ def _show(run: Terminal) -> None:
     )
     for name in REPRESENTATIONS:
         row = json.loads(run(f"query purity --base {BASE} --representation {name} --json", show=False))
-        interval = f"{row['ci_low']:.2f}–{row['ci_high']:.2f}"
+        interval = "too few authors" if row["ci_low"] is None else f"{row['ci_low']:.2f}–{row['ci_high']:.2f}"
         other = row["cross_author"]
         print(
             f"{name:<16}{row['purity']:>8.3f}{interval:>18}{row['chance']:>8.3f}{row['p_value']:>8.3f}"

@@ -44,7 +44,8 @@ def _draw_base(axes: Any, one: BaseResults, *, is_first: bool) -> None:
         ):
             if score.get("purity") is None:
                 continue
-            axes.plot([score["ci_low"], score["ci_high"]], [place, place], color=colour, linewidth=2, alpha=0.5)
+            if score["ci_low"] is not None:
+                axes.plot([score["ci_low"], score["ci_high"]], [place, place], color=colour, linewidth=2, alpha=0.5)
             axes.plot(score["purity"], place, "o", color=colour, markersize=5)
             axes.plot([score["chance"]] * 2, [place - APART, place + APART], color=ink, linewidth=1.2)
     axes.set_xlim(0, 1)

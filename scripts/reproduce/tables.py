@@ -92,7 +92,8 @@ def _score(score: Mapping[str, Any], best: float | None) -> str:
     if value is None:
         return score.get("note") or NONE
     shown = f"**{value:.2f}**" if value == best else f"{value:.2f}"
-    interval = f"({score['ci_low']:.2f}–{score['ci_high']:.2f})"
+    is_known = score.get("ci_low") is not None
+    interval = f"({score['ci_low']:.2f}–{score['ci_high']:.2f})" if is_known else "(too few authors)"
     return f"{shown} {interval}, chance {score['chance']:.3f}, p {score['p_value']:.3f}"
 
 

@@ -112,7 +112,8 @@ def test_a_model_of_an_unseen_dataset_gets_none_of_these():
     world = World.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
     found = world.draw(150, "a", seed=4)
     rng = np.random.default_rng(9)
-    for number in range(5):
+    by_vectors = []
+    for number in range(20):
         vector = rng.normal(size=24)
         head = Head(CLASSIFIER, 3, frozenset({f"new{number} x", f"new{number} y", "z"}))
         facts = {"model_id": None, "declared": (), "repeats": (), "notes": ()}
@@ -122,7 +123,8 @@ def test_a_model_of_an_unseen_dataset_gets_none_of_these():
         best = predict_subject(unseen, found, k=10).answers[0]
         assert best.dataset == NONE_OF_THESE
         assert best.probability > 0.8
-        assert best.vectors > 3 * 0.1  # the share of new datasets
+        by_vectors.append(best.vectors)
+    assert np.mean(by_vectors) > 5 * 0.1  # the share of new datasets; some vectors lie near a known one by chance
     result = evaluate_documents(found)
     together = next(one for one in result.none_of_these if one.evidence == "together")
     assert together.share == pytest.approx(0.1, abs=0.06)

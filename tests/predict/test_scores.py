@@ -18,7 +18,8 @@ from query.predict.calibration import evaluate_documents
 from query.predict.evidence import Witnesses
 from query.predict.learning import learn
 from query.predict.out_of_author import try_all
-from query.predict.scoring import calibration_error, intervals, judge, judge_chance, reliability, score, wilson
+from query.predict.scoring import calibration_error, intervals, judge, judge_chance, reliability, score
+from query.statistics.intervals import wilson
 from tests.planted_documents import documents
 from tests.predict.draws import WORLDS
 
@@ -34,7 +35,7 @@ def fitted():
 
 
 def terms_of(evidence, kind):
-    both = [evidence.log_votes, evidence.share, evidence.log_common]
+    both = [evidence.log_votes - evidence.log_common, evidence.share, evidence.log_common]
     return {"together": [*both, evidence.head], "vectors": both, "head": [evidence.log_common, evidence.head]}[kind]
 
 
@@ -42,7 +43,7 @@ def terms_of(evidence, kind):
 def test_weights_maximise_the_penalised_likelihood(fitted, kind):
     learnt, shown, _, importance = fitted
     counted = importance if kind == "vectors" else importance * shown.has_head
-    usual = {"together": [1.5, 0, 0, 1], "vectors": [1.5, 0, 0], "head": [1, 1]}[kind]
+    usual = {"together": [1.5, 0, 1.5, 1], "vectors": [1.5, 0, 1.5], "head": [1, 1]}[kind]
 
     def loss(weights):
         total = 0.5 * sum((one - other) ** 2 for one, other in zip(weights, usual, strict=True))
@@ -53,12 +54,12 @@ def test_weights_maximise_the_penalised_likelihood(fitted, kind):
             total -= counted[row] * (shown.truth[row, columns] * logs).sum()
         return total
 
-    best = minimize(loss, usual, method="BFGS", options={"gtol": 1e-6})
+    best = minimize(loss, usual, method="SLSQP", bounds=[(0, None)] * len(usual), options={"ftol": 1e-12})
     np.testing.assert_allclose(learnt.calibrations[kind].weights, best.x, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", EVIDENCE)
-def test_familiarity_is_the_logistic_regression_of_scikit_learn(fitted, kind):
+def test_familiarity_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     learnt, shown, hidden, importance = fitted
     calibration = learnt.calibrations[kind]
     counted = importance if kind == "vectors" else importance * shown.has_head
@@ -85,9 +86,18 @@ def test_familiarity_is_the_logistic_regression_of_scikit_learn(fitted, kind):
         assert found.spread[column] == pytest.approx(math.sqrt(variance), abs=1e-6)
     scaled = np.nan_to_num((both - found.centre) / found.spread)
     is_seen = np.repeat([1, 0], [len(known), len(known)])
-    other = LogisticRegression(C=1.0, tol=1e-10, max_iter=5000).fit(scaled, is_seen, sample_weight=weights)
-    np.testing.assert_allclose(found.slopes, other.coef_[0], atol=2e-3)
-    assert found.intercept == pytest.approx(other.intercept_[0], abs=2e-3)
+    free = LogisticRegression(C=1.0, tol=1e-10, max_iter=5000).fit(scaled, is_seen, sample_weight=weights)
+
+    def loss(parameters):
+        odds = parameters[0] + scaled @ parameters[1:]
+        return weights @ (np.logaddexp(0, odds) - is_seen * odds) + 0.5 * np.square(parameters[1:]).sum()
+
+    start = [free.intercept_[0], *np.maximum(free.coef_[0], 0)]
+    bounds = [(None, None)] + [(0, None)] * scaled.shape[1]
+    best = minimize(loss, start, method="SLSQP", bounds=bounds, options={"ftol": 1e-13, "maxiter": 500}).x
+    if (free.coef_[0] > 0).all():
+        np.testing.assert_allclose(best, [free.intercept_[0], *free.coef_[0]], atol=2e-3)
+    np.testing.assert_allclose([found.intercept, *found.slopes], best, atol=2e-3)
 
 
 def test_the_share_of_none_follows_the_rule_of_succession():
@@ -124,7 +134,7 @@ def test_scores_are_those_of_a_loop(guesses):
     got = score("together", judged, importance)
     for name, total in totals.items():
         assert getattr(got, name) == pytest.approx(total / importance.sum())
-    error, bins = 0.0, reliability("together", judged, importance)
+    error, bins = 0.0, reliability("together", judged, importance, np.arange(200) % 40)
     for number in range(10):
         inside = [row for row in range(200) if min(int(max(probabilities[row]) * 10), 9) == number]
         if inside:
@@ -160,7 +170,8 @@ def test_wilson_solves_its_equation(share, count):
     assert wilson(0.0, 10)[0] == 0.0
 
 
-def test_intervals_draw_whole_authors(guesses):
+def test_intervals_are_over_whole_authors(guesses):
+    """As wide as whole authors drawn again say, a little wider as ten are few; models alone would say less or more."""
     probabilities, truth, importance = guesses
     judged = judge(probabilities, truth)
     authors = np.arange(200) // 20
@@ -169,10 +180,32 @@ def test_intervals_draw_whole_authors(guesses):
     means = []
     for _ in range(4000):
         rows = np.concatenate([np.flatnonzero(authors == author) for author in rng.integers(0, 10, size=10)])
-        means.append(np.average(judged.brier[rows], weights=importance[rows]))
-    assert got.brier == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+        means.append(np.average(judged.log_loss[rows], weights=importance[rows]))
+    low, high = got.log_loss
+    assert low < np.average(judged.log_loss, weights=importance) < high
+    assert 1.0 < (high - low) / (2 * 1.96 * np.std(means)) < 1.5
     alone = intervals({"together": judged}, importance, np.arange(200))[0]
-    assert alone.brier != got.brier
+    assert alone.log_loss != got.log_loss
+
+
+def test_fewer_than_five_authors_have_no_interval(guesses):
+    probabilities, truth, importance = guesses
+    judged = judge(probabilities, truth)
+    (four,) = intervals({"together": judged}, importance, np.arange(200) % 4)
+    assert (four.accuracy, four.top3, four.brier, four.log_loss) == (None, None, None, None)
+    assert four.reason == "too_few_authors"
+    (five,) = intervals({"together": judged}, importance, np.arange(200) % 5)
+    assert five.reason is None
+    assert five.accuracy[0] < five.accuracy[1]
+    bins = reliability("together", judged, importance, np.arange(200) % 4)
+    assert all((one.low, one.high) == (None, None) for one in bins)
+    result = evaluate_documents(WORLDS["clear"].draw(4, "a", seed=2))
+    assert "No interval: that takes models of 5 authors, and these are of 4." in result.notes
+    assert json.loads(json.dumps(result.to_dict()))["intervals"][0] == {
+        "evidence": "together", "accuracy": None, "top3": None, "brier": None, "log_loss": None,
+        "reason": "too_few_authors",
+    }  # fmt: skip
+    assert result.figure()
 
 
 # ---- what is told ----

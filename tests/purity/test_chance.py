@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import random
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from query.purity.purity import purity
 from tests.purity.loops import Models, candidates_of, check_against_naive, clusters, mean, naive
@@ -68,47 +68,58 @@ def test_cross_author_p_is_that_of_all_moves_of_whole_authors():
     assert got == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / 2000))
 
 
-def test_interval_is_that_of_resampled_authors():
-    """Authors who are good or bad at it as a whole: far wider than models drawn one by one would say."""
+def test_interval_is_that_of_authors_taken_away_one_at_a_time():
+    """Purity of each population without an author, by loops; the formulas written out with matrices."""
     rng = np.random.default_rng(9)
     vectors, labels, authors = [], [], []
-    for author in range(10):
-        for _ in range(int(rng.integers(5, 20))):
+    for author in range(7):
+        for _ in range(int(rng.integers(3, 9))):
             labels.append("abcd"[int(rng.integers(4))])
             place = np.eye(6)["abcd".index(labels[-1])] if author % 2 else np.eye(6)[4]
             vectors.append(place + 0.05 * rng.standard_normal(6))
             authors.append(f"a{author}")
-    result = purity(Models(vectors, labels, authors), draws=4000)
-    by_author = {}
-    for row in result.by_model:
-        by_author.setdefault(row.model.split("/")[0], []).append(row.purity)
-    dice = random.Random(1)
-    names = sorted(by_author)
-    means = sorted(
-        np.mean([p for name in dice.choices(names, k=len(names)) for p in by_author[name]]) for _ in range(4000)
-    )
-    assert result.ci_low == pytest.approx(means[100], abs=0.01)
-    assert result.ci_high == pytest.approx(means[3899], abs=0.01)
-    assert result.ci_low < result.purity < result.ci_high
-    by_model = 2 * 1.96 * np.std([row.purity for row in result.by_model]) / math.sqrt(result.models)
-    assert result.ci_high - result.ci_low > 1.5 * by_model
+    m = Models(vectors, labels, authors)
+    result = purity(m, draws=1)
+    found = candidates_of(m)
+    for score, cross in ((result, False), (result.cross_author, True)):
+        rows = naive(found, None, cross)
+        whole = float(mean(row[3] for row in rows))
+        names = sorted(set(authors))
+        weights = np.array([sum(row[1] == name for row in rows) for name in names]) / len(rows)
+        without = [naive([f for f in found if f[2] != name], None, cross) for name in names]
+        changes = np.array([whole - float(mean(row[3] for row in left)) for left in without])
+        room = 1 - 2 * weights + weights @ weights
+        variance = ((1 - weights) ** 2 / room * changes**2).sum()
+        residuals = np.eye(7) - np.outer(np.ones(7), weights)
+        form = residuals.T @ np.diag(weights**2 / room) @ residuals
+        quantile = t.ppf(0.975, np.trace(form) ** 2 / np.trace(form @ form))
+        count = min(whole * (1 - whole) / variance, len(rows))
+        for end in (score.ci_low, score.ci_high):
+            assert abs(whole - end) == pytest.approx(quantile * math.sqrt(end * (1 - end) / count), abs=1e-9)
+        assert score.ci_low < score.purity < score.ci_high
+        assert (score.ci_reason, score.authors, score.interval_note) == (None, 7, "")
 
 
-def test_one_author_is_resampled_by_model():
+def test_fewer_than_five_authors_have_no_interval():
     rng = np.random.default_rng(10)
-    m = Models(rng.standard_normal((40, 4)), rng.choice(list("ab"), 40).tolist(), ["only"] * 40)
-    result = purity(m, draws=2000)
-    spread = np.std([row.purity for row in result.by_model]) / math.sqrt(40)
-    assert result.ci_high - result.ci_low == pytest.approx(2 * 1.96 * spread, rel=0.15)
-    assert result.cross_author.purity is None
-    assert result.cross_author.note == "All models with a known dataset are by one author."
+    for authors in (1, 4, 5):
+        names = [f"a{i % authors}" for i in range(40)]
+        result = purity(Models(rng.standard_normal((40, 4)), rng.choice(list("ab"), 40).tolist(), names), draws=2)
+        told = result.to_dict()
+        if authors == 5:
+            assert told["ci_low"] < told["purity"] < told["ci_high"]
+            assert told["ci_reason"] is None
+            continue
+        assert (told["ci_low"], told["ci_high"], told["ci_reason"]) == (None, None, "too_few_authors")
+        assert result.interval_note == f"No interval: that takes models of 5 authors, and these are of {authors}."
+    assert purity(Models(np.eye(2), list("ab"))).ci_reason is None  # nothing is scored, which ``note`` says
 
 
 def test_the_same_question_has_the_same_answer():
     rng = np.random.default_rng(11)
     m = Models(rng.standard_normal((30, 4)), rng.choice(list("abc"), 30).tolist(), [f"a{i % 7}" for i in range(30)])
     assert purity(m, draws=50) == purity(m, draws=50)
-    assert purity(m, draws=50, seed=1).ci_low != purity(m, draws=50, seed=2).ci_low
+    assert purity(m, draws=50, seed=1).p_value != purity(m, draws=50, seed=2).p_value
 
 
 # ---- who takes part ----
