@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import binomtest, t
 
 from query.purity.purity import purity
+from query.purity.without import shortened
 from query.statistics.intervals import independent_changes, uncertainty, units_of, wilson
 from query.statistics.neighbours import leave_out, neighbour_order
-from query.statistics.without import shortened
 from tests.purity.loops import Models
 
 AUTHORS = (5, 7, 10, 20, 50)

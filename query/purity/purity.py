@@ -16,9 +16,9 @@ import numpy as np
 
 from query.population import Population, representatives
 from query.purity.labels import DatasetPurity, Floats, Trial
+from query.purity.without import interval
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
 from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
-from query.statistics.without import interval
 
 _TIE = 1e-12  # two means that differ by less are the same sum in another order
 
@@ -101,7 +101,7 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
     blocks; ties go to the lower id. Raises ValueError on vectors that are not finite, ids that repeat, columns
     of different lengths, k < 1 or draws < 1.
 
-    Interval: 95 %, from how purity moves when each author in turn is taken away (``query.statistics.without``); none
+    Interval: 95 %, from how purity moves when each author in turn is taken away (``query.purity.without``); none
     where scored models are of fewer than five authors.
 
     p, plain: the label sets are permuted freely among the candidates. p, cross-author: models of one author
