@@ -11,7 +11,7 @@ from indexer.listing.claims import listed_filenames
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
 from indexer.publish.rows import Entry
-from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, Identity
+from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity
 from indexer.records.store import Kept, Outcome, RecordStore, standing
 from indexer.records.unit import Unit
 
@@ -107,7 +107,7 @@ def _planned(
         card=None,
     )
     found = existing_record(unit.identity, store)
-    if found is not None and (found.spec == unit.spec or not unit.spec.spectra):
+    if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
     outcome = last_outcome(unit.identity, store)
     is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
@@ -125,21 +125,24 @@ def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
     """The record that is there of this model at this commit, the one with the most spectra if there are several.
 
+    Of those with the same spectra the one of the newest SVD method.
+
     It answers for everything that has less than it.
     """
-    return next((one for one in _with_any_spectra(identity) if store.has(one.digest)), None)
+    return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
 def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
     """What the last attempt came to, with spectra or without: what cannot be read cannot be read for either."""
-    found = [store.outcome(one.digest) for one in _with_any_spectra(identity)]
+    found = [store.outcome(one.digest) for one in _that_serve(identity)]
     return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
 
 
-def _with_any_spectra(identity: Identity) -> Iterator[Identity]:
-    """The same with all spectra, with those of δW alone (the first form), and with none."""
+def _that_serve(identity: Identity) -> Iterator[Identity]:
+    """The same with all spectra, with those of δW alone (the first form), and with none, each by every SVD method."""
     for form in (SPECTRA_FORM, True, False):
-        yield replace(identity, spec=replace(identity.spec, spectra=form))
+        for method in SVD_METHODS:
+            yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method))
 
 
 def commit_of(row: dict[str, Any]) -> str | None:

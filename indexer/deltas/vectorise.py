@@ -164,8 +164,12 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
 
 
 def _seed(unit: Unit, key: DeltaKey) -> int:
-    """From the unit and the matrix, so that neither the order of reading nor the number of workers matters."""
-    return int(hashlib.sha256(f"{unit.identity.digest}|{key}".encode()).hexdigest()[:15], 16)
+    """From the base and the matrix alone, so that equal changes have equal factors whoever uploads them in which form.
+
+    Neither the order of reading nor the number of workers matters then, nor does a new commit of the same weights.
+    """
+    named = f"{unit.base}@{unit.base_commit}|{key}"
+    return int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
 
 
 def _dtype_of(checkpoint: Checkpoint) -> str:

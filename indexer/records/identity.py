@@ -11,7 +11,10 @@ from typing import Any
 FORMAT_VERSION = 1
 
 # Names the algorithm of `indexer.deltas.svd` and the constants there. Change it when results change.
-SVD_METHOD = "block-krylov-1"
+# Method 1 started from a seed of model and commit, method 2 from one of base, base commit and matrix: both find the
+# same triplets to within their tolerance, so records of either serve, and only new ones are made by the newest.
+SVD_METHOD = "block-krylov-2"
+SVD_METHODS = (SVD_METHOD, "block-krylov-1")
 
 # What `--spectra` keeps: all singular values of every δW, of every W, and of fused matrices taken whole.
 SPECTRA_FORM = "delta-weights-1"
