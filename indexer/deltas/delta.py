@@ -17,6 +17,7 @@ from indexer.architectures.layout import Layout, Matrix, compare
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
+from indexer.rounding import RoundingChoice
 from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
@@ -48,15 +49,22 @@ class LoraDelta:
 
 
 def dense_deltas(
-    checkpoint: Checkpoint, layout: Layout, base: BaseMatrices, ahead_bytes: int = 0, *, with_weights: bool = False
+    checkpoint: Checkpoint,
+    layout: Layout,
+    base: BaseMatrices,
+    ahead_bytes: int = 0,
+    *,
+    with_weights: bool = False,
+    roundings: RoundingChoice | None = None,
 ) -> Iterator[DenseDelta]:
-    """Stream the deltas of a full checkpoint.
+    """Stream the deltas of a full checkpoint. ``roundings`` is told, matrix by matrix, of what kind its values are.
 
     Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
     """
+    roundings = roundings or RoundingChoice()
     for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
         for matrix in layout.by_tensor[name]:
-            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key), with_weights)
+            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key), roundings, with_weights)
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
@@ -95,29 +103,13 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
             yield _lora_delta(matrix, module)
 
 
-def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype with the fewest significant bits that holds every value of ``tensor`` exactly.
-
-    bfloat16 (8 bits) is tried before float16 (11): nearly every bfloat16 value is also a float16 one, and
-    not the reverse.
-    """
-    sample = tensor.flatten()[:2048]
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        if _fits(sample, dtype) and _fits(tensor, dtype):
-            return dtype
-    return tensor.dtype
-
-
-def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    return tensor.dtype == dtype or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
-
-
-def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, with_weights: bool) -> DenseDelta:
+def _dense_delta(
+    matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, roundings: RoundingChoice, with_weights: bool
+) -> DenseDelta:
     """The delta takes the place of ``weight`` in memory where that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped("shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}")
-    # Through the narrow dtype and then the stored one: a bfloat16 model saved as float16 was rounded twice.
-    reference = base.to(narrowest_dtype(weight)).to(weight.dtype).to(torch.float32)
+    reference = roundings.reference(weight, base)
     delta = weight.to(torch.float32)
     kept = delta.clone() if with_weights else None
     square = inner = 0.0
