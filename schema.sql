@@ -379,7 +379,7 @@ CREATE TABLE compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NU
 COMMENT ON TABLE compared_deltas IS 'Pairs of near models whose changes were compared matrix by matrix; duplicate groups are made of the equal ones.';
 COMMENT ON COLUMN compared_deltas.model_id IS 'The model with the smaller id, see fine_tunes.';
 COMMENT ON COLUMN compared_deltas.other_id IS 'The other model.';
-COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas.';
+COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas; 0 where rounding to another dtype explains it.';
 
 CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
 COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';

@@ -18,6 +18,7 @@ from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.rounding import RoundingChoice
+from indexer.weight_sample import Positions, sampled_positions
 from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
@@ -27,13 +28,18 @@ PIECE_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class DenseDelta:
-    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for."""
+    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for.
+
+    ``sample`` (n,) float32: some entries of W, see ``indexer.weight_sample``; ``moved``: how many of these changed.
+    """
 
     key: DeltaKey
     matrix: torch.Tensor
     norm: float
     inner: float
     transposed: bool
+    sample: torch.Tensor
+    moved: int
     weight: torch.Tensor | None = None
 
 
@@ -64,7 +70,9 @@ def dense_deltas(
     roundings = roundings or RoundingChoice()
     for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
         for matrix in layout.by_tensor[name]:
-            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key), roundings, with_weights)
+            weight = matrix.extract(tensor)
+            rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices))
+            yield _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, (rows, columns), with_weights)
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
@@ -104,12 +112,19 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
 
 
 def _dense_delta(
-    matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, roundings: RoundingChoice, with_weights: bool
+    matrix: Matrix,
+    weight: torch.Tensor,
+    base: torch.Tensor,
+    roundings: RoundingChoice,
+    sampled: tuple[Positions, Positions],
+    with_weights: bool,
 ) -> DenseDelta:
     """The delta takes the place of ``weight`` in memory where that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped("shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}")
     reference = roundings.reference(weight, base)
+    where = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
+    sample = weight[where].to(torch.float32)
     delta = weight.to(torch.float32)
     kept = delta.clone() if with_weights else None
     square = inner = 0.0
@@ -123,7 +138,8 @@ def _dense_delta(
     norm = math.sqrt(square) if math.isfinite(square) else square
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {matrix.tensor} holds NaN or infinite values")
-    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, kept)
+    moved = int(delta[where].count_nonzero())
+    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, sample, moved, kept)
 
 
 def _lora_delta(matrix: Matrix, module: LoraModule) -> LoraDelta:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout, Matrix
 from indexer.cards.modelcard import head_facts
@@ -26,6 +27,7 @@ from indexer.names import DeltaKey
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.unit import Traffic, Unit
+from indexer.rounding import RoundingChoice
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -56,11 +58,16 @@ def vectorise(
     )
     try:
         layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
-        deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes)
+        roundings = RoundingChoice()
+        sampled = Sampled()
+        deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
         record = Record(
             identity=unit.identity,
             deltas=deltas,
             wholes=wholes,
+            sample=sampled.values_of(deltas),
+            moved=sampled.moved,
+            precision=roundings.widest,
             files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
@@ -79,8 +86,31 @@ def vectorise(
     return _with_vectors(record, unit)
 
 
+@dataclass
+class Sampled:
+    """What was sampled of a full checkpoint's weights (see ``indexer.weight_sample``), as its matrices come by."""
+
+    values: dict[DeltaKey, NDArray[np.float32]] = field(default_factory=dict)
+    moved: int = 0
+
+    def add(self, delta: DenseDelta) -> None:
+        """Take what one matrix gives."""
+        self.values[delta.key] = delta.sample.numpy()
+        self.moved += delta.moved
+
+    def values_of(self, deltas: Sequence[DeltaRecord]) -> NDArray[np.float32] | None:
+        """The sampled weights in the order of ``deltas``, (n,); None for an adapter, which has none."""
+        return np.concatenate([self.values[delta.key] for delta in deltas]) if self.values else None
+
+
 def _delta_records(
-    unit: Unit, checkpoint: Checkpoint, layout: Layout | None, base: BaseMatrices, ahead_bytes: int
+    unit: Unit,
+    checkpoint: Checkpoint,
+    layout: Layout | None,
+    base: BaseMatrices,
+    ahead_bytes: int,
+    roundings: RoundingChoice,
+    sampled: Sampled,
 ) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
     """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
     spectra = Spectra(base, unit.device) if unit.spec.spectra else None
@@ -93,8 +123,12 @@ def _delta_records(
         if not found:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
     else:
-        for dense in dense_deltas(checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None):
+        stream = dense_deltas(
+            checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None, roundings=roundings
+        )
+        for dense in stream:
             found[dense.key] = _from_dense(unit, dense, base, spectra)
+            sampled.add(dense)
     deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
     return deltas, spectra.wholes() if spectra else ()
 
