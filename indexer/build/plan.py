@@ -14,6 +14,7 @@ from indexer.publish.rows import Entry
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity
 from indexer.records.store import Kept, Outcome, RecordStore, standing
 from indexer.records.unit import Unit
+from indexer.weights.parents import Parents, names_another
 
 # Skips that may end without a new commit: access can be granted, a repository enabled again.
 RECHECKED = frozenset({"gated", "disabled"})
@@ -51,14 +52,15 @@ def plan(
     store: RecordStore,
     template: Unit,
     retry_failed: bool,
+    parents: Parents | None = None,
 ) -> list[Planned]:
-    """Look at every listed model; only those in ``selected`` get a unit.
+    """Look at every listed model; only those in ``selected`` get a unit. ``parents`` says what adapters stand on.
 
     ``template`` holds what all units share. A model outside the selection keeps the record it has, and one at a new
     commit keeps that of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
-    planned = [_planned(model, model.id in chosen, store, template, retry_failed) for model in models]
+    planned = [_planned(model, model.id in chosen, store, template, retry_failed, parents) for model in models]
     present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
     if len(present) == len(planned):
         return planned
@@ -85,7 +87,15 @@ def _with_earlier(planned: Planned, records: Sequence[Kept]) -> Planned:
     if kept is None:
         return planned
     stands = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
-    return replace(planned, entry=stands, missed=entry.outcome)
+    unit = planned.unit
+    if unit is not None and unit.parent is None and not unit.is_on_base and _answers(kept.identity, unit):
+        unit = None  # as much was known of what it stands on when the record was made, or more
+    return replace(planned, entry=stands, missed=entry.outcome, unit=unit)
+
+
+def _answers(found: Identity, unit: Unit) -> bool:
+    """Whether a record is of the unit's commit, and with the spectra that are asked for."""
+    return found.commit == unit.commit and (not unit.spec.spectra or found.spec.spectra == unit.spec.spectra)
 
 
 def _planned(
@@ -94,19 +104,26 @@ def _planned(
     store: RecordStore,
     template: Unit,
     retry_failed: bool,
+    parents: Parents | None,
 ) -> Planned:
     commit = commit_of(listed.row)
     if commit is None:
         return Planned(Entry(listed, template.base, None), None)
+    parent = parents.of(listed) if parents is not None and is_selected else None
+    is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
     unit = replace(
         template,
+        parent=parent,
+        is_on_base=is_known and parent is None,
         model=_reference(listed),
         commit=commit,
         relation=listed.relation,
         filenames=listed_filenames(listed.row),
         card=None,
     )
-    found = existing_record(unit.identity, store)
+    # What else there may be a record of is found by its header: see _with_earlier.
+    is_open = not is_known and listed.relation == "adapter" and names_another(listed.row, template.base)
+    found = None if is_open else existing_record(unit.identity, store)
     if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
     outcome = last_outcome(unit.identity, store)

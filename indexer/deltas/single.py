@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import constants
 
 from indexer.build.plan import commit_of
 from indexer.cards.local import facts_of, local_row
@@ -20,6 +21,7 @@ from indexer.network.session import as_model_error, install_session
 from indexer.records.identity import SVD_METHOD, Spec
 from indexer.records.record import Record
 from indexer.records.unit import Unit
+from indexer.weights.parents import Parents, ask_hub
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
             f"Fetch them: index build --base {base.base}",
         )
+    parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub)
+    parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None
     model = reference.id if reference.folder is not None else str(row["id"])
     unit = Unit(
         model=ModelRef(model, folder=reference.folder),
@@ -58,6 +62,8 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
         spec=Spec(rank=base.rank, svd=SVD_METHOD),
         filenames=listed_filenames(row),
         representations=(),
+        parent=parent,
+        is_on_base=parent is None and not parents.unknown,
         card={"datasets": list(facts.dataset_names)},
     )
     matrices = BaseMatrices(base.file, resident=False)

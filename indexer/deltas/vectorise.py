@@ -23,13 +23,17 @@ from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_aga
 from indexer.deltas.spectra import Spectra
 from indexer.deltas.svd import Factors, lora_svd, truncated_svd
 from indexer.errors import Skipped
+from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
+from indexer.parent import StandsOn
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.unit import Traffic, Unit
 from indexer.rounding import RoundingChoice
+from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from indexer.weights.stacked import ForeignParent, Stack, UnreadableParent, by_key
 
 
 def vectorise(
@@ -49,6 +53,7 @@ def vectorise(
     pins it.
     """
     started = time.perf_counter()
+    stack: Stack | None = None
     checkpoint = open_checkpoint(
         unit.model,
         commit=unit.commit,
@@ -60,7 +65,16 @@ def vectorise(
         layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
         roundings = RoundingChoice()
         sampled = Sampled()
-        deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
+        stands_on: StandsOn | None = None
+        if layout is None:
+            stands_on = _stands_on(unit, checkpoint)
+            stack = Stack(checkpoint, unit.parent, base) if unit.parent else None
+        try:
+            deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
+        except (ForeignParent, UnreadableParent) as problem:
+            verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
+            stands_on = replace(stands_on or StandsOn("", verdict), verdict=verdict, why=printable(str(problem), 500))
+            deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
         record = Record(
             identity=unit.identity,
             deltas=deltas,
@@ -74,7 +88,8 @@ def vectorise(
             dtype=_dtype_of(checkpoint),
             device=unit.device,
             threads=torch.get_num_threads(),
-            bytes_read=checkpoint.bytes_read,
+            stands_on=stands_on,
+            bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
             block_bytes=_block_bytes(checkpoint, layout),
             seconds=time.perf_counter() - started,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -82,6 +97,7 @@ def vectorise(
     finally:
         if traffic is not None:
             traffic.read, traffic.total = checkpoint.bytes_read, sum(facts.size for facts in checkpoint.files)
+            traffic.read += stack.bytes_read if stack else 0
         checkpoint.close()
     return _with_vectors(record, unit)
 
@@ -111,15 +127,16 @@ def _delta_records(
     ahead_bytes: int,
     roundings: RoundingChoice,
     sampled: Sampled,
+    stack: Stack | None = None,
 ) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
     """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
     spectra = Spectra(base, unit.device) if unit.spec.spectra else None
     found: dict[DeltaKey, DeltaRecord] = {}
     if layout is None:
-        for lora in lora_deltas(checkpoint, base):
-            if lora.key in found:
-                raise Skipped("malformed", f"the adapter changes the matrix {lora.key} twice")
-            found[lora.key] = _from_lora(unit, lora, base, spectra)
+        own = by_key(lora_deltas(checkpoint, base)).values() if stack is None else ()
+        for delta in own if stack is None else stack.deltas(ahead_bytes, with_weights=spectra is not None):
+            made = _from_lora if isinstance(delta, LoraDelta) else _from_dense
+            found[delta.key] = made(unit, delta, base, spectra)  # type: ignore[arg-type]
         if not found:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
     else:
@@ -195,6 +212,19 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
     if not unit.keep_factors:
         deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
     return replace(record, vectors=vectors, deltas=deltas)
+
+
+def _stands_on(unit: Unit, checkpoint: Checkpoint) -> StandsOn | None:
+    """What an adapter says of its base, and what that is as far as names tell; None where it says nothing."""
+    named = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named.strip():
+        return None
+    shown = printable(named.strip(), 200)
+    if unit.parent is not None:
+        return StandsOn(shown, "finetune", unit.parent.name)
+    if unit.is_on_base or path_verdict(named, unit.model.id, (unit.base,)) in (None, YES):
+        return StandsOn(shown, "base")
+    return StandsOn(shown, "unknown", why="nobody can tell what that is, and it is taken as the base")
 
 
 def _seed(unit: Unit, key: DeltaKey) -> int:

@@ -18,7 +18,7 @@ from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.neighbour_table import NeighbourTable
-from indexer.publish.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
+from indexer.publish.rows import Entry, Row, adapter_base_rows, delta_rows, listing_rows, record_row, whole_rows
 from indexer.publish.sibling import private_copy
 from indexer.publish.tables import Tables
 from indexer.publish.vectors import Incoming, PublishedVectors
@@ -219,8 +219,8 @@ class _Publisher:
 
     def _record_tables(self, reread: list[Entry], ids: dict[str, int], arriving: Sequence[Incoming]) -> None:
         """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
-        self.tables.delete(("records", "deltas", "wholes"), [ids[entry.listed.id] for entry in reread])
-        rows: dict[str, list[Row]] = {"records": [], "deltas": [], "wholes": []}
+        self.tables.delete(("records", "deltas", "wholes", "adapter_bases"), [ids[entry.listed.id] for entry in reread])
+        rows: dict[str, list[Row]] = {"records": [], "deltas": [], "wholes": [], "adapter_bases": []}
         for entry in reread:
             if not entry.record_key:
                 continue
@@ -229,6 +229,7 @@ class _Publisher:
             rows["records"].append(record_row(model_id, record, entry.record_key))
             rows["deltas"].extend(delta_rows(model_id, record))
             rows["wholes"].extend(whole_rows(model_id, record))
+            rows["adapter_bases"].extend(adapter_base_rows(model_id, record))
             for incoming in arriving:
                 self._add(incoming, model_id, record)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
@@ -277,12 +278,14 @@ class _Publisher:
             self.left_out[arriving.representation.name] += 1
 
     def _unrelated(self) -> None:
-        """Only rows that say something else than before are written."""
+        """Only rows that say something else than before are written. An adapter of another base is unrelated too."""
         self.tables.run(
-            "UPDATE records SET is_unrelated = coalesce(base_cosine < $below, false), verified = base_cosine >= $below "
-            "WHERE (is_unrelated IS DISTINCT FROM coalesce(base_cosine < $below, false) "
-            "OR verified IS DISTINCT FROM (base_cosine >= $below)) "
-            "AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = $base)",
+            "UPDATE records SET is_unrelated = said.unrelated, verified = said.verified FROM (SELECT model_id, "
+            "coalesce(base_cosine < $below, false) OR verdict IS NOT DISTINCT FROM 'foreign' AS unrelated, "
+            "CASE WHEN verdict = 'foreign' THEN false ELSE base_cosine >= $below END AS verified "
+            "FROM records JOIN fine_tunes USING (model_id) LEFT JOIN adapter_bases USING (model_id) "
+            "WHERE base = $base) AS said WHERE records.model_id = said.model_id "
+            "AND (is_unrelated IS DISTINCT FROM said.unrelated OR records.verified IS DISTINCT FROM said.verified)",
             {"below": self.publication.thresholds.unrelated_below, "base": self.base},
         )
 

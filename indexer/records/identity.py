@@ -35,7 +35,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which record this is: the same identity gives the same record, so its digest is the file's name."""
+    """Which record this is: the same identity gives the same record, so its digest is the file's name.
+
+    ``parent`` is the name of what an adapter stands on (``indexer.parent``), "" where that is the base.
+    """
 
     model: str
     commit: str
@@ -44,6 +47,7 @@ class Identity:
     relation: str
     spec: Spec
     subfolder: str = ""
+    parent: str = ""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Identity:
@@ -51,12 +55,18 @@ class Identity:
         fields = dict(row)
         return cls(spec=Spec(**fields.pop("spec")), **fields)
 
-    @property
-    def digest(self) -> str:
-        """sha256 (hex) of the canonical JSON of all fields."""
+    def as_row(self) -> dict[str, Any]:
+        """As JSON. Without a parent where there is none: most records have none, and earlier ones knew of none."""
         # Not asdict: ten thousand of these are asked for before every publish.
         fields = {**vars(self), "spec": vars(self.spec)}
-        return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
+        if not self.parent:
+            del fields["parent"]
+        return fields
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the canonical JSON of ``as_row``."""
+        return hashlib.sha256(canonical_json(self.as_row()).encode()).hexdigest()
 
 
 def canonical_json(value: Any) -> str:

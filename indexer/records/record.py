@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
+from indexer.parent import StandsOn
 from indexer.records.energy import ranks_at
 from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
 from indexer.whole_files import write_atomically
@@ -124,6 +125,7 @@ class Record:
     ``wholes`` are there with the spectra, for the matrices that the base stores fused. ``sample`` holds some weights of
     every block matrix (see ``indexer.weight_sample``), of which ``moved`` differ from the base's; ``precision`` is the
     narrowest dtype that holds all weights. None, 0 and "" for adapters and in records of earlier versions.
+    ``stands_on`` is there for adapters that name their base.
     """
 
     identity: Identity
@@ -143,6 +145,7 @@ class Record:
     sample: NDArray[np.float32] | None = None
     moved: int = 0
     precision: str = ""
+    stands_on: StandsOn | None = None
 
     @property
     def is_adapter(self) -> bool:
@@ -194,7 +197,7 @@ def write_record(record: Record, path: Path) -> None:
         arrays[_SAMPLE] = np.ascontiguousarray(record.sample)
     arrays.update({f"vector:{tag}": np.ascontiguousarray(vector) for tag, vector in record.vectors.items()})
     header = {
-        "identity": asdict(record.identity),
+        "identity": record.identity.as_row(),
         "deltas": [
             {
                 "key": str(delta.key),
@@ -212,6 +215,7 @@ def write_record(record: Record, path: Path) -> None:
         ],
         "files": [asdict(stored) for stored in record.files],
         "moved": record.moved,
+        "stands_on": asdict(record.stands_on) if record.stands_on else None,
         "precision": record.precision,
     } | {name: getattr(record, name) for name in _PLAIN_FIELDS}
     from safetensors.numpy import save
@@ -308,6 +312,7 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
         wholes=wholes,
         files=tuple(StoredFile(**row) for row in header["files"]),
         sample=arrays.get(_SAMPLE),
+        stands_on=StandsOn(**header["stands_on"]) if header.get("stands_on") else None,
         moved=int(header.get("moved", 0)),
         precision=str(header.get("precision", "")),
         vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},

@@ -83,13 +83,15 @@ def _read_facts(atlas: Atlas, asked: Asked) -> dict[str, Any]:
     record = asked.record
     assert record is not None
     cosine = record.base_cosine
+    is_foreign = record.stands_on is not None and record.stands_on.verdict == "foreign"
     return {
         "head_class": record.head.get("architecture_class"),
         "label_count": record.head.get("label_count"),
         "label_names": record.head.get("label_names"),
         "problem_type": record.head.get("problem_type"),
         "datasets": record.card.get("datasets", ()),
-        "is_unrelated": cosine is not None and cosine < _thresholds(atlas, asked.base)["unrelated_below"],
+        "is_unrelated": is_foreign
+        or (cosine is not None and cosine < _thresholds(atlas, asked.base)["unrelated_below"]),
         "base_cosine": cosine,
         "delta_norm": float(np.sqrt(sum(delta.norm**2 for delta in record.deltas))),
         "duplicate_group": None,
@@ -111,6 +113,8 @@ def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
     """Why its delta says nothing of its data; empty where it does."""
     if asked.is_copy:
         return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
+    if facts["is_unrelated"] and facts["base_cosine"] is None:
+        return f"{asked.name} is an adapter of another base than {asked.base}"
     if facts["is_unrelated"]:
         cosine = round(facts["base_cosine"], 2) + 0.0  # without a minus before 0.00
         return f"{asked.name} is not made from {asked.base} (cosine of the weights {cosine:.2f})"

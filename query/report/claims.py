@@ -30,12 +30,12 @@ def write(source: Source) -> Section:
         f"{counted(len(rows), 'claim')} that the weights contradict",
         (
             Column("model", "name"), Column("author", "name"), Column("says it is a"), Column("claimed by"),
-            Column("cosine with the base", "number"), Column("downloads", "number"),
+            Column("cosine with the base", "number"), Column("adapter of", "name"), Column("downloads", "number"),
         ),
         [
             (
                 model(row["model"]), told(row["author"]), row["relation"], told(claim_in_words(row["claimed_by"]), 60),
-                decimal(row["base_cosine"], 3), count(row["downloads"]),
+                decimal(row["base_cosine"], 3), told(row["names_base"] or "", 60), count(row["downloads"]),
             )
             for row in rows
         ],
