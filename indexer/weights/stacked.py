@@ -34,7 +34,7 @@ class ForeignParent(Exception):
 
 
 class UnreadableParent(Exception):
-    """What the adapter stands on can never be read at this commit, so nobody can tell whether it comes from the base."""
+    """What the adapter stands on can never be read at this commit: nobody can tell whether it comes from the base."""
 
 
 @dataclass
