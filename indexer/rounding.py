@@ -25,6 +25,8 @@ _STEPS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "float16 flushed": lambda values: _flushed(_STEPS["float16"](values)),
 }
 
+_ROUNDOFF: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float16 flushed": 2.0**-11}
+
 # Longer chains end where one of these does: a float16 value keeps being one when it is rounded to bfloat16, and a
 # bfloat16 value when it is rounded to float16.
 _INTO_NARROW: tuple[Chain, ...] = (
@@ -114,10 +116,13 @@ def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) ->
     """The chains that this matrix leaves, the chosen one first."""
     every = max(1, min(weight.numel() // _SAMPLE, weight.shape[0]))
     original, values = (matrix[::every].to(torch.float32).flatten() for matrix in (base, weight))
-    if every > 1 and float((values == rounded(original, live[0])).float().mean()) > _MOSTLY:
+    left = values - rounded(original, live[0])
+    if every > 1 and float((left == 0).float().mean()) > _MOSTLY:
         small = base.to(torch.float32).abs().lt_(_SMALLEST_NORMAL).nonzero()[:_SAMPLE].unbind(1)
         original = torch.cat((original, base[small].to(torch.float32)))
         values = torch.cat((values, weight[small].to(torch.float32)))
+    elif _is_beyond_rounding(left, original, live):
+        return live
     references = torch.stack([rounded(original, chain) for chain in live])
     if not bool(values.isfinite().all() and references.isfinite().all()):
         return live  # who reads on says what is not finite; what float16 cannot hold was not rounded to it
@@ -127,6 +132,16 @@ def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) ->
     worse = _is_clearly_nearest(references, deltas, best)
     others = [chain for number, chain in enumerate(live) if number != best and not worse[number]]
     return [live[best], *others]
+
+
+def _is_beyond_rounding(left: torch.Tensor, original: torch.Tensor, live: Sequence[Chain]) -> bool:
+    """Whether no chain of ``live`` can be clearly nearer or farther, as what is ``left`` of a sample is too large.
+
+    Two roundings differ by √(2/3) of a unit roundoff of each value at most, root mean square.
+    """
+    roundoff = max(_ROUNDOFF[step] for chain in live for step in chain)
+    noise = (2 / 3) ** 0.5 * roundoff * float(torch.linalg.vector_norm(original))
+    return float(torch.linalg.vector_norm(left)) * 2 * _CLEAR > noise * left.numel() ** 0.5
 
 
 def _is_clearly_nearest(references: torch.Tensor, deltas: torch.Tensor, near: int) -> list[bool]:

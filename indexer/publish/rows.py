@@ -196,7 +196,10 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
 def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
     """The row of the adapter_bases table, for an adapter that names its base."""
     said = record.stands_on
-    return [{"model_id": model_id, **asdict(said)}] if said else []
+    if said is None:
+        return []
+    columns = {"named": said.named, "verdict": said.verdict, "stands_on": said.parent, "why": said.why}
+    return [{"model_id": model_id, **columns}]
 
 
 def whole_rows(model_id: int, record: Record) -> list[Row]:
