@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
+from indexer.publish.duplicates import CANDIDATE_COSINE, difference_of, norms_fit, relative_difference
+from indexer.records.store import RecordStore
 from query.lookup import Asked, asked_model, with_vector
 from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
 
 if TYPE_CHECKING:
+    from indexer.records.record import Record
     from query.reader import Atlas
 
 
@@ -122,7 +126,7 @@ def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
 
 
 def _repeats(atlas: Atlas, asked: Asked, facts: Mapping[str, Any], representation: str) -> tuple[Repeat, ...]:
-    """Documented models with the same weights: by the atlas's flags, or by norm and vector where it was read now."""
+    """Documented models with the same weights: by the atlas's flags, or by its record where it was read now."""
     if asked.record is None:
         rows = atlas.rows(
             "SELECT model, datasets FROM models WHERE duplicate_group = ? AND model_id <> ? AND len(datasets) > 0 "
@@ -132,11 +136,32 @@ def _repeats(atlas: Atlas, asked: Asked, facts: Mapping[str, Any], representatio
         return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows)
     assert asked.vector is not None
     within = _thresholds(atlas, asked.base)["duplicate_within"]
-    rows = atlas.rows(
-        "SELECT model_id, model, datasets FROM models WHERE base = ? AND abs(delta_norm - ?) <= ? "
-        "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
-        [asked.base, facts["delta_norm"], within * facts["delta_norm"], asked.model_id],
-    )
+    base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
+    rows = [
+        row
+        for row in atlas.rows(
+            "SELECT model_id, model, datasets, record_key, delta_norm FROM models WHERE base = ? "
+            "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
+            [asked.base, asked.model_id],
+        )
+        if relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+        or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
+    ]
     vectors = atlas.index(asked.base, representation).rows([row["model_id"] for row in rows])
-    same = set(vectors.ids[vectors.matrix @ asked.vector >= 1 - within].tolist())
-    return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows if row["model_id"] in same)
+    near = dict(zip(vectors.ids.tolist(), (vectors.matrix @ asked.vector).tolist(), strict=True))
+    return tuple(
+        Repeat(row["model"], tuple(row["datasets"]))
+        for row in rows
+        if _is_repeat(atlas, asked.record, row, near.get(row["model_id"], 0.0), within)
+    )
+
+
+def _is_repeat(atlas: Atlas, record: Record, row: Mapping[str, Any], cosine: float, within: float) -> bool:
+    """As a publish tells duplicates; by norm and vector alone where the atlas came without its records."""
+    if cosine < CANDIDATE_COSINE:
+        return False
+    try:
+        return difference_of(record, RecordStore(atlas.folder).read(row["record_key"])) <= within
+    except AtlasError:
+        norm = math.hypot(*(delta.norm for delta in record.deltas))
+        return cosine >= 1 - within and relative_difference(row["delta_norm"], norm) <= within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 
 import numpy as np
 import pytest
@@ -181,8 +182,15 @@ def test_casts_by_other_authors_are_duplicates_whoever_came_first(tmp_path):
         month = "01" if number == 2 else "12"  # the last cast was uploaded before the original
         created = f"202{3 if number == 2 else 5}-{month}-01T00:00:00.000Z"
         add_model(store, f"eve/again-{number}", saved, dataset=f"other/{number}", created=created)
+    unpublished = tmp_path / "unpublished"
+    RobertaForSequenceClassification.from_pretrained(store / "bob/squad-1", dtype=BF16).save_pretrained(unpublished)
     with indexed(store) as shell:
         ran = shell("query", "sql", "SELECT model, first_upload FROM duplicates ORDER BY model", "--json")
+        asked = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
+        shutil.rmtree(shell.folder / "atlas" / "records")
+        without_records = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
+    assert "bob/squad-1 has the same weights and names squad" in " ".join((asked.out + asked.err).split())
+    assert without_records.code == 0, without_records.err
     assert ran.json == [
         {"model": "ann/squad-0", "first_upload": "eve/again-2"},
         {"model": "eve/again-0", "first_upload": "ann/glue-0"},
