@@ -438,7 +438,7 @@ COMMENT ON COLUMN adapter_bases.model_id IS 'The adapter, see fine_tunes.';
 COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder of somebody''s machine.';
 COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base: flagged as unrelated); unknown (taken as the base).';
 COMMENT ON COLUMN adapter_bases.stands_on IS 'The model and commit that was read (or could not be), > and what that stands on; empty for the base.';
-COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, in a sentence; else empty.';
+COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or the sum approximate, in a sentence; else empty.';
 
 -- Views: what people ask.
 

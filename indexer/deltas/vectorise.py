@@ -25,7 +25,7 @@ from indexer.deltas.svd import Factors, lora_svd, truncated_svd
 from indexer.errors import Skipped
 from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
-from indexer.parent import StandsOn
+from indexer.parent import Parent, StandsOn
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.unit import Traffic, Unit
@@ -33,7 +33,9 @@ from indexer.rounding import RoundingChoice
 from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stacked import ForeignParent, Stack, UnreadableParent, by_key
+from indexer.weights.stacked import ForeignParent, Stack, UnreadableParent, by_key, on_record
+
+_APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 
 
 def vectorise(
@@ -43,12 +45,14 @@ def vectorise(
     *,
     ahead_bytes: int = 0,
     traffic: Traffic | None = None,
+    parent_record: Callable[[Parent], Record | None] | None = None,
 ) -> Record:
     """Do one unit of work.
 
     ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
     nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
-    record. ``traffic`` is told what was read, whatever comes of it. Raises Skipped where this commit can never be a
+    record. ``traffic`` is told what was read, whatever comes of it. ``parent_record`` is asked for the record of what
+    an adapter stands on, where its checkpoint cannot be read any more. Raises Skipped where this commit can never be a
     record, Failed where another try may work. One torch thread gives the same record for the same input; the caller
     pins it.
     """
@@ -72,9 +76,17 @@ def vectorise(
         try:
             deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
         except (ForeignParent, UnreadableParent) as problem:
-            verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
-            stands_on = replace(stands_on or StandsOn("", verdict), verdict=verdict, why=printable(str(problem), 500))
-            deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
+            below = None
+            if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
+                below = parent_record(unit.parent)
+            said = stands_on or StandsOn("", "")
+            if below is not None and all(delta.u is not None for delta in below.deltas):
+                deltas, wholes = _on_record(unit, checkpoint, base, below), ()
+                stands_on = replace(said, why=_APPROXIMATE.format(printable(str(problem), 300)))
+            else:
+                verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
+                stands_on = replace(said, verdict=verdict, why=printable(str(problem), 500))
+                deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
         record = Record(
             identity=unit.identity,
             deltas=deltas,
@@ -148,6 +160,15 @@ def _delta_records(
             sampled.add(dense)
     deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
     return deltas, spectra.wholes() if spectra else ()
+
+
+def _on_record(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> tuple[DeltaRecord, ...]:
+    """All deltas of an adapter on a model of which there is only a record."""
+    found = {}
+    for delta, rest in on_record(checkpoint, base, below):
+        made = _from_lora(unit, delta, base, None)
+        found[delta.key] = replace(made, norm=float(np.hypot(made.norm, rest)))
+    return tuple(found.get(matrix.key) or _untouched(unit, matrix, base, None) for matrix in base.layout.matrices)
 
 
 def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:

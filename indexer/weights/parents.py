@@ -40,7 +40,7 @@ class Parents:
         self, ids: Collection[str], listed: Iterable[ListedModel], ask: Callable[[str], Row | None] | None
     ) -> None:
         self._ids = ids
-        self._rows: dict[str, Row | None] = {model.id.lower(): model.row for model in listed if not model.gone}
+        self._rows: dict[str, Row | None] = {model.id.lower(): model.row for model in listed}
         self._ask = ask
         self._left = MOST_ASKED
         self.unknown: dict[str, str] = {}

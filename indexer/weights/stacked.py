@@ -1,7 +1,8 @@
 """Deltas of an adapter that stands on something else than the base: δW = δW(what it stands on) + s · B @ A.
 
 Exact, from the checkpoints themselves: of a fine-tune the dense difference with the base, to which the product is
-added; of another adapter its factors, so that the sum stays a product of factors.
+added; of another adapter its factors, so that the sum stays a product of factors. Where that checkpoint can no longer
+be read, its record's factors take its place: exact in the leading triplets, the rest of its change in the norm alone.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
-from indexer.errors import Skipped
+from indexer.errors import Failed, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.parent import Parent
+from indexer.records.record import Record
 from indexer.rounding import RoundingChoice
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -105,6 +108,22 @@ class Stack:
             raise ForeignParent(f"the weights of {parent.model} are not made from the base's")
 
 
+def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iterator[tuple[LoraDelta, float]]:
+    """The sums with what a record kept of the model below: a product of factors, and the norm of what was not kept.
+
+    Raises UnreadableParent where the record kept no factors; Skipped for what is wrong with the adapter itself.
+    """
+    own = by_key(lora_deltas(checkpoint, base))
+    for kept in below.deltas:
+        if kept.u is None or kept.v is None:
+            raise UnreadableParent(f"the record of {below.identity.model} holds no factors")
+        left = torch.from_numpy(kept.u.astype(np.float32) * kept.s)
+        right = torch.from_numpy(kept.v.astype(np.float32).T.copy())
+        part = LoraDelta(kept.key, right, left, 1.0, kept.transposed)
+        rest = max(kept.norm**2 - float(np.square(kept.s, dtype=np.float64).sum()), 0.0)
+        yield _joined([own[kept.key], part]) if kept.key in own else part, math.sqrt(rest)
+
+
 class _AdapterOverflows(Skipped):
     """The adapter's own factors are at fault, not what it stands on."""
 
@@ -116,6 +135,10 @@ def _opened(parent: Parent) -> Checkpoint:
         )
     except Skipped as reason:
         raise _what_it_means(reason, parent) from reason
+    except Failed as problem:
+        if problem.reason != "not_found":
+            raise
+        raise UnreadableParent(f"{parent.model}: {problem.detail}") from problem
     if checkpoint.kind != ("adapter" if parent.relation == "adapter" else "full"):
         checkpoint.close()
         raise UnreadableParent(f"{parent.model} holds other weights than its listing says")

@@ -215,6 +215,24 @@ def test_the_next_build_reads_nothing_again_until_a_parent_changes(stood):
     assert (after.commit, after.model) == (before.commit, before.model)
 
 
+def test_where_only_the_record_of_the_fine_tune_is_left_its_factors_are_added(stood):
+    store, shell, changes, _ = stood
+    below = records(shell)["bob/squad-1"]
+    changes["eve/late"] = add_adapter(store, "eve/late", "bob/squad-1", seed=99)
+    (store / "bob/squad-1" / "model.safetensors").rename(store / "bob-squad-1.kept")
+    describe(store, "bob/squad-1", tags=["transformers", f"base_model:finetune:{BASE}"], sha=below.identity.commit)
+    shell("index", "build", "--base", BASE, "--workers", "1")
+    record = records(shell)["eve/late"]
+    assert record.stands_on.verdict == "finetune"
+    assert record.stands_on.why.startswith("approximate")
+    for delta, kept in zip(record.deltas, below.deltas, strict=True):
+        formed = (kept.u.astype(float) * kept.s) @ kept.v.astype(float).T
+        exact = formed + changes["eve/late"].get(str(delta.key), torch.zeros(delta.shape)).numpy()
+        rest = kept.norm**2 - np.linalg.norm(kept.s) ** 2
+        np.testing.assert_allclose(delta.s, np.linalg.svd(exact, compute_uv=False)[:8], rtol=2e-3)
+        assert delta.norm == pytest.approx(np.sqrt(np.linalg.norm(exact) ** 2 + max(rest, 0)), rel=2e-3)
+
+
 # What follows asks no Hub.
 
 
