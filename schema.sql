@@ -132,7 +132,7 @@ COMMENT ON COLUMN records.record_key IS 'Name of its file under records/.';
 COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null where they cannot say (adapters).';
 COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
 COMMENT ON COLUMN records.is_copy IS 'All deltas are zero: a copy of the base.';
-COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold: trained from scratch, or from another base.';
+COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold, or it is an adapter of another base: trained from scratch, or from something else.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
 COMMENT ON COLUMN records.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
@@ -379,7 +379,7 @@ CREATE TABLE compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NU
 COMMENT ON TABLE compared_deltas IS 'Pairs of near models whose changes were compared matrix by matrix; duplicate groups are made of the equal ones.';
 COMMENT ON COLUMN compared_deltas.model_id IS 'The model with the smaller id, see fine_tunes.';
 COMMENT ON COLUMN compared_deltas.other_id IS 'The other model.';
-COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas.';
+COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas; 0 where rounding to another dtype explains it.';
 
 CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
 COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
@@ -425,6 +425,20 @@ COMMENT ON COLUMN builds.seconds IS 'Wall time.';
 COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format.';
 COMMENT ON COLUMN builds.thresholds IS 'The thresholds behind the flags.';
 COMMENT ON COLUMN builds.versions IS 'Versions of the libraries that matter.';
+
+CREATE TABLE adapter_bases (
+    model_id INTEGER NOT NULL,
+    named VARCHAR NOT NULL,
+    verdict VARCHAR NOT NULL,
+    stands_on VARCHAR NOT NULL,
+    why VARCHAR NOT NULL
+);
+COMMENT ON TABLE adapter_bases IS 'What the base that an adapter names (adapter_config.json) turned out to be: one row for each adapter that names one.';
+COMMENT ON COLUMN adapter_bases.model_id IS 'The adapter, see fine_tunes.';
+COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder of somebody''s machine.';
+COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base: flagged as unrelated); unknown (taken as the base).';
+COMMENT ON COLUMN adapter_bases.stands_on IS 'The model and commit that was read (or could not be), > and what that stands on; empty for the base.';
+COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or the sum approximate, in a sentence; else empty.';
 
 -- Views: what people ask.
 
@@ -511,9 +525,11 @@ WHERE near.model_id < near.neighbour_id
 COMMENT ON VIEW similar_pairs IS 'Each pair of near models once; order by similarity DESC for the most similar.';
 
 CREATE VIEW suspicious_claims AS
-SELECT base, model, author, relation, claimed_by, base_cosine, downloads
-FROM fine_tunes JOIN records USING (model_id) WHERE is_unrelated;
-COMMENT ON VIEW suspicious_claims IS 'Models that claim the base while their weights contradict it.';
+SELECT base, model, author, relation, claimed_by, base_cosine, downloads, named AS names_base, why
+FROM fine_tunes JOIN records USING (model_id) LEFT JOIN adapter_bases USING (model_id) WHERE is_unrelated;
+COMMENT ON VIEW suspicious_claims IS 'Models that claim the base while their weights contradict it, and adapters that stand on another one.';
+COMMENT ON COLUMN suspicious_claims.names_base IS 'Of an adapter: the base that its adapter_config.json names.';
+COMMENT ON COLUMN suspicious_claims.why IS 'Of an adapter: why that does not come from this base.';
 
 CREATE VIEW duplicates AS
 SELECT copy.base, copy.model, first.model AS first_upload, copy.author, first.author AS first_author, copy.created

@@ -20,7 +20,7 @@ from indexer.errors import AtlasError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"

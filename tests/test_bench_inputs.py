@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.delta import narrowest_dtype
+from indexer.deltas.rounding import narrowest_dtype
 from scripts.bench import memory, population, reading
 from scripts.bench.hub import Told
 from scripts.bench.inputs import made_once, state_of

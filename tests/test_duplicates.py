@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from indexer.publish.duplicates import Upload, difference_of, find_duplicates
+from indexer.publish.duplicates import Upload, find_duplicates
+from indexer.records.difference import difference_of
 from tests.test_record import make_record
 
 

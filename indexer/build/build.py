@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
+from huggingface_hub import constants
+
 from indexer.atlas import AtlasFolder
 from indexer.build.plan import Planned, existing_record, plan
 from indexer.build.renames import follow_renames, move_records
@@ -20,6 +22,7 @@ from indexer.build.versions import library_versions
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import Failed
 from indexer.listing.listing import ListedModel, Listing, select
+from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
 from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.hub import BaseFacts
@@ -28,6 +31,7 @@ from indexer.publish.rows import Entry
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, canonical_json
 from indexer.records.store import RecordStore
 from indexer.records.unit import Unit
+from indexer.untrusted import printable
 
 # Results are published as they come, so that an interrupted build is useful: not more often than this many seconds,
 # and seldom enough that publishing takes no more than this share of the time.
@@ -49,12 +53,14 @@ class Build:
         options: BuildOptions,
         watcher: Watcher | None = None,
         listing: Listing | None = None,
+        asks_hub: bool = True,
     ) -> None:
         self.folder = folder
         self.facts = facts
         self.options = options
         self.watcher = watcher or Watcher()
         self.store = RecordStore(folder)
+        self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # what adapters stand on, where the listing lacks it
         self.listing = listing or Listing(folder.listing(facts.id))
         self.superseded: list[str] = []  # records under names that their models no longer have
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
@@ -144,15 +150,25 @@ class Build:
             device=options.device,
             keep_factors=options.keep_factors,
         )
-        planned = plan(models, selected, self.store, template, options.retry_failed)
+        parents = Parents(self.facts.ids, models, ask_hub if self.asks_hub else None)
+        planned = plan(models, selected, self.store, template, options.retry_failed, parents)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 self._count_settled(one)
+        self._tell_unknown(parents)
         self.report.discovered = len(chosen)
         again = sum(one.lacks_spectra and one.unit is not None for one in planned)
         if again:
             self.watcher.say(f"records without spectra, to be read again: {again}")
         return planned
+
+    def _tell_unknown(self, parents: Parents) -> None:
+        if parents.unknown and self.asks_hub:
+            model, named = min(parents.unknown.items())
+            self.watcher.say(
+                f"adapters that name a base nobody can find, taken as adapters of {self.facts.id}: "
+                f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+            )
 
     def _count_settled(self, one: Planned) -> None:
         if one.is_unchanged:

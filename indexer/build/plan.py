@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from indexer.listing.listing import ListedModel
+from indexer.listing.parents import Parents, names_another
 from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
-from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, Identity
+from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity
 from indexer.records.store import Kept, Outcome, RecordStore, standing
 from indexer.records.unit import Unit
 
@@ -51,14 +52,15 @@ def plan(
     store: RecordStore,
     template: Unit,
     retry_failed: bool,
+    parents: Parents | None = None,
 ) -> list[Planned]:
-    """Look at every listed model; only those in ``selected`` get a unit.
+    """Look at every listed model; only those in ``selected`` get a unit. ``parents`` says what adapters stand on.
 
     ``template`` holds what all units share. A model outside the selection keeps the record it has, and one at a new
     commit keeps that of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
-    planned = [_planned(model, model.id in chosen, store, template, retry_failed) for model in models]
+    planned = [_planned(model, model.id in chosen, store, template, retry_failed, parents) for model in models]
     present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
     if len(present) == len(planned):
         return planned
@@ -85,7 +87,15 @@ def _with_earlier(planned: Planned, records: Sequence[Kept]) -> Planned:
     if kept is None:
         return planned
     stands = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
-    return replace(planned, entry=stands, missed=entry.outcome)
+    unit = planned.unit
+    if unit is not None and unit.parent is None and not unit.is_on_base and _answers(kept.identity, unit):
+        unit = None  # as much was known of what it stands on when the record was made, or more
+    return replace(planned, entry=stands, missed=entry.outcome, unit=unit)
+
+
+def _answers(found: Identity, unit: Unit) -> bool:
+    """Whether a record is of the unit's commit, and with the spectra that are asked for."""
+    return found.commit == unit.commit and (not unit.spec.spectra or found.spec.spectra == unit.spec.spectra)
 
 
 def _planned(
@@ -94,20 +104,27 @@ def _planned(
     store: RecordStore,
     template: Unit,
     retry_failed: bool,
+    parents: Parents | None,
 ) -> Planned:
     commit = commit_of(listed.row)
     if commit is None:
         return Planned(Entry(listed, template.base, None), None)
+    parent = parents.of(listed) if parents is not None and is_selected else None
+    is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
     unit = replace(
         template,
+        parent=parent,
+        is_on_base=is_known and parent is None,
         model=_reference(listed),
         commit=commit,
         relation=listed.relation,
         filenames=listed_filenames(listed.row),
         card=None,
     )
-    found = existing_record(unit.identity, store)
-    if found is not None and (found.spec == unit.spec or not unit.spec.spectra):
+    # What else there may be a record of is found by its header: see _with_earlier.
+    is_open = not is_known and listed.relation == "adapter" and names_another(listed.row, template.base)
+    found = None if is_open else existing_record(unit.identity, store)
+    if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
     outcome = last_outcome(unit.identity, store)
     is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
@@ -125,21 +142,24 @@ def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
     """The record that is there of this model at this commit, the one with the most spectra if there are several.
 
+    Of those with the same spectra the one of the newest SVD method.
+
     It answers for everything that has less than it.
     """
-    return next((one for one in _with_any_spectra(identity) if store.has(one.digest)), None)
+    return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
 def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
     """What the last attempt came to, with spectra or without: what cannot be read cannot be read for either."""
-    found = [store.outcome(one.digest) for one in _with_any_spectra(identity)]
+    found = [store.outcome(one.digest) for one in _that_serve(identity)]
     return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
 
 
-def _with_any_spectra(identity: Identity) -> Iterator[Identity]:
-    """The same with all spectra, with those of δW alone (the first form), and with none."""
+def _that_serve(identity: Identity) -> Iterator[Identity]:
+    """The same with all spectra, with those of δW alone (the first form), and with none, each by every SVD method."""
     for form in (SPECTRA_FORM, True, False):
-        yield replace(identity, spec=replace(identity.spec, spectra=form))
+        for method in SVD_METHODS:
+            yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method))
 
 
 def _reference(listed: ListedModel) -> ModelRef:

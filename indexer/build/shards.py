@@ -114,7 +114,7 @@ def _publish(
 ) -> BuildReport:
     config: dict[str, Any] = dict(base.config)
     facts = BaseFacts(base.base, base.commit, listing.aliases(), config)
-    build = Build(folder, facts, options, watcher, listing)
+    build = Build(folder, facts, options, watcher, listing, asks_hub=False)
     build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)

@@ -19,6 +19,8 @@ from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.hub import conversion_revision
 from indexer.network.session import as_model_error, install_session
+from indexer.records.parent import Parent
+from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from indexer.records.unit import Traffic, Unit
 from indexer.untrusted import tidy
@@ -43,6 +45,7 @@ def work(unit: Unit, place: Place) -> Result:
             lambda: conversion_revision(unit.model.id),
             ahead_bytes=place.resources.ahead_bytes,
             traffic=traffic,
+            parent_record=lambda parent: _record_of(parent, unit, store),
         )
         store.write(record)
     except AtlasError:
@@ -53,6 +56,16 @@ def work(unit: Unit, place: Place) -> Result:
         problem = what_it_means(error)
         store.write_outcome(unit.identity, problem)
     return Result(unit, problem, traffic.read, traffic.total, time.perf_counter() - started)
+
+
+def _record_of(parent: Parent, unit: Unit, store: RecordStore) -> Record | None:
+    """What the atlas keeps of a model that an adapter stands on, at that commit; None where it keeps nothing."""
+    wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
+    for kept in store.kept():
+        identity = kept.identity
+        if (identity.model, identity.commit, identity.base, identity.base_commit) == wanted:
+            return store.read(kept.digest)
+    return None
 
 
 def what_it_means(error: Exception) -> ModelError:

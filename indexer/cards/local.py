@@ -67,13 +67,19 @@ def _content_hash(folder: Path, files: list[Path]) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """What the Hub passes on of config.json and adapter_config.json."""
+    found, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
+    told = {key: found[key] for key in ("architectures", "model_type") if key in found}
+    named = adapter.get("base_model_name_or_path")
+    return told | ({"peft": {"base_model_name_or_path": named}} if named else {})
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
-        found = load_json(_text(folder / "config.json") or "{}")
+        found = load_json(_text(path) or "{}")
     except ValueError:
         return {}
-    if not isinstance(found, dict) or is_too_deep(found):
-        return {}
-    return {key: found[key] for key in ("architectures", "model_type") if key in found}
+    return found if isinstance(found, dict) and not is_too_deep(found) else {}
 
 
 def _text(path: Path) -> str:

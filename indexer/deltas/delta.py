@@ -15,8 +15,10 @@ import torch
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix, compare
 from indexer.deltas.base import BaseMatrices
+from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
+from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
@@ -26,13 +28,18 @@ PIECE_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class DenseDelta:
-    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for."""
+    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for.
+
+    ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many of these changed.
+    """
 
     key: DeltaKey
     matrix: torch.Tensor
     norm: float
     inner: float
     transposed: bool
+    sample: torch.Tensor
+    moved: int
     weight: torch.Tensor | None = None
 
 
@@ -48,15 +55,24 @@ class LoraDelta:
 
 
 def dense_deltas(
-    checkpoint: Checkpoint, layout: Layout, base: BaseMatrices, ahead_bytes: int = 0, *, with_weights: bool = False
+    checkpoint: Checkpoint,
+    layout: Layout,
+    base: BaseMatrices,
+    ahead_bytes: int = 0,
+    *,
+    with_weights: bool = False,
+    roundings: RoundingChoice | None = None,
 ) -> Iterator[DenseDelta]:
-    """Stream the deltas of a full checkpoint.
+    """Stream the deltas of a full checkpoint. ``roundings`` is told, matrix by matrix, of what kind its values are.
 
     Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
     """
+    roundings = roundings or RoundingChoice()
     for name, tensor in checkpoint.stream(layout.tensors, ahead_bytes):
         for matrix in layout.by_tensor[name]:
-            yield _dense_delta(matrix, matrix.extract(tensor), base.matrix(matrix.key), with_weights)
+            weight = matrix.extract(tensor)
+            rows, columns = sampled_positions(matrix.key, matrix.shape, len(layout.matrices))
+            yield _dense_delta(matrix, weight, base.matrix(matrix.key), roundings, (rows, columns), with_weights)
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
@@ -95,29 +111,20 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
             yield _lora_delta(matrix, module)
 
 
-def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype with the fewest significant bits that holds every value of ``tensor`` exactly.
-
-    bfloat16 (8 bits) is tried before float16 (11): nearly every bfloat16 value is also a float16 one, and
-    not the reverse.
-    """
-    sample = tensor.flatten()[:2048]
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        if _fits(sample, dtype) and _fits(tensor, dtype):
-            return dtype
-    return tensor.dtype
-
-
-def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    return tensor.dtype == dtype or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
-
-
-def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, with_weights: bool) -> DenseDelta:
+def _dense_delta(
+    matrix: Matrix,
+    weight: torch.Tensor,
+    base: torch.Tensor,
+    roundings: RoundingChoice,
+    sampled: tuple[Positions, Positions],
+    with_weights: bool,
+) -> DenseDelta:
     """The delta takes the place of ``weight`` in memory where that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped("shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}")
-    # Through the narrow dtype and then the stored one: a bfloat16 model saved as float16 was rounded twice.
-    reference = base.to(narrowest_dtype(weight)).to(weight.dtype).to(torch.float32)
+    reference = roundings.reference(weight, base)
+    where = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
+    sample = weight[where].to(torch.float32)
     delta = weight.to(torch.float32)
     kept = delta.clone() if with_weights else None
     square = inner = 0.0
@@ -131,7 +138,8 @@ def _dense_delta(matrix: Matrix, weight: torch.Tensor, base: torch.Tensor, with_
     norm = math.sqrt(square) if math.isfinite(square) else square
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {matrix.tensor} holds NaN or infinite values")
-    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, kept)
+    moved = int(delta[where].count_nonzero())
+    return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, sample, moved, kept)
 
 
 def _lora_delta(matrix: Matrix, module: LoraModule) -> LoraDelta:

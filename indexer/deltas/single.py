@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 
 from indexer.cards.local import facts_of, local_row
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.claims import untyped_relation
+from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
 from indexer.network.hub import conversion_revision, model_row
 from indexer.network.rows import commit_of, listed_filenames
@@ -55,6 +57,8 @@ def read_model(described: Described, base: PublishedBase) -> Record:
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
             f"Fetch them: index build --base {base.base}",
         )
+    parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub)
+    parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None
     model = reference.id if reference.folder is not None else str(row["id"])
     unit = Unit(
         model=ModelRef(model, folder=reference.folder),
@@ -65,6 +69,8 @@ def read_model(described: Described, base: PublishedBase) -> Record:
         spec=Spec(rank=base.rank, svd=SVD_METHOD),
         filenames=listed_filenames(row),
         representations=(),
+        parent=parent,
+        is_on_base=parent is None and not parents.unknown,
         card={"datasets": list(described.datasets)},
     )
     matrices = BaseMatrices(base.file, resident=False)

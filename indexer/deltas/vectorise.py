@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout, Matrix
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
+from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.spectra import Spectra
+from indexer.deltas.stacked import ForeignParent, Stack, UnreadableParent, by_key, on_record
 from indexer.deltas.svd import Factors, lora_svd, truncated_svd
 from indexer.errors import Skipped
+from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
+from indexer.records.parent import Parent, StandsOn
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.unit import Traffic, Unit
+from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+
+_APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
 LARGEST_NORM = 2.0**120
@@ -40,16 +48,19 @@ def vectorise(
     *,
     ahead_bytes: int = 0,
     traffic: Traffic | None = None,
+    parent_record: Callable[[Parent], Record | None] | None = None,
 ) -> Record:
     """Do one unit of work.
 
     ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
     nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
-    record. ``traffic`` is told what was read, whatever comes of it. Raises Skipped where this commit can never be a
+    record. ``traffic`` is told what was read, whatever comes of it. ``parent_record`` is asked for the record of what
+    an adapter stands on, where its checkpoint cannot be read any more. Raises Skipped where this commit can never be a
     record, Failed where another try may work. One torch thread gives the same record for the same input; the caller
     pins it.
     """
     started = time.perf_counter()
+    stack: Stack | None = None
     checkpoint = open_checkpoint(
         unit.model,
         commit=unit.commit,
@@ -59,18 +70,41 @@ def vectorise(
     )
     try:
         layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
-        deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes)
+        roundings = RoundingChoice()
+        sampled = Sampled()
+        stands_on: StandsOn | None = None
+        if layout is None:
+            stands_on = _stands_on(unit, checkpoint)
+            stack = Stack(checkpoint, unit.parent, base) if unit.parent else None
+        try:
+            deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
+        except (ForeignParent, UnreadableParent) as problem:
+            below = None
+            if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
+                below = parent_record(unit.parent)
+            said = stands_on or StandsOn("", "")
+            if below is not None and all(delta.u is not None for delta in below.deltas):
+                deltas, wholes = _on_record(unit, checkpoint, base, below), ()
+                stands_on = replace(said, why=_APPROXIMATE.format(printable(str(problem), 300)))
+            else:
+                verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
+                stands_on = replace(said, verdict=verdict, why=printable(str(problem), 500))
+                deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
         record = Record(
             identity=unit.identity,
             deltas=deltas,
             wholes=wholes,
+            sample=sampled.values_of(deltas),
+            moved=sampled.moved,
+            precision=roundings.widest,
             files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
             dtype=_dtype_of(checkpoint),
             device=unit.device,
             threads=torch.get_num_threads(),
-            bytes_read=checkpoint.bytes_read,
+            stands_on=stands_on,
+            bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
             block_bytes=_block_bytes(checkpoint, layout),
             seconds=time.perf_counter() - started,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -78,28 +112,66 @@ def vectorise(
     finally:
         if traffic is not None:
             traffic.read, traffic.total = checkpoint.bytes_read, sum(facts.size for facts in checkpoint.files)
+            traffic.read += stack.bytes_read if stack else 0
         checkpoint.close()
     return _with_vectors(record, unit)
 
 
+@dataclass
+class Sampled:
+    """What was sampled of a full checkpoint's weights (``indexer.records.weight_sample``), as its matrices come by."""
+
+    values: dict[DeltaKey, NDArray[np.float32]] = field(default_factory=dict)
+    moved: int = 0
+
+    def add(self, delta: DenseDelta) -> None:
+        """Take what one matrix gives."""
+        self.values[delta.key] = delta.sample.numpy()
+        self.moved += delta.moved
+
+    def values_of(self, deltas: Sequence[DeltaRecord]) -> NDArray[np.float32] | None:
+        """The sampled weights in the order of ``deltas``, (n,); None for an adapter, which has none."""
+        return np.concatenate([self.values[delta.key] for delta in deltas]) if self.values else None
+
+
 def _delta_records(
-    unit: Unit, checkpoint: Checkpoint, layout: Layout | None, base: BaseMatrices, ahead_bytes: int
+    unit: Unit,
+    checkpoint: Checkpoint,
+    layout: Layout | None,
+    base: BaseMatrices,
+    ahead_bytes: int,
+    roundings: RoundingChoice,
+    sampled: Sampled,
+    stack: Stack | None = None,
 ) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
     """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
     spectra = Spectra(base, unit.device) if unit.spec.spectra else None
     found: dict[DeltaKey, DeltaRecord] = {}
     if layout is None:
-        for lora in lora_deltas(checkpoint, base):
-            if lora.key in found:
-                raise Skipped("malformed", f"the adapter changes the matrix {lora.key} twice")
-            found[lora.key] = _from_lora(unit, lora, base, spectra)
+        own = by_key(lora_deltas(checkpoint, base)).values() if stack is None else ()
+        for delta in own if stack is None else stack.deltas(ahead_bytes, with_weights=spectra is not None):
+            made = _from_lora if isinstance(delta, LoraDelta) else _from_dense
+            found[delta.key] = made(unit, delta, base, spectra)  # type: ignore[arg-type]
         if not found:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
     else:
-        for dense in dense_deltas(checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None):
+        stream = dense_deltas(
+            checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None, roundings=roundings
+        )
+        for dense in stream:
             found[dense.key] = _from_dense(unit, dense, base, spectra)
+            sampled.add(dense)
     deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
     return deltas, spectra.wholes() if spectra else ()
+
+
+def _on_record(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> tuple[DeltaRecord, ...]:
+    """All deltas of an adapter on a model of which there is only a record."""
+    found = {}
+    for delta, rest in on_record(checkpoint, base, below):
+        made = _from_lora(unit, delta, base, None)
+        found[delta.key] = replace(made, norm=float(np.hypot(made.norm, rest)))
+    return tuple(found.get(matrix.key) or _untouched(unit, matrix, base, None) for matrix in base.layout.matrices)
 
 
 def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
@@ -167,9 +239,26 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
     return replace(record, vectors=vectors, deltas=deltas)
 
 
+def _stands_on(unit: Unit, checkpoint: Checkpoint) -> StandsOn | None:
+    """What an adapter says of its base, and what that is as far as names tell; None where it says nothing."""
+    named = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named.strip():
+        return None
+    shown = printable(named.strip(), 200)
+    if unit.parent is not None:
+        return StandsOn(shown, "finetune", unit.parent.name)
+    if unit.is_on_base or path_verdict(named, unit.model.id, (unit.base,)) in (None, YES):
+        return StandsOn(shown, "base")
+    return StandsOn(shown, "unknown", why="nobody can tell what that is, and it is taken as the base")
+
+
 def _seed(unit: Unit, key: DeltaKey) -> int:
-    """From the unit and the matrix, so that neither the order of reading nor the number of workers matters."""
-    return int(hashlib.sha256(f"{unit.identity.digest}|{key}".encode()).hexdigest()[:15], 16)
+    """From the base and the matrix alone, so that equal changes have equal factors whoever uploads them in which form.
+
+    Neither the order of reading nor the number of workers matters then, nor does a new commit of the same weights.
+    """
+    named = f"{unit.base}@{unit.base_commit}|{key}"
+    return int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
 
 
 def _dtype_of(checkpoint: Checkpoint) -> str:

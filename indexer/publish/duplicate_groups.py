@@ -6,15 +6,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from indexer.errors import AtlasError
-from indexer.publish.duplicates import (
-    CANDIDATE_COSINE,
-    Groups,
-    Upload,
-    difference_of,
-    find_duplicates,
-    relative_difference,
-)
+from indexer.publish.duplicates import Groups, Upload, find_duplicates
 from indexer.publish.tables import Tables
+from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit, relative_difference
 from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
 
@@ -65,8 +59,9 @@ class DuplicateGroups:
     def _compare(self, model_ids: Sequence[int], groups: Groups) -> None:
         """Note how far near pairs differ, but for pairs that are in one group already: reading records takes long."""
         found = []
-        for one, other, first_key, first_norm, second_key, second_norm in self._near_pairs(model_ids):
-            if groups.are_together(one, other) or relative_difference(first_norm, second_norm) > self.within:
+        for one, other, first_key, first_norm, second_key, second_norm, base_norm in self._near_pairs(model_ids):
+            is_near = relative_difference(first_norm, second_norm) <= self.within
+            if groups.are_together(one, other) or not (is_near or norms_fit(first_norm, second_norm, base_norm)):
                 continue
             try:
                 difference = difference_of(self.read(first_key), self.read(second_key))
@@ -77,12 +72,13 @@ class DuplicateGroups:
                 groups.join(one, other)
         self.tables.insert("compared_deltas", found)
 
-    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, float, str, float]]:
-        """(model id, other id, record and norm of the one, record and norm of the other), each pair once."""
+    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, float, str, float, float]]:
+        """(model id, other id, record and norm of the one, and of the other, norm of the base), each pair once."""
         with self.tables.listed(model_ids):
             rows = self.tables.rows(
                 "SELECT DISTINCT one.model_id, other.model_id, one.record_key, one.delta_norm, other.record_key, "
-                "other.delta_norm FROM neighbours AS near "
+                "other.delta_norm, coalesce(one.delta_norm / nullif(one.relative_norm, 0), 0) "
+                "FROM neighbours AS near "
                 "JOIN records AS one ON one.model_id = least(near.model_id, neighbour_id) "
                 "JOIN records AS other ON other.model_id = greatest(near.model_id, neighbour_id) "
                 "WHERE representation = ? AND similarity >= ? AND NOT one.is_copy AND NOT other.is_copy "
@@ -90,7 +86,7 @@ class DuplicateGroups:
                 "AND near.model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) ORDER BY ALL",
                 [DEFAULT, CANDIDATE_COSINE, self.base],
             )
-        return [row[:6] for row in rows]
+        return [row[:7] for row in rows]
 
     def _write(self, groups: dict[int, int]) -> None:
         """Only rows that say something else than before are written."""

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-
-import numpy as np
-
-from indexer.records.record import Record
-
-# Vectors of duplicates are nearly the same; only pairs above this cosine are compared matrix by matrix.
-CANDIDATE_COSINE = 0.98
 
 
 @dataclass(frozen=True)
@@ -77,32 +69,3 @@ def find_duplicates(
 def _age(upload: Upload) -> tuple[bool, float, int]:
     created = upload.created
     return (created is None, created.timestamp() if created else 0.0, upload.model_id)
-
-
-def difference_of(one: Record, other: Record) -> float:
-    """How far two records of one base are from holding the same change; infinite where that cannot be told.
-
-    The largest of the relative differences of the norms, and 1 − the cosine of the deltas. That cosine is that of
-    the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices, never formed:
-    tr(V₁Σ₁U₁ᵀU₂Σ₂V₂ᵀ) = Σ_ij σ₁ᵢ σ₂ⱼ (u₁ᵢ·u₂ⱼ)(v₁ᵢ·v₂ⱼ).
-    """
-    product = first_square = second_square = largest = 0.0
-    for first, second in zip(one.deltas, other.deltas, strict=True):
-        largest = max(largest, relative_difference(first.norm, second.norm))
-        if first.u is None or first.v is None or second.u is None or second.v is None:
-            return math.inf
-        left = first.u.astype(np.float64).T @ second.u.astype(np.float64)
-        right = first.v.astype(np.float64).T @ second.v.astype(np.float64)
-        s, t = first.s.astype(np.float64), second.s.astype(np.float64)
-        product += float(s @ (left * right) @ t)
-        first_square += float(s @ s)
-        second_square += float(t @ t)
-    if not first_square or not second_square:
-        return largest if first_square == second_square else math.inf
-    # Factors are float16: what two equal deltas miss of cosine 1 by that is far below any sensible threshold.
-    return max(largest, 1.0 - product / math.sqrt(first_square * second_square))
-
-
-def relative_difference(one: float, other: float) -> float:
-    """|one − other| over the larger; 0 where both are 0."""
-    return abs(one - other) / max(one, other) if one != other else 0.0

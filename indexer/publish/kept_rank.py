@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
-from indexer.records.identity import SVD_METHOD
+from indexer.records.identity import SVD_METHODS
 from indexer.records.store import RecordStore
 
 USUAL_RANK = 8
@@ -74,5 +74,5 @@ def _ranks_of_records(folder: AtlasFolder, base: StoredBase) -> Counter[int]:
     return Counter(
         identity.spec.rank
         for identity in RecordStore(folder).identities()
-        if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd == SVD_METHOD
+        if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd in SVD_METHODS
     )

@@ -35,6 +35,7 @@ from indexer.vectors.choice import IndexChange
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
+RECORD_TABLES = ("records", "deltas", "wholes", "adapter_bases")
 LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
 
 
@@ -147,7 +148,7 @@ class _Publisher:
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         duplicates = DuplicateGroups(self.tables, self.store, self.base, self.publication.thresholds.duplicate_within)
         touched = duplicates.members_with(stale)
-        self.tables.delete(("records", "deltas", "wholes", *LISTING_TABLES), withdrawn)
+        self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.aside.unlisted]
         self._last_seen(ids)
@@ -233,8 +234,8 @@ class _Publisher:
 
     def _record_tables(self, reread: list[Entry], ids: dict[str, int], arriving: Sequence[Incoming]) -> None:
         """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
-        self.tables.delete(("records", "deltas", "wholes"), [ids[entry.listed.id] for entry in reread])
-        rows: dict[str, list[Row]] = {"records": [], "deltas": [], "wholes": []}
+        self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
+        rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
         for entry in reread:
             if not entry.record_key:
                 continue
@@ -306,12 +307,14 @@ class _Publisher:
             self.left_out[arriving.representation.name] += 1
 
     def _unrelated(self) -> None:
-        """Only rows that say something else than before are written."""
+        """Only rows that say something else than before are written. An adapter of another base is unrelated too."""
         self.tables.run(
-            "UPDATE records SET is_unrelated = coalesce(base_cosine < $below, false), verified = base_cosine >= $below "
-            "WHERE (is_unrelated IS DISTINCT FROM coalesce(base_cosine < $below, false) "
-            "OR verified IS DISTINCT FROM (base_cosine >= $below)) "
-            "AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = $base)",
+            "UPDATE records SET is_unrelated = said.unrelated, verified = said.verified FROM (SELECT model_id, "
+            "coalesce(base_cosine < $below, false) OR verdict IS NOT DISTINCT FROM 'foreign' AS unrelated, "
+            "CASE WHEN verdict = 'foreign' THEN false ELSE base_cosine >= $below END AS verified "
+            "FROM records JOIN fine_tunes USING (model_id) LEFT JOIN adapter_bases USING (model_id) "
+            "WHERE base = $base) AS said WHERE records.model_id = said.model_id "
+            "AND (is_unrelated IS DISTINCT FROM said.unrelated OR records.verified IS DISTINCT FROM said.verified)",
             {"below": self.publication.thresholds.unrelated_below, "base": self.base},
         )
 

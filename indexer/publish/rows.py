@@ -204,6 +204,15 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
     ]
 
 
+def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
+    """The row of the adapter_bases table, for an adapter that names its base."""
+    said = record.stands_on
+    if said is None:
+        return []
+    columns = {"named": said.named, "verdict": said.verdict, "stands_on": said.parent, "why": said.why}
+    return [{"model_id": model_id, **columns}]
+
+
 def whole_rows(model_id: int, record: Record) -> list[Row]:
     """Rows of the wholes table."""
     norms = {delta.key: delta.norm for delta in record.deltas}

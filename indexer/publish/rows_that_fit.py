@@ -15,7 +15,16 @@ import numpy as np
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.publish.fitting import MOST_ITEMS, Fitting, Misfit
-from indexer.publish.rows import Entry, ListingRows, Row, delta_rows, listing_rows, record_row, whole_rows
+from indexer.publish.rows import (
+    Entry,
+    ListingRows,
+    Row,
+    adapter_base_rows,
+    delta_rows,
+    listing_rows,
+    record_row,
+    whole_rows,
+)
 from indexer.records.record import Record
 from indexer.records.representation import SKETCH_LENGTH, Representation, Vector
 from indexer.records.store import RecordStore
@@ -79,6 +88,7 @@ def measured(
             "records": [record_row(model_id, record, record_key)],
             "deltas": delta_rows(model_id, record),
             "wholes": whole_rows(model_id, record),
+            "adapter_bases": adapter_base_rows(model_id, record),
         }
         for table, found in rows.items():
             fitting.check(table, found)

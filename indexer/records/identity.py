@@ -11,7 +11,10 @@ from typing import Any
 FORMAT_VERSION = 1
 
 # Names the algorithm of `indexer.deltas.svd` and the constants there. Change it when results change.
-SVD_METHOD = "block-krylov-1"
+# Method 1 started from a seed of model and commit, method 2 from one of base, base commit and matrix: both find the
+# same triplets to within their tolerance, so records of either serve, and only new ones are made by the newest.
+SVD_METHOD = "block-krylov-2"
+SVD_METHODS = (SVD_METHOD, "block-krylov-1")
 
 # What `--spectra` keeps: all singular values of every δW, of every W, and of fused matrices taken whole.
 SPECTRA_FORM = "delta-weights-1"
@@ -32,7 +35,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which record this is: the same identity gives the same record, so its digest is the file's name."""
+    """Which record this is: the same identity gives the same record, so its digest is the file's name.
+
+    ``parent`` is the name of what an adapter stands on (``indexer.records.parent``), "" where that is the base.
+    """
 
     model: str
     commit: str
@@ -41,6 +47,7 @@ class Identity:
     relation: str
     spec: Spec
     subfolder: str = ""
+    parent: str = ""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Identity:
@@ -48,12 +55,18 @@ class Identity:
         fields = dict(row)
         return cls(spec=Spec(**fields.pop("spec")), **fields)
 
-    @property
-    def digest(self) -> str:
-        """sha256 (hex) of the canonical JSON of all fields."""
+    def as_row(self) -> dict[str, Any]:
+        """As JSON. Without a parent where there is none: most records have none, and earlier ones knew of none."""
         # Not asdict: ten thousand of these are asked for before every publish.
         fields = {**vars(self), "spec": vars(self.spec)}
-        return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
+        if not self.parent:
+            del fields["parent"]
+        return fields
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the canonical JSON of ``as_row``."""
+        return hashlib.sha256(canonical_json(self.as_row()).encode()).hexdigest()
 
 
 def canonical_json(value: Any) -> str:

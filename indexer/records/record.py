@@ -21,6 +21,7 @@ from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import DeltaKey
 from indexer.records.energy import ranks_at
 from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
+from indexer.records.parent import StandsOn
 from indexer.whole_files import write_atomically
 
 # A longer header than this is no record's: one delta takes 200 bytes of it.
@@ -121,7 +122,10 @@ class WholeRecord:
 class Record:
     """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
 
-    ``wholes`` are there with the spectra, for the matrices that the base stores fused.
+    ``wholes`` are there with the spectra, for the matrices that the base stores fused. ``sample`` holds some weights of
+    every block matrix (see ``indexer.records.weight_sample``), of which ``moved`` differ from the base's; ``precision``
+    is the narrowest dtype that holds all weights. None, 0 and "" for adapters and in records of earlier versions.
+    ``stands_on`` is there for adapters that name their base.
     """
 
     identity: Identity
@@ -138,6 +142,10 @@ class Record:
     card: Mapping[str, Any] = field(default_factory=dict)
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     wholes: tuple[WholeRecord, ...] = ()
+    sample: NDArray[np.float32] | None = None
+    moved: int = 0
+    precision: str = ""
+    stands_on: StandsOn | None = None
 
     @property
     def is_adapter(self) -> bool:
@@ -185,9 +193,11 @@ def write_record(record: Record, path: Path) -> None:
         arrays[f"{whole.name}.weights"] = np.ascontiguousarray(whole.weights)
         if whole.spectrum is not None:
             arrays[f"{whole.name}.spectrum"] = np.ascontiguousarray(whole.spectrum)
+    if record.sample is not None:
+        arrays[_SAMPLE] = np.ascontiguousarray(record.sample)
     arrays.update({f"vector:{tag}": np.ascontiguousarray(vector) for tag, vector in record.vectors.items()})
     header = {
-        "identity": asdict(record.identity),
+        "identity": record.identity.as_row(),
         "deltas": [
             {
                 "key": str(delta.key),
@@ -204,6 +214,9 @@ def write_record(record: Record, path: Path) -> None:
             for whole in record.wholes
         ],
         "files": [asdict(stored) for stored in record.files],
+        "moved": record.moved,
+        "stands_on": asdict(record.stands_on) if record.stands_on else None,
+        "precision": record.precision,
     } | {name: getattr(record, name) for name in _PLAIN_FIELDS}
     from safetensors.numpy import save
 
@@ -247,6 +260,8 @@ def read_identity(path: Path) -> tuple[Identity, str]:
     header = json.loads(metadata["record"])
     return Identity.from_row(header["identity"]), str(header["created"])
 
+
+_SAMPLE = "sample"
 
 _PLAIN_FIELDS = (
     "head",
@@ -296,6 +311,10 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
         deltas=deltas,
         wholes=wholes,
         files=tuple(StoredFile(**row) for row in header["files"]),
+        sample=arrays.get(_SAMPLE),
+        stands_on=StandsOn(**header["stands_on"]) if header.get("stands_on") else None,
+        moved=int(header.get("moved", 0)),
+        precision=str(header.get("precision", "")),
         vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
         **{name: header[name] for name in _PLAIN_FIELDS},
     )

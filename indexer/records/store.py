@@ -55,11 +55,15 @@ class Kept:
 
 
 def standing(records: Iterable[Kept], commit: str | None) -> Kept | None:
-    """Which of one model's records speaks for it: one of ``commit``, with spectra if there is one, else the newest."""
+    """Which of one model's records speaks for it: one of ``commit``, with spectra if there is one, else the newest.
 
-    def worth(one: Kept) -> tuple[bool, bool, str, bool, str]:
+    One that knows what an adapter stands on comes before those that do not.
+    """
+
+    def worth(one: Kept) -> tuple[bool, bool, bool, str, bool, str]:
         is_present, has_spectra = one.identity.commit == commit, one.identity.spec.spectra == SPECTRA_FORM
-        return is_present, is_present and has_spectra, one.made, has_spectra, one.digest
+        knows = is_present and one.identity.parent != ""
+        return is_present, knows, is_present and has_spectra, one.made, has_spectra, one.digest
 
     return max(records, key=worth, default=None)
 

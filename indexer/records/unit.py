@@ -8,11 +8,16 @@ from typing import Any
 
 from indexer.names import ModelRef
 from indexer.records.identity import Identity, Spec
+from indexer.records.parent import Parent
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One thing to do. ``commit`` pins the model; ``filenames`` are the names the listing gave, if it did."""
+    """One thing to do. ``commit`` pins the model; ``filenames`` are the names the listing gave, if it did.
+
+    ``parent`` is what an adapter stands on, None where that is the base or nobody can tell; ``is_on_base``: it is known
+    to be the base, whatever name the adapter gives it.
+    """
 
     model: ModelRef
     commit: str
@@ -25,6 +30,8 @@ class Unit:
     keep_factors: bool = True
     representations: tuple[str, ...] = ("input",)
     card: Mapping[str, Any] | None = None
+    parent: Parent | None = None
+    is_on_base: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -37,6 +44,7 @@ class Unit:
             relation=self.relation,
             spec=self.spec,
             subfolder=self.model.subfolder,
+            parent=self.parent.name if self.parent else "",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
+from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit, relative_difference
+from indexer.records.store import RecordStore
 from query.lookup import Asked, asked_model, with_vector
 from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
 
 if TYPE_CHECKING:
+    from indexer.records.record import Record
     from query.reader import AtlasReader
 
 
@@ -83,13 +87,15 @@ def _read_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
     record = asked.record
     assert record is not None
     cosine = record.base_cosine
+    is_foreign = record.stands_on is not None and record.stands_on.verdict == "foreign"
     return {
         "head_class": record.head.get("architecture_class"),
         "label_count": record.head.get("label_count"),
         "label_names": record.head.get("label_names"),
         "problem_type": record.head.get("problem_type"),
         "datasets": record.card.get("datasets", ()),
-        "is_unrelated": cosine is not None and cosine < _thresholds(atlas, asked.base)["unrelated_below"],
+        "is_unrelated": is_foreign
+        or (cosine is not None and cosine < _thresholds(atlas, asked.base)["unrelated_below"]),
         "base_cosine": cosine,
         "delta_norm": float(np.sqrt(sum(delta.norm**2 for delta in record.deltas))),
         "duplicate_group": None,
@@ -111,6 +117,8 @@ def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
     """Why its delta says nothing of its data; empty where it does."""
     if asked.is_copy:
         return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
+    if facts["is_unrelated"] and facts["base_cosine"] is None:
+        return f"{asked.name} is an adapter of another base than {asked.base}"
     if facts["is_unrelated"]:
         cosine = round(facts["base_cosine"], 2) + 0.0  # without a minus before 0.00
         return f"{asked.name} is not made from {asked.base} (cosine of the weights {cosine:.2f})"
@@ -118,7 +126,7 @@ def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
 
 
 def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any], representation: str) -> tuple[Repeat, ...]:
-    """Documented models with the same weights: by the atlas's flags, or by norm and vector where it was read now."""
+    """Documented models with the same weights: by the atlas's flags, or by its record where it was read now."""
     if asked.record is None:
         rows = atlas.rows(
             "SELECT model, datasets FROM models WHERE duplicate_group = ? AND model_id <> ? AND len(datasets) > 0 "
@@ -128,11 +136,32 @@ def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any], represe
         return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows)
     assert asked.vector is not None
     within = _thresholds(atlas, asked.base)["duplicate_within"]
-    rows = atlas.rows(
-        "SELECT model_id, model, datasets FROM models WHERE base = ? AND abs(delta_norm - ?) <= ? "
-        "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
-        [asked.base, facts["delta_norm"], within * facts["delta_norm"], asked.model_id],
-    )
+    base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
+    rows = [
+        row
+        for row in atlas.rows(
+            "SELECT model_id, model, datasets, record_key, delta_norm FROM models WHERE base = ? "
+            "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
+            [asked.base, asked.model_id],
+        )
+        if relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+        or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
+    ]
     vectors = atlas.index(asked.base, representation).rows([row["model_id"] for row in rows])
-    same = set(vectors.ids[vectors.matrix @ asked.vector >= 1 - within].tolist())
-    return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows if row["model_id"] in same)
+    near = dict(zip(vectors.ids.tolist(), (vectors.matrix @ asked.vector).tolist(), strict=True))
+    return tuple(
+        Repeat(row["model"], tuple(row["datasets"]))
+        for row in rows
+        if _is_repeat(atlas, asked.record, row, near.get(row["model_id"], 0.0), within)
+    )
+
+
+def _is_repeat(atlas: AtlasReader, record: Record, row: Mapping[str, Any], cosine: float, within: float) -> bool:
+    """As a publish tells duplicates; by norm and vector alone where the atlas came without its records."""
+    if cosine < CANDIDATE_COSINE:
+        return False
+    try:
+        return difference_of(record, RecordStore(atlas.folder).read(row["record_key"])) <= within
+    except AtlasError:
+        norm = math.hypot(*(delta.norm for delta in record.deltas))
+        return cosine >= 1 - within and relative_difference(row["delta_norm"], norm) <= within

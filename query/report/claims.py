@@ -26,16 +26,18 @@ def write(source: Source) -> Section:
     if not rows:
         writer.paragraph("No indexed model contradicts its claim.")
         return writer.done()
+    adapters = [Column("adapter of", "name")] if any(row["names_base"] for row in rows) else []
     writer.table(
         f"{counted(len(rows), 'claim')} that the weights contradict",
         (
             Column("model", "name"), Column("author", "name"), Column("says it is a"), Column("claimed by"),
-            Column("cosine with the base", "number"), Column("downloads", "number"),
+            Column("cosine with the base", "number"), Column("downloads", "number"), *adapters,
         ),
         [
             (
                 model(row["model"]), told(row["author"]), row["relation"], told(claim_in_words(row["claimed_by"]), 60),
                 decimal(row["base_cosine"], 3), count(row["downloads"]),
+                *(told(row["names_base"] or "", 60) for _ in adapters),
             )
             for row in rows
         ],

@@ -1,0 +1,186 @@
+"""Deltas of an adapter that stands on something else than the base: δW = δW(what it stands on) + s · B @ A.
+
+Exact, from the checkpoints themselves: of a fine-tune the dense difference with the base, to which the product is
+added; of another adapter its factors, so that the sum stays a product of factors. Where that checkpoint can no longer
+be read, its record's factors take its place: exact in the leading triplets, the rest of its change in the norm alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
+from indexer.deltas.rounding import RoundingChoice
+from indexer.errors import Failed, Skipped
+from indexer.names import DeltaKey, ModelRef
+from indexer.records.parent import Parent
+from indexer.records.record import Record
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+
+# Below this cosine with the base's weights a model does not come from it: the threshold that flags full fine-tunes.
+UNRELATED_BELOW = 0.3
+# One matrix may have been begun anew.
+_FEWEST_MATRICES = 4
+
+# Reasons for which a checkpoint cannot be one of this base, whoever says so.
+_OF_ANOTHER_SHAPE = frozenset({"shape_mismatch", "layer_mismatch", "missing_matrices", "unknown_architecture"})
+
+
+class ForeignParent(Exception):
+    """What the adapter stands on does not come from the base."""
+
+
+class UnreadableParent(Exception):
+    """What the adapter stands on can never be read at this commit: nobody can tell whether it comes from the base."""
+
+
+@dataclass
+class Stack:
+    """An adapter's checkpoint and what it stands on. ``bytes_read``: of the latter, so far."""
+
+    checkpoint: Checkpoint
+    parent: Parent
+    base: BaseMatrices
+    bytes_read: int = 0
+    _norms: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def deltas(self, ahead_bytes: int, *, with_weights: bool) -> Iterator[DenseDelta | LoraDelta]:
+        """The sums, as a stream; matrices that nothing changes may be left out.
+
+        Raises ForeignParent and UnreadableParent, also after some have come; Skipped for what is wrong with the adapter
+        itself; Failed where another try may work.
+        """
+        factors = [by_key(lora_deltas(self.checkpoint, self.base))]
+        below: Parent | None = self.parent
+        while below is not None and below.relation == "adapter":
+            factors.append(self._factors_of(below))
+            below = below.parent
+        if below is None:
+            yield from (_joined([part[key] for part in factors if key in part]) for key in _keys(factors))
+        else:
+            yield from self._on(below, factors, ahead_bytes, with_weights)
+
+    def _factors_of(self, parent: Parent) -> dict[DeltaKey, LoraDelta]:
+        checkpoint = _opened(parent)
+        try:
+            return by_key(lora_deltas(checkpoint, self.base))
+        except Skipped as reason:
+            raise _what_it_means(reason, parent) from reason
+        finally:
+            self.bytes_read += checkpoint.bytes_read
+            checkpoint.close()
+
+    def _on(
+        self, parent: Parent, factors: list[dict[DeltaKey, LoraDelta]], ahead_bytes: int, with_weights: bool
+    ) -> Iterator[DenseDelta]:
+        checkpoint = _opened(parent)
+        try:
+            layout = layout_against(checkpoint, self.base)
+            stream = dense_deltas(
+                checkpoint, layout, self.base, ahead_bytes, with_weights=with_weights, roundings=RoundingChoice()
+            )
+            for delta in stream:
+                self._check_relation(delta, parent, is_last=len(self._norms) + 1 == len(layout.matrices))
+                parts = [part[delta.key] for part in factors if delta.key in part]
+                yield _added(delta, parts, self.base.matrix(delta.key)) if parts else delta
+        except Skipped as reason:
+            if isinstance(reason, _AdapterOverflows):
+                raise
+            raise _what_it_means(reason, parent) from reason
+        finally:
+            self.bytes_read += checkpoint.bytes_read
+            checkpoint.close()
+
+    def _check_relation(self, delta: DenseDelta, parent: Parent, is_last: bool) -> None:
+        """Stop reading what is not made from the base."""
+        self._norms.append((self.base.norms[delta.key] ** 2, delta.inner, delta.norm**2))
+        if len(self._norms) < _FEWEST_MATRICES and not is_last:
+            return
+        square, inner, change = (math.fsum(column) for column in zip(*self._norms, strict=True))
+        length = math.sqrt(square * max(square + 2 * inner + change, 0.0))
+        if not length or (square + inner) / length < UNRELATED_BELOW:
+            raise ForeignParent(f"the weights of {parent.model} are not made from the base's")
+
+
+def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iterator[tuple[LoraDelta, float]]:
+    """The sums with what a record kept of the model below: a product of factors, and the norm of what was not kept.
+
+    Raises UnreadableParent where the record kept no factors; Skipped for what is wrong with the adapter itself.
+    """
+    own = by_key(lora_deltas(checkpoint, base))
+    for kept in below.deltas:
+        if kept.u is None or kept.v is None:
+            raise UnreadableParent(f"the record of {below.identity.model} holds no factors")
+        left = torch.from_numpy(kept.u.astype(np.float32) * kept.s)
+        right = torch.from_numpy(kept.v.astype(np.float32).T.copy())
+        part = LoraDelta(kept.key, right, left, 1.0, kept.transposed)
+        rest = max(kept.norm**2 - float(np.square(kept.s, dtype=np.float64).sum()), 0.0)
+        yield _joined([own[kept.key], part]) if kept.key in own else part, math.sqrt(rest)
+
+
+class _AdapterOverflows(Skipped):
+    """The adapter's own factors are at fault, not what it stands on."""
+
+
+def _opened(parent: Parent) -> Checkpoint:
+    try:
+        checkpoint = open_checkpoint(
+            ModelRef(parent.model), commit=parent.commit, filenames=parent.filenames, relation=parent.relation
+        )
+    except Skipped as reason:
+        raise _what_it_means(reason, parent) from reason
+    except Failed as problem:
+        if problem.reason != "not_found":
+            raise
+        raise UnreadableParent(f"{parent.model}: {problem.detail}") from problem
+    if checkpoint.kind != ("adapter" if parent.relation == "adapter" else "full"):
+        checkpoint.close()
+        raise UnreadableParent(f"{parent.model} holds other weights than its listing says")
+    return checkpoint
+
+
+def _what_it_means(reason: Skipped, parent: Parent) -> ForeignParent | UnreadableParent:
+    kind = ForeignParent if reason.reason in _OF_ANOTHER_SHAPE else UnreadableParent
+    return kind(f"{parent.model}: {reason.detail}")
+
+
+def by_key(deltas: Iterator[LoraDelta]) -> dict[DeltaKey, LoraDelta]:
+    """The changes of one adapter by matrix. Raises Skipped("malformed") where one is changed twice."""
+    found: dict[DeltaKey, LoraDelta] = {}
+    for delta in deltas:
+        if delta.key in found:
+            raise Skipped("malformed", f"the adapter changes the matrix {delta.key} twice")
+        found[delta.key] = delta
+    return found
+
+
+def _keys(factors: list[dict[DeltaKey, LoraDelta]]) -> list[DeltaKey]:
+    return list(dict.fromkeys(key for part in factors for key in part))
+
+
+def _joined(parts: list[LoraDelta]) -> LoraDelta:
+    """The sum of products as one product: factors side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    a = torch.cat([part.a for part in parts])
+    b = torch.cat([part.b * part.scale for part in parts], dim=1)
+    return replace(parts[0], a=a, b=b, scale=1.0)
+
+
+def _added(delta: DenseDelta, parts: list[LoraDelta], base: torch.Tensor) -> DenseDelta:
+    """The fine-tune's change with the adapters' added to it, in its memory."""
+    for part in parts:
+        delta.matrix.addmm_(part.b, part.a, alpha=part.scale)
+        if delta.weight is not None:
+            delta.weight.addmm_(part.b, part.a, alpha=part.scale)
+    norm = float(torch.linalg.vector_norm(delta.matrix))
+    inner = float(torch.dot(delta.matrix.flatten(), base.to(torch.float32).flatten()))
+    if not (math.isfinite(norm) and math.isfinite(inner)):
+        raise _AdapterOverflows("not_finite", f"the adapter's delta of {delta.key} overflows")
+    return replace(delta, norm=norm, inner=inner)

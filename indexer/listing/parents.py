@@ -1,0 +1,123 @@
+"""Which model each listed adapter stands on: the base, a fine-tune of it, or something else, by what rows say.
+
+``base_model_name_or_path`` is whatever a training script was given: an old or new id of the base, a fine-tune, another
+adapter, a quantised copy, or a folder of somebody's machine. Whether a model that it names comes from the base is
+decided later, by weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from indexer.errors import Failed, ModelError
+from indexer.listing.claims import relation_to, untyped_relation
+from indexer.listing.selection import ListedModel
+from indexer.listing.untagged import NO, UNSURE, path_verdict
+from indexer.names import is_hub_id
+from indexer.network.hub import model_row
+from indexer.network.rows import commit_of, listed_filenames
+from indexer.network.session import as_user_error
+from indexer.records.parent import Parent
+
+# Adapters on adapters on …: deeper chains, and those that lead in a circle, are not followed.
+DEEPEST = 4
+# Models that the Hub is asked about, beside those of the listing, for one build.
+MOST_ASKED = 1_000
+_LONGEST_NAME = 500
+_CANNOT_ASK = frozenset({"network", "rate_limited", "server_error"})
+
+Row = Mapping[str, Any]
+
+
+class Parents:
+    """Looks up what adapters stand on. ``ids``: every id of the base.
+
+    ``ask`` gives the Hub's row of a model, None where it knows none or shows it to nobody; without it only the listing
+    is known. ``unknown`` collects what could not be found: adapter → the name it gives.
+    """
+
+    def __init__(
+        self, ids: Collection[str], listed: Iterable[ListedModel], ask: Callable[[str], Row | None] | None
+    ) -> None:
+        self._ids = ids
+        self._rows: dict[str, Row | None] = {model.id.lower(): model.row for model in listed}
+        self._ask = ask
+        self._left = MOST_ASKED
+        self.unknown: dict[str, str] = {}
+
+    def of(self, model: ListedModel) -> Parent | None:
+        """What a listed model stands on; None where that is the base, the model is no adapter, or nobody can tell."""
+        alias = model.claimed_by.partition(":")[2]
+        return self.of_row(model.row, alias) if model.relation == "adapter" else None
+
+    def of_row(self, row: Row, alias: str = "") -> Parent | None:
+        """The same of an adapter's row; ``alias``: a copy of the base that it was found by."""
+        return self._below(row, (str(row.get("id")).lower(),), alias)
+
+    def _below(self, row: Row, above: tuple[str, ...], alias: str = "") -> Parent | None:
+        named = named_base(row)
+        ids = {*self._ids, alias} if alias else self._ids
+        verdict = path_verdict(named, above[-1], ids)
+        # Ids of old have no owner, and look like the name of a folder.
+        if named is None or verdict not in (NO, UNSURE):
+            return None
+        found = self._parent(named.strip(), above) if is_hub_id(named.strip()) else None
+        if found is None:
+            self.unknown[above[0]] = named
+            return None
+        return found if isinstance(found, Parent) else None
+
+    def _parent(self, name: str, above: tuple[str, ...]) -> Parent | bool | None:
+        """The model of that name; True where it is the base after all, None where nobody can tell."""
+        row = self._row(name)
+        identifier = str(row.get("id")) if row else ""
+        if row is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
+            return None
+        if identifier.lower() in {one.lower() for one in self._ids} or relation_to(row, self._ids, ("quantized",)):
+            return True
+        commit, relation = commit_of(row), untyped_relation(row)
+        if commit is None:
+            return None
+        below = None
+        if relation == "adapter":
+            before = len(self.unknown)
+            below = self._below(row, (*above, identifier.lower()))
+            if len(self.unknown) > before:
+                return None
+        return Parent(identifier, commit, relation, below, listed_filenames(row))
+
+    def _row(self, name: str) -> Row | None:
+        key = name.lower()
+        if key not in self._rows:
+            if self._ask is None or not self._left:
+                return None
+            self._left -= 1
+            self._rows[key] = self._ask(name)
+        return self._rows[key]
+
+
+def named_base(row: Row) -> str | None:
+    """What the Hub passes on of adapter_config.json: ``base_model_name_or_path``; None where it says nothing."""
+    config = row.get("config")
+    peft = config.get("peft") if isinstance(config, Mapping) else None
+    named = peft.get("base_model_name_or_path") if isinstance(peft, Mapping) else None
+    return named if isinstance(named, str) and 0 < len(named.strip()) <= _LONGEST_NAME else None
+
+
+def names_another(row: Row, base: str) -> bool:
+    """Whether an adapter's row names something that is not the base by its spelling."""
+    return path_verdict(named_base(row), str(row.get("id")), (base,)) in (NO, UNSURE)
+
+
+def ask_hub(name: str) -> Row | None:
+    """The Hub's row of a model; None where it knows none, or shows it to nobody here.
+
+    Raises AtlasError where the Hub cannot be asked.
+    """
+    try:
+        return model_row(name)
+    except ModelError as error:
+        if isinstance(error, Failed) and error.reason in _CANNOT_ASK:
+            raise as_user_error(error, f"the model {name}, which an adapter names as its base") from error
+        return None

@@ -1,0 +1,92 @@
+"""How far two records are apart: nothing, or no further than storing one model in several dtypes explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from indexer.records.record import DeltaRecord, Record
+from indexer.records.weight_sample import ROUNDOFF, agree
+
+# Vectors of duplicates are nearly the same, after rounding to bfloat16 less nearly; only pairs above this cosine are
+# compared matrix by matrix.
+CANDIDATE_COSINE = 0.9
+
+# Fewer changed weights in a sample may agree by chance.
+_FEWEST_MOVED = 64
+# Where rounding adds noise to a delta, their cosine is the ratio of the norms without it and with it, or little less.
+_OF_THAT_COSINE = 0.9
+
+
+def difference_of(one: Record, other: Record) -> float:
+    """How far two records of one base are from holding the same change; infinite where that cannot be told.
+
+    The largest of the relative differences of the norms, and 1 − the cosine of the deltas; 0 where rounding explains
+    all of it (``is_rounding_apart``). That cosine is that of the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices,
+    never formed: tr(V₁Σ₁U₁ᵀU₂Σ₂V₂ᵀ) = Σ_ij σ₁ᵢ σ₂ⱼ (u₁ᵢ·u₂ⱼ)(v₁ᵢ·v₂ⱼ).
+    """
+    cosine = _cosine(one, other)
+    if is_rounding_apart(one, other, cosine):
+        return 0.0
+    if cosine is None:
+        return math.inf
+    norms = max(relative_difference(first.norm, second.norm) for first, second in _pairs(one, other))
+    # Factors are float16: what two equal deltas miss of cosine 1 by that is far below any sensible threshold.
+    return max(norms, 1.0 - cosine)
+
+
+def is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
+    """Whether two checkpoints are of one origin, cast to other dtypes on the way: by their sampled weights.
+
+    These must agree to within half a unit in the last place of the narrowest dtypes that hold them, and the norms must
+    differ by no more than rounding adds. Where hardly a weight was changed samples may agree by chance: then the
+    ``cosine`` of the deltas (None where it is not known) must be what rounding leaves of it.
+    """
+    if one.sample is None or other.sample is None or not one.precision or not other.precision:
+        return False  # adapters, and records of earlier versions
+    if not agree(one.sample, one.precision, other.sample, other.precision):
+        return False
+    if not all(norms_fit(first.norm, second.norm, first.base_norm) for first, second in _pairs(one, other)):
+        return False
+    if min(one.moved, other.moved) >= _FEWEST_MOVED:
+        return True
+    first, second = (math.hypot(*(delta.norm for delta in record.deltas)) for record in (one, other))
+    return cosine is not None and cosine >= _OF_THAT_COSINE * min(first, second) / max(first, second, math.ulp(0.0))
+
+
+def norms_fit(one: float, other: float, base_norm: float) -> bool:
+    """Whether rounding to bfloat16 can make a delta of the one norm one of the other.
+
+    It adds noise to the weights and to the base's, together no more than one unit roundoff of each weight: in units in
+    the last place, a smaller change is rounded to 0 or 1 with a variance of ¼ at most, and beyond that two errors of
+    variance 1/12 add up.
+    """
+    return abs(one**2 - other**2) <= (ROUNDOFF * (base_norm + max(one, other))) ** 2
+
+
+def _pairs(one: Record, other: Record) -> Iterable[tuple[DeltaRecord, DeltaRecord]]:
+    return zip(one.deltas, other.deltas, strict=True)
+
+
+def _cosine(one: Record, other: Record) -> float | None:
+    """Of the kept parts; None without factors, 1 between zero deltas, 0 between a zero delta and another one."""
+    product = first_square = second_square = 0.0
+    for first, second in _pairs(one, other):
+        if first.u is None or first.v is None or second.u is None or second.v is None:
+            return None
+        left = first.u.astype(np.float64).T @ second.u.astype(np.float64)
+        right = first.v.astype(np.float64).T @ second.v.astype(np.float64)
+        s, t = first.s.astype(np.float64), second.s.astype(np.float64)
+        product += float(s @ (left * right) @ t)
+        first_square += float(s @ s)
+        second_square += float(t @ t)
+    if not first_square or not second_square:
+        return 1.0 if first_square == second_square else 0.0
+    return product / math.sqrt(first_square * second_square)
+
+
+def relative_difference(one: float, other: float) -> float:
+    """|one − other| over the larger; 0 where both are 0."""
+    return abs(one - other) / max(one, other) if one != other else 0.0

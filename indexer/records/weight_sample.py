@@ -1,0 +1,79 @@
+"""Some weights of every block matrix, kept in the record: by them an upload is known again after rounding.
+
+A delta is a small part of a weight, and casting a checkpoint to bfloat16 changes the one by a tenth while it moves the
+other by less than half a unit in the last place. Two checkpoints of one origin agree to within their roundings in every
+sampled weight; those of another run, another learning rate or one more step do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.names import DeltaKey
+
+Positions = NDArray[np.int64]
+
+# Weights of each matrix, and of the smallest bases together: 18 kB a record of roberta-base.
+EACH = 64
+FEWEST = 4096
+
+# Half a unit in the last place of a value in [1, 2), by the dtype that holds it. A bfloat16 value may have been a
+# float16 one before; wider ones are compared as they are.
+_HALF_UNITS: Mapping[str, float] = {"bfloat16": 2.0**-8 + 2.0**-11, "float16": 2.0**-11}
+# Below this float16 has other units, or zeros.
+_SMALLEST = 2.0**-14
+
+# So many ties are not all even by chance.
+_FEWEST_TIES = 32
+
+# Unit roundoff of bfloat16. No rounding, of a weight and of the base's, moves a delta by more than this share of it.
+ROUNDOFF = 2.0**-8
+
+
+def sampled_positions(key: DeltaKey, shape: tuple[int, int], matrices: int) -> tuple[Positions, Positions]:
+    """Rows and columns of the sampled weights of one of ``matrices`` matrices: the same for all models of a base."""
+    return _positions(str(key), shape, max(EACH, -(-FEWEST // matrices)))
+
+
+@lru_cache(maxsize=512)
+def _positions(key: str, shape: tuple[int, int], count: int) -> tuple[Positions, Positions]:
+    stream = hashlib.shake_256(f"weight-sample|{key}|{shape[0]}x{shape[1]}".encode()).digest(8 * count)
+    flat = (np.frombuffer(stream, dtype="<u8") % (shape[0] * shape[1])).astype(np.int64)
+    return np.divmod(flat, shape[1])
+
+
+def agree(one: NDArray[np.float32], dtype: str, other: NDArray[np.float32], other_dtype: str) -> bool:
+    """Whether two samples can be of one origin: ``dtype`` is the narrowest that holds all weights of a checkpoint.
+
+    Of equal dtypes all weights must be equal, or one checkpoint was rounded twice; of different ones no farther apart
+    than half a unit of each.
+    """
+    if one.shape != other.shape or not one.size:
+        return False
+    if dtype == other_dtype:
+        return bool(np.array_equal(one, other)) or (dtype == "bfloat16" and _is_rounded_twice(one, other))
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    larger = np.maximum(np.abs(first), np.abs(second))
+    units = np.exp2(np.frexp(larger)[1] - 1.0)
+    allowed = units * (_HALF_UNITS.get(dtype, 0.0) + _HALF_UNITS.get(other_dtype, 0.0))
+    compared = larger >= _SMALLEST
+    return bool(compared.any() and (np.abs(first - second) <= allowed)[compared].all())
+
+
+def _is_rounded_twice(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
+    """Whether one of two bfloat16 samples went through float16, the other not.
+
+    In one weight of sixteen that rounds to the other neighbour: the float16 value lies half-way then, and the tie goes
+    to the even one. In those of another run as many go to the odd one.
+    """
+    first, second = (values.view(np.uint32).astype(np.int64) >> 16 for values in (one, other))
+    apart = (first != second) & (np.maximum(np.abs(one), np.abs(other)) >= _SMALLEST)
+    count = int(apart.sum())
+    if not _FEWEST_TIES <= count <= one.size // 8 or (np.abs(first - second)[apart] != 1).any():
+        return False
+    return not (first[apart] & 1).any() or not (second[apart] & 1).any()

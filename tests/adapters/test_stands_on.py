@@ -1,0 +1,310 @@
+"""What adapters stand on: the sums against formed matrices, and who counts in an atlas."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
+
+from indexer.atlas import AtlasFolder
+from indexer.build.plan import plan
+from indexer.listing.listing import ListedModel
+from indexer.listing.parents import DEEPEST, Parents
+from indexer.names import ModelRef
+from indexer.records.identity import SVD_METHOD, Identity, Spec
+from indexer.records.parent import Parent
+from indexer.records.record import Record, read_record
+from indexer.records.store import RecordStore
+from indexer.records.unit import Unit
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.world import BASE, OLD_ID, SIZES, add_model, describe, make_world
+
+WIDTH, LAYERS = SIZES["hidden_size"], SIZES["num_hidden_layers"]
+TARGETS = ("query", "value")
+
+
+def module(layer: int, target: str) -> str:
+    return f"base_model.model.roberta.encoder.layer.{layer}.attention.self.{target}"
+
+
+def add_adapter(store, name: str, named: str | None, *, tagged: str = BASE, rank: int = 4, seed: int = 0) -> dict:
+    """A LoRA adapter that its card says is ``tagged``'s; its change of each targeted matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors, changes = {}, {}
+    for layer in range(LAYERS):
+        for target in TARGETS:
+            a, b = (
+                0.1 * torch.randn(rank, WIDTH, generator=generator),
+                0.1 * torch.randn(WIDTH, rank, generator=generator),
+            )
+            tensors[f"{module(layer, target)}.lora_A.weight"] = a
+            tensors[f"{module(layer, target)}.lora_B.weight"] = b
+            changes[f"{layer}.{target}"] = 2.0 * b.double() @ a.double()
+    folder = store / name
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "base_model_name_or_path": named}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tags = ["peft", f"base_model:{tagged}", f"base_model:adapter:{tagged}", "dataset:glue"]
+    describe(store, name, tags=tags, card_data={"base_model": tagged, "datasets": ["glue"]}, library_name="peft")
+    return changes
+
+
+def full_change(store, name: str) -> dict[str, torch.Tensor]:
+    tuned, base = (load_file(store / one / "model.safetensors") for one in (name, BASE))
+    found = {}
+    for tensor, weights in base.items():
+        parts = tensor.split(".")
+        if "layer" in parts and tensor.endswith("weight") and weights.ndim == 2:
+            family = {
+                "query": "query", "key": "key", "value": "value", "intermediate": "feedforward1",
+            }.get(parts[-2] if parts[-2] != "dense" else parts[-3])  # fmt: skip
+            if family:
+                found[f"{parts[2]}.{family}"] = (tuned[f"roberta.{tensor}"] - weights).double()
+    return found
+
+
+@pytest.fixture(scope="module")
+def stood(tmp_path_factory):
+    """An atlas of a world with adapters on everything that adapters are found on."""
+    store = make_world(tmp_path_factory.mktemp("stood") / "store", per_dataset=4)
+    torch.manual_seed(7)
+    add_model(store, "far/other-base", RobertaModel(RobertaConfig(**SIZES)), dataset=None, base="far/itself")
+    add_model(
+        store, "far/wide-base", RobertaModel(RobertaConfig(**{**SIZES, "hidden_size": 64})), dataset=None, base="x/y"
+    )
+    untagged = RobertaForSequenceClassification.from_pretrained(store / "bob/imdb-1")
+    untagged.save_pretrained(store / "dan/undocumented")
+    describe(store, "dan/undocumented", tags=[])
+    describe(store, "dan/locked", tags=[], gated="manual")
+    changes = {
+        name: add_adapter(store, name, named, seed=number, **more)
+        for number, (name, named, more) in enumerate((
+            ("eve/on-base", BASE, {}),
+            ("eve/on-old-id", OLD_ID, {}),
+            ("eve/on-local-base", "/home/eve/models/tiny-base", {}),
+            ("eve/on-nothing", None, {}),
+            ("eve/on-folder", "./output", {}),
+            ("eve/on-unknown", "nobody/knows-this", {}),
+            ("eve/on-locked", "dan/locked", {}),
+            ("eve/on-tuned", "ann/glue-0", {}),
+            ("eve/on-undocumented", "dan/undocumented", {}),
+            ("eve/on-adapter", "eve/on-base", {"rank": 2}),
+            ("eve/on-adapter-on-tuned", "eve/on-tuned", {"rank": 2}),
+            ("eve/on-other", "far/other-base", {}),
+            ("eve/on-wide", "far/wide-base", {}),
+            ("eve/round-1", "eve/round-2", {}),
+            ("eve/round-2", "eve/round-1", {}),
+            ("eve/on-itself", "eve/on-itself", {}),
+        ))
+    }  # fmt: skip
+    with LoopbackHub(store) as hub:
+        shell = Shell(hub.endpoint, store.parent, {"HF_HOME": str(store.parent / "hf")})
+        ran = shell("index", "build", "--base", BASE, "--workers", "1")
+        assert ran.code == 0, ran.err
+        yield store, shell, changes, ran
+
+
+def records(shell) -> dict[str, Record]:
+    atlas = AtlasFolder(shell.folder / "atlas")
+    with duckdb.connect(str(atlas.database), read_only=True) as connection:
+        rows = connection.execute("SELECT model, record_key FROM models").fetchall()
+    return {model: read_record(atlas.record(key)) for model, key in rows}
+
+
+def verdicts(shell) -> dict[str, str]:
+    with duckdb.connect(str(shell.folder / "atlas" / "atlas.duckdb"), read_only=True) as connection:
+        rows = connection.execute("SELECT model, verdict FROM adapter_bases JOIN models USING (model_id)").fetchall()
+    return dict(rows)
+
+
+def check(record: Record, expected: dict[str, torch.Tensor]) -> None:
+    """Norms and the leading eight triplets against NumPy's of the formed sum."""
+    for delta in record.deltas:
+        if str(delta.key) not in expected:
+            continue
+        exact = expected[str(delta.key)].numpy()
+        assert delta.norm == pytest.approx(np.linalg.norm(exact), rel=1e-4)
+        values = np.linalg.svd(exact, compute_uv=False)[:8]
+        np.testing.assert_allclose(delta.s, values, atol=1e-4 * values[0])
+        formed = (delta.u.astype(float) * delta.s) @ delta.v.astype(float).T
+        left = np.sqrt(max(np.linalg.norm(exact) ** 2 - np.square(values).sum(), 0.0))
+        assert np.linalg.norm(exact - formed) == pytest.approx(left, abs=2e-3 * np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize(("name", "tuned"), [("on-tuned", "ann/glue-0"), ("on-undocumented", "dan/undocumented")])
+def test_on_a_fine_tune_the_changes_are_added(stood, name, tuned):
+    store, shell, changes, _ = stood
+    below = full_change(store, tuned)
+    record = records(shell)[f"eve/{name}"]
+    check(record, {key: change + changes[f"eve/{name}"].get(key, 0) for key, change in below.items()})
+    assert record.stands_on.verdict == "finetune"
+    assert record.identity.parent.startswith(f"{tuned}@")
+    assert record.is_adapter
+    assert all(delta.norm > 0 for delta in record.deltas)
+
+
+def test_on_an_adapter_factors_are_joined_and_chains_are_followed_to_their_end(stood):
+    store, shell, changes, _ = stood
+    found = records(shell)
+    own = changes["eve/on-adapter"]
+    check(found["eve/on-adapter"], {key: own[key] + changes["eve/on-base"][key] for key in own})
+    assert sum(delta.norm > 0 for delta in found["eve/on-adapter"].deltas) == len(own)
+    below, middle, top = full_change(store, "ann/glue-0"), changes["eve/on-tuned"], changes["eve/on-adapter-on-tuned"]
+    summed = {key: change + middle.get(key, 0) + top.get(key, 0) for key, change in below.items()}
+    check(found["eve/on-adapter-on-tuned"], summed)
+    assert found["eve/on-adapter-on-tuned"].identity.parent.count(">") == 1
+
+
+def test_verdicts_and_what_a_person_is_told(stood):
+    _, shell, changes, ran = stood
+    found = verdicts(shell)
+    assert {name.removeprefix("eve/on-"): verdict for name, verdict in found.items() if "/on-" in name} == {
+        "base": "base", "old-id": "base", "local-base": "base", "itself": "base",
+        "folder": "unknown", "unknown": "unknown", "locked": "unknown",
+        "tuned": "finetune", "undocumented": "finetune", "adapter": "finetune", "adapter-on-tuned": "finetune",
+        "other": "foreign", "wide": "foreign",
+    }  # fmt: skip
+    assert found["eve/round-1"] == found["eve/round-2"] == "unknown"
+    assert "adapters that name a base nobody can find, taken as adapters of org/tiny-base: " in ran.err
+    plain = records(shell)
+    for name in ("eve/on-folder", "eve/on-unknown", "eve/on-locked", "eve/on-nothing", "eve/round-1", "eve/on-other"):
+        check(plain[name], changes[name])
+
+
+def test_an_adapter_of_another_base_is_a_suspicious_claim_and_counts_nowhere(stood):
+    _, shell, _, _ = stood
+    rows = shell("query", "sql", "SELECT model, names_base, why FROM suspicious_claims ORDER BY model", "--json").json
+    assert [(row["model"], row["names_base"]) for row in rows] == [
+        ("eve/on-other", "far/other-base"), ("eve/on-wide", "far/wide-base"),
+    ]  # fmt: skip
+    assert all(row["why"] for row in rows)
+    told = shell("query", "purity", "--base", BASE, "--json").json
+    indexed = shell(
+        "query", "sql", "SELECT count(*) AS n FROM models WHERE len(datasets) > 0 AND NOT is_unrelated", "--json"
+    )
+    assert told["models"] == indexed.json[0]["n"]
+    said = shell("query", "predict", "eve/on-other")
+    assert said.code == 1
+    assert "adapter of another base" in said.err
+    similar = shell("query", "similar", "ann/glue-0", "-k", "20", "--json")
+    assert similar.code == 0
+
+
+def test_the_next_build_reads_nothing_again_until_a_parent_changes(stood):
+    store, shell, _, _ = stood
+    ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
+    assert (ran.json["indexed"], ran.json["failed"]) == (0, 0)
+    before = records(shell)["eve/on-tuned"].identity
+    ran = shell("index", "publish", "--json")
+    assert records(shell)["eve/on-tuned"].identity == before
+    weights = load_file(store / "ann/glue-0" / "model.safetensors")
+    changed = {name: 1.01 * one if "layer.0" in name else one for name, one in weights.items()}
+    save_file(changed, store / "ann/glue-0" / "model.safetensors", metadata={"format": "pt"})
+    ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
+    assert ran.json["indexed"] == 3  # the fine-tune and the two adapters that stand on it
+    after = records(shell)["eve/on-tuned"].identity
+    assert after.parent != before.parent
+    assert (after.commit, after.model) == (before.commit, before.model)
+
+
+def test_where_only_the_record_of_the_fine_tune_is_left_its_factors_are_added(stood):
+    store, shell, changes, _ = stood
+    below = records(shell)["bob/squad-1"]
+    changes["eve/late"] = add_adapter(store, "eve/late", "bob/squad-1", seed=99)
+    (store / "bob/squad-1" / "model.safetensors").rename(store / "bob-squad-1.kept")
+    describe(store, "bob/squad-1", tags=["transformers", f"base_model:finetune:{BASE}"], sha=below.identity.commit)
+    shell("index", "build", "--base", BASE, "--workers", "1")
+    record = records(shell)["eve/late"]
+    assert record.stands_on.verdict == "finetune"
+    assert record.stands_on.why.startswith("approximate")
+    for delta, kept in zip(record.deltas, below.deltas, strict=True):
+        formed = (kept.u.astype(float) * kept.s) @ kept.v.astype(float).T
+        exact = formed + changes["eve/late"].get(str(delta.key), torch.zeros(delta.shape)).numpy()
+        rest = kept.norm**2 - np.linalg.norm(kept.s) ** 2
+        np.testing.assert_allclose(delta.s, np.linalg.svd(exact, compute_uv=False)[:8], rtol=2e-3)
+        assert delta.norm == pytest.approx(np.sqrt(np.linalg.norm(exact) ** 2 + max(rest, 0)), rel=2e-3)
+
+
+# What follows asks no Hub.
+
+
+def row(name: str, named: str | None = None, commit: str = "c" * 40, **more) -> dict:
+    files = [{"rfilename": "adapter_config.json"}] if named else [{"rfilename": "model.safetensors"}]
+    config = {"peft": {"base_model_name_or_path": named}} if named else {}
+    return {"id": name, "sha": commit, "siblings": files, "config": config, **more}
+
+
+def listed(*rows: dict) -> list[ListedModel]:
+    now = datetime.now(UTC)
+    return [
+        ListedModel(one["id"], one, "adapter" if one["config"] else "finetune", "tag", BASE, now, now) for one in rows
+    ]
+
+
+def test_a_chain_of_any_length_ends():
+    chain = [row(f"a/step-{number}", f"a/step-{number + 1}") for number in range(DEEPEST + 3)]
+    models = listed(*chain, row(f"a/step-{DEEPEST + 3}"))
+    parents = Parents((BASE,), models, None)
+    assert parents.of(models[0]) is None
+    assert "a/step-0" in parents.unknown
+    found = parents.of(models[-3])
+    assert found.name == f"a/step-{DEEPEST + 2}@{'c' * 40}>a/step-{DEEPEST + 3}@{'c' * 40}"
+
+
+def test_ids_of_old_and_copies_are_the_base_wherever_they_are_named():
+    asked = []
+    hub = {
+        "bert-old": row("google/bert-old"), "old-tiny": row(BASE), "x/gguf": row("x/gguf", tags=[f"base_model:quantized:{BASE}"]),
+    }  # fmt: skip
+
+    def ask(name):
+        asked.append(name)
+        return hub.get(name)
+
+    for named, expected in (
+        ("old-tiny", None), ("x/gguf", None), ("bert-old", Parent("google/bert-old", "c" * 40, "finetune")),
+    ):  # fmt: skip
+        (model,) = listed(row("a/adapter", named))
+        parents = Parents((BASE,), [model], ask)
+        assert parents.of(model) == expected
+        assert parents.unknown == {}
+    assert asked == ["old-tiny", "x/gguf", "bert-old"]
+    (model,) = listed(row("a/adapter", "unsloth/tiny-4bit"))
+    by_alias = ListedModel(**{**vars(model), "claimed_by": "alias:unsloth/tiny-4bit"})
+    assert Parents((BASE,), [by_alias], ask).of(by_alias) is None
+    assert len(asked) == 3
+
+
+def unit(parent: Parent | None = None) -> Unit:
+    return Unit(ModelRef("a/adapter"), "c" * 40, BASE, "b" * 40, "adapter", Spec(svd=SVD_METHOD), parent=parent)
+
+
+def test_identities_without_a_parent_are_those_of_earlier_versions():
+    identity = unit().identity
+    assert "parent" not in identity.as_row()
+    earlier = Identity("a/b", "c", "base", "d", "finetune", Spec(rank=8, svd="block-krylov-1"))
+    assert earlier.digest == "f7a3f9ad7d916cb7cd0155672ffaeb6725546dd675720728a5ab2229ee854e90"
+    grounded = unit(Parent("a/tuned", "d" * 40, "finetune")).identity
+    assert grounded.digest != identity.digest
+    assert Identity.from_row(json.loads(json.dumps(grounded.as_row(), default=vars))) == grounded
+
+
+def test_who_cannot_ask_keeps_the_record_that_knew(tmp_path):
+    store = RecordStore(AtlasFolder(tmp_path / "atlas"))
+    grounded = unit(Parent("a/elsewhere", "d" * 40, "finetune")).identity
+    store.write(Record(unit().identity, (), created="2026-01-02"))
+    store.write(Record(grounded, (), created="2026-01-01"))
+    models = listed(row("a/adapter", "a/elsewhere"))
+    template = Unit(ModelRef(BASE), "", BASE, "b" * 40, "finetune", Spec(svd=SVD_METHOD))
+    for parents in (None, Parents((BASE,), models, None)):
+        (planned,) = plan(models, models, store, template, False, parents)
+        assert planned.unit is None
+        assert planned.entry.record_key == grounded.digest

@@ -1,0 +1,198 @@
+"""Uploads of one model in several dtypes are one model; runs that differ in anything else are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import RobertaForSequenceClassification
+
+from indexer.deltas.base import store_base
+from indexer.errors import Skipped
+from indexer.names import DeltaKey, ModelRef
+from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit
+from indexer.records.weight_sample import agree, sampled_positions
+from indexer.weights.checkpoint import open_checkpoint
+from tests.conftest import BASE
+from tests.deltas import made
+from tests.world import add_model, indexed, make_world
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+UPLOADS = {
+    "original": (), "bf16": (BF16,), "fp16": (FP16,), "bf16 as fp32": (BF16, FP32), "fp16 as fp32": (FP16, FP32),
+    "fp16 then bf16": (FP16, BF16), "bf16 then fp16": (BF16, FP16),
+}  # fmt: skip
+LIMIT = 1e-3
+
+
+def similarity(one, other) -> float:
+    first, second = (record.vectors["input.1"].astype(np.float64) for record in (one, other))
+    return float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+
+
+def is_one(one, other) -> bool:
+    return similarity(one, other) >= CANDIDATE_COSINE and difference_of(one, other) <= LIMIT
+
+
+def uploads(folder, base, weights):
+    return {
+        name: made.record_of(made.save(folder / name, made.cast(weights, *chain)), base)
+        for name, chain in UPLOADS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def real(family, tmp_path_factory):
+    """Records of every full fine-tune of the family in every form, by model and form."""
+    folder = tmp_path_factory.mktemp("real")
+    checkpoint = open_checkpoint(ModelRef("base", folder=family / BASE))
+    base = store_base(checkpoint, made.BASE, made.BASE_COMMIT, folder / "base.safetensors")
+    found = {}
+    for path in sorted(family.glob("*/*/model.safetensors")):
+        model, name = path.parent.relative_to(family).as_posix(), path.parent.name
+        try:
+            tensors = {key: value for key, value in load_file(path).items() if value.is_floating_point()}
+        except SafetensorError:  # one of the family's odd repositories, which are tested elsewhere
+            continue
+        for form, chain in UPLOADS.items():
+            copy = folder / name / form.replace(" ", "-")
+            copy.mkdir(parents=True)
+            (copy / "config.json").write_bytes((path.parent / "config.json").read_bytes())
+            made.save_file(made.cast(tensors, *chain), copy / "model.safetensors", metadata={"format": "pt"})
+            try:
+                found.setdefault(model, {})[form] = made.record_of(copy, base)
+            except Skipped:
+                found.pop(model, None)
+                break
+    return {model: forms for model, forms in found.items() if not forms["original"].is_copy}
+
+
+def test_every_real_model_is_one_with_each_of_its_casts_and_these_with_one_another(real):
+    assert len(real) >= 10
+    missed = [
+        (model, one, other)
+        for model, forms in real.items()
+        for one, other in itertools.combinations(UPLOADS, 2)
+        if not is_one(forms[one], forms[other]) or not is_one(forms[other], forms[one])
+    ]
+    assert missed == []
+
+
+def test_no_real_model_is_one_with_another_in_whatever_form(real):
+    merged = [
+        (one, other)
+        for (one, first), (other, second) in itertools.combinations(real.items(), 2)
+        for here, there in itertools.product(UPLOADS, repeat=2)
+        if is_one(first[here], second[there])
+    ]
+    copies = {pair for pair in merged if difference_of(real[pair[0]]["original"], real[pair[1]]["original"]) < 1e-6}
+    assert set(merged) == copies
+
+
+@pytest.mark.parametrize("learnt", [3e-5, 1e-4, 1e-3], ids=["below rounding", "like rounding", "above rounding"])
+@pytest.mark.parametrize("step", [1e-6, 1e-5, 1e-4])
+def test_a_step_more_is_another_model_in_whatever_form(tmp_path, learnt, step):
+    weights = made.weights()
+    base = made.base_of(tmp_path, weights)
+    tuned = made.changed(weights, learnt)  # the flattest spectrum: of factors nothing can be told here
+    further = {
+        name: one + step * torch.randn(one.shape, generator=torch.Generator().manual_seed(5)).sign()
+        for name, one in tuned.items()
+    }
+    first, second = (uploads(tmp_path / name, base, one) for name, one in (("tuned", tuned), ("further", further)))
+    for one, other in itertools.combinations(first, 2):
+        assert difference_of(first[one], first[other]) <= LIMIT, (one, other)
+    is_within_limit = difference_of(first["original"], second["original"]) <= LIMIT  # a thousandth of what was learnt
+    assert is_within_limit == (step < 2e-2 * learnt)
+    for one, other in itertools.product(UPLOADS, repeat=2):
+        assert difference_of(first[one], second[other]) > LIMIT or is_within_limit, (one, other)
+        assert not agree(first[one].sample, first[one].precision, second[other].sample, second[other].precision)
+
+
+def test_where_hardly_a_weight_was_changed_the_sample_alone_says_nothing(tmp_path):
+    weights = made.cast(made.weights(), BF16)
+    base = made.base_of(tmp_path, weights)
+    records = []
+    for seed in (1, 2):
+        tuned = {name: one.clone() for name, one in weights.items()}
+        name = f"encoder.layer.{seed - 1}.attention.self.query.weight"
+        tuned[name][seed, seed] += 1
+        records.append(made.record_of(made.save(tmp_path / str(seed), tuned), base))
+    one, other = records
+    assert agree(one.sample, one.precision, other.sample, other.precision)
+    assert difference_of(one, other) > 0.5
+
+
+def test_records_of_earlier_versions_are_compared_as_before(tmp_path):
+    weights = made.weights()
+    base = made.base_of(tmp_path, weights)
+    forms = uploads(tmp_path, base, made.changed(weights, 1e-4))
+    earlier = {name: dataclasses.replace(one, sample=None, precision="") for name, one in forms.items()}
+    assert difference_of(forms["original"], forms["bf16"]) == 0.0
+    assert difference_of(earlier["original"], forms["bf16"]) > LIMIT
+    assert difference_of(earlier["original"], dataclasses.replace(earlier["original"])) < 1e-6
+
+
+def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more(tmp_path):
+    weights = made.weights()
+    base = made.base_of(tmp_path, weights)
+    for size in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
+        forms = uploads(tmp_path / str(size), base, made.changed(weights, size))
+        for form in forms.values():
+            for one, other in zip(forms["original"].deltas, form.deltas, strict=True):
+                assert norms_fit(one.norm, other.norm, one.base_norm)
+    assert not norms_fit(0.02, 0.0206, 1.0)
+    assert not norms_fit(0.0, 0.005, 1.0)
+
+
+def test_samples_lie_in_the_matrix_and_are_the_same_for_all_models():
+    for shape, matrices, count in (((128, 256), 24, 171), ((3, 5), 1, 4096), ((4096, 11008), 224, 64)):
+        rows, columns = sampled_positions(DeltaKey("", 0, "query"), shape, matrices)
+        assert len(rows) == len(columns) == count
+        assert 0 <= rows.min() <= rows.max() < shape[0]
+        assert 0 <= columns.min() <= columns.max() < shape[1]
+    first = sampled_positions(DeltaKey("", 0, "query"), (128, 256), 24)
+    assert not np.array_equal(first, sampled_positions(DeltaKey("", 1, "query"), (128, 256), 24))
+
+
+@pytest.mark.parametrize("far", [0, 1, 2])
+def test_half_a_unit_is_rounding_and_more_is_not(far):
+    generator = torch.Generator().manual_seed(3)
+    values = 0.04 * torch.randn(4096, generator=generator)
+    rounded = values.to(BF16).float()
+    bits = rounded.numpy().view(np.uint32).copy()
+    bits[7] += far << 16  # so many units away
+    assert agree(values.numpy(), "float32", bits.view(np.float32), "bfloat16") == (far == 0)
+    assert agree(rounded.numpy(), "bfloat16", bits.view(np.float32), "bfloat16") == (far == 0)
+    assert not agree(values.numpy(), "float32", rounded.numpy()[:-1], "bfloat16")
+    assert not agree(values.numpy(), "float32", rounded.numpy(), "float32")
+
+
+def test_casts_by_other_authors_are_duplicates_whoever_came_first(tmp_path):
+    store = make_world(tmp_path / "store", per_dataset=2)
+    for number, (model, dtype) in enumerate((("ann/glue-0", BF16), ("bob/imdb-1", FP16), ("ann/squad-0", BF16))):
+        tuned = RobertaForSequenceClassification.from_pretrained(store / model, dtype=dtype)
+        saved = tuned if number < 2 else tuned.float()
+        month = "01" if number == 2 else "12"  # the last cast was uploaded before the original
+        created = f"202{3 if number == 2 else 5}-{month}-01T00:00:00.000Z"
+        add_model(store, f"eve/again-{number}", saved, dataset=f"other/{number}", created=created)
+    unpublished = tmp_path / "unpublished"
+    RobertaForSequenceClassification.from_pretrained(store / "bob/squad-1", dtype=BF16).save_pretrained(unpublished)
+    with indexed(store) as shell:
+        ran = shell("query", "sql", "SELECT model, first_upload FROM duplicates ORDER BY model", "--json")
+        asked = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
+        shutil.rmtree(shell.folder / "atlas" / "records")
+        without_records = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
+    assert "bob/squad-1 has the same weights and names squad" in " ".join((asked.out + asked.err).split())
+    assert without_records.code == 0, without_records.err
+    assert ran.json == [
+        {"model": "ann/squad-0", "first_upload": "eve/again-2"},
+        {"model": "eve/again-0", "first_upload": "ann/glue-0"},
+        {"model": "eve/again-1", "first_upload": "bob/imdb-1"},
+    ]
