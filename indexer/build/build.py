@@ -73,6 +73,7 @@ class Build:
             return stored.block_bytes, stored.item_bytes
         from indexer.deltas.base import open_base, size_of_base
 
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
         checkpoint = open_base(self.facts)
         try:
             return size_of_base(checkpoint)
@@ -90,6 +91,7 @@ class Build:
             return StoredBase(path)
         from indexer.deltas.base import open_base, store_base
 
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
         checkpoint = open_base(self.facts)
         try:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
@@ -98,7 +100,6 @@ class Build:
                     self._keep_commit(stored.commit)
                     return stored
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
-            limit_bandwidth(str(self.folder.root), self.options.bandwidth)
             return store_base(checkpoint, self.facts.id, self.facts.commit, path)
         finally:
             checkpoint.close()
