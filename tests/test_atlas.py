@@ -19,6 +19,7 @@ from indexer.publish.maintenance import rebuild, represent, status
 from indexer.publish.verification import verify
 from query import Atlas
 from tests.conftest import ROOT
+from tests.patience import PATIENCE
 from tests.world import BASE, OLD_ID
 
 
@@ -145,7 +146,7 @@ def test_a_publish_killed_anywhere_leaves_the_state_before_or_after(atlas, point
     before = answers(atlas)
     done = subprocess.run(
         [sys.executable, "-c", CRASH, str(atlas.root), point],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 9
     with Atlas(atlas.root) as opened:
@@ -175,7 +176,7 @@ def test_a_database_that_another_program_writes_to_is_read_from_a_copy(atlas):
     holder = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import duckdb, sys, time\nc = duckdb.connect(sys.argv[1])\nprint('held', flush=True)\ntime.sleep(60)",
+            "import duckdb, sys, time\nc = duckdb.connect(sys.argv[1])\nprint('held', flush=True)\ntime.sleep(600)",
             str(atlas.database),
         ],
         stdout=subprocess.PIPE, text=True,
