@@ -61,6 +61,7 @@ def read_model(reference: ModelRef, choose_base: Callable[[list[str]], Published
         card={"datasets": list(facts.dataset_names)},
     )
     matrices = BaseMatrices(base.file, resident=False)
+    matrices.check()
     try:
         return vectorise(unit, matrices, lambda: conversion_revision(model))
     except (ModelError, AtlasError):
