@@ -134,6 +134,9 @@ def _read_store(folder: AtlasFolder, progress: Callable[[str], None]) -> _Found:
         except AtlasError:
             found.damaged.append(digest)
             continue
+        if record.identity.digest != digest:  # whole, and under the name of another
+            found.damaged.append(digest)
+            continue
         kept = Kept(digest, record.identity, record.created)
         found.records.setdefault(record.identity.base, []).append(kept)
     for digest in store.outcome_digests():

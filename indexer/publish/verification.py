@@ -16,7 +16,7 @@ from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.records.representation import REPRESENTATIONS
-from indexer.records.store import MEND_RECORD, RecordStore
+from indexer.records.store import RecordStore
 from indexer.table_checks import damaged_in_words, duckdb_error, problems_of_tables
 from indexer.vectors.files import check_file
 from indexer.vectors.published import Published, read_published
@@ -121,7 +121,7 @@ def _check_records(
         if (record.identity.model, record.identity.base, record.identity.digest) != (
             row["model"], row["base"], row["record_key"],
         ):  # fmt: skip
-            yield Disagreement("record", row["model"], f"its record is that of another model: {MEND_RECORD}")
+            yield Disagreement("record", row["model"], "its record is that of another model: run `index rebuild`")
     for one in published.vectors:
         progress(f"vectors of {one.base}, {one.representation}")
         expected = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}

@@ -18,8 +18,6 @@ from indexer.whole_files import write_atomically
 PATIENCE = 3
 BACK_OFF_SECONDS = 3600.0
 
-MEND_RECORD = "run `index rebuild`, which forgets it, and then `index build`, which reads the model again"
-
 
 @dataclass(frozen=True)
 class Outcome:
