@@ -82,7 +82,7 @@ COMMENT ON COLUMN fine_tunes.detail IS 'Why, in a sentence.';
 COMMENT ON COLUMN fine_tunes.attempts IS 'How often it was tried.';
 COMMENT ON COLUMN fine_tunes.tried IS 'When it was last tried.';
 COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed.';
-COMMENT ON COLUMN fine_tunes.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, or user.';
+COMMENT ON COLUMN fine_tunes.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, or record (put back from its record).';
 COMMENT ON COLUMN fine_tunes.parent IS 'The model it was directly tuned from, where that is not the base itself.';
 COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
 COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';

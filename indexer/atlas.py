@@ -38,6 +38,11 @@ class AtlasFolder:
         return self.root / "atlas.duckdb"
 
     @property
+    def checksums(self) -> Path:
+        """What the database's checksum may be."""
+        return self.root / "checksums.json"
+
+    @property
     def listings(self) -> Path:
         """Folder of what the Hub said."""
         return self.root / "listing"

@@ -216,17 +216,21 @@ def verify(context: click.Context, atlas: str, output: str) -> None:
 
 
 @main.command()
+@click.option("--force", is_flag=True, help="Even where fewer models would be left than there are.")
 @atlas_option
 @output_options
-def rebuild(atlas: str, output: str) -> None:
-    """Make the database and the FAISS files again from listing and records."""
+def rebuild(force: bool, atlas: str, output: str) -> None:
+    """Make the database and the FAISS files again from listing and records.
+
+    What a listing lacks is taken from the old database and the records. Nothing is changed where models would be lost.
+    """
     from indexer.atlas import AtlasFolder
     from indexer.console.messages import say
     from indexer.publish.maintenance import rebuild as rebuild_atlas
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
-        emit(rebuild_atlas(folder, say=say), output)
+        emit(rebuild_atlas(folder, say=say, force=force), output)
 
 
 @main.command()

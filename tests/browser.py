@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.patience import PATIENCE
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -92,7 +94,7 @@ class Browser:
         """What ``return …`` gives, by the driver's own rights: a page's policy does not bind it."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait(self, condition: str, seconds: float = 10.0) -> None:
+    def wait(self, condition: str, seconds: float = PATIENCE) -> None:
         """Until an expression is true."""
         ends = time.monotonic() + seconds
         while not self.run(f"return Boolean({condition})"):

@@ -6,28 +6,30 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
+from huggingface_hub import constants, set_client_factory
 
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
-from indexer.network.session import Manners, install_session
+from indexer.network.pace import Pace
+from indexer.network.session import Manners, PoliteClient, install_session
+from indexer.network.shared_clock import MemoryShelf
 from scripts.loopback_hub import LoopbackHub
 
 BASE = "FacebookAI/roberta-base"
 SHORT = "roberta-base"
 
-# As the real ones, but for people who cannot wait.
+# As the real ones, but that less is waited between tries. Answers have all the time that a busy machine needs.
 QUICK = Manners(
-    connect_seconds=2,
-    read_seconds=2,
-    body_seconds=2,
+    connect_seconds=30,
+    read_seconds=30,
+    body_seconds=60,
     total_seconds=20,
     first_wait=0.02,
     longest_wait=0.1,
@@ -65,6 +67,38 @@ def use_endpoint(monkeypatch: Any, endpoint: str, manners: Manners = QUICK, say:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     install_session(manners, say or (lambda sentence: None))
+
+
+class Clock:
+    """What our HTTP client takes for the time: it stands still, but that sleep moves it on; ``slept`` is how long.
+
+    ``meanwhile``: called once, with the seconds, in place of the first sleep; the clock does not move for that one.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.meanwhile: Callable[[float], None] | None = None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if self.meanwhile is not None:
+            once, self.meanwhile = self.meanwhile, None
+            once(seconds)
+        else:
+            self.now += seconds
+
+
+def given_clock(monkeypatch: Any, manners: Manners = QUICK, say: Any = None) -> Clock:
+    """From now on the client of this process waits by a clock of the test's, and keeps a pace of its own."""
+    clock = Clock()
+    monkeypatch.setattr("indexer.network.session.time", clock)
+    pace = Pace(MemoryShelf(clock.monotonic))
+    set_client_factory(lambda: PoliteClient(manners, pace, say or (lambda sentence: None)))
+    return clock
 
 
 def as_ever() -> None:

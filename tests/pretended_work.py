@@ -18,7 +18,7 @@ from indexer.names import ModelRef
 from indexer.records.identity import Spec
 from indexer.records.unit import Unit
 
-LONG = 300.0  # seconds; no test waits that long
+LONG = 3600.0  # seconds; no test waits that long
 
 
 def unit(name: str) -> Unit:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from indexer.weights.ahead import read_ahead
+from tests.patience import PATIENCE, wait_for
 
 
 def size_of(item: bytes) -> int:
     return len(item)
-
-
-def wait_until(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def alive() -> list[threading.Thread]:
@@ -29,7 +22,7 @@ def alive() -> list[threading.Thread]:
 def test_the_same_items_in_the_same_order(most):
     items = [bytes([number]) * (number % 17) for number in range(100)]
     assert list(read_ahead(iter(items), size_of, most)) == items
-    assert wait_until(lambda: not alive())
+    assert wait_for(lambda: not alive())
 
 
 def test_no_more_is_ready_than_allowed():
@@ -42,27 +35,26 @@ def test_no_more_is_ready_than_allowed():
 
     ahead = read_ahead(source(), size_of, 35)
     next(ahead)
-    time.sleep(0.2)
     # One taken, and ready: 10, 20, 30 are below 35, so a fourth is fetched, and no fifth.
-    assert len(fetched) == 5
+    assert wait_for(lambda: len(fetched) == 5)
     next(ahead)
-    assert wait_until(lambda: len(fetched) == 6)
+    assert wait_for(lambda: len(fetched) == 6)
     ahead.close()
-    assert wait_until(lambda: not alive())
+    assert wait_for(lambda: not alive())
     assert len(fetched) == 6
 
 
 def test_fetching_and_using_go_on_at_the_same_time():
+    """While one is used the next is fetched: its user waits for that, and would wait for ever."""
+    fetching = [threading.Event() for _ in range(10)]
+
     def source():
-        for _ in range(10):
-            time.sleep(0.05)
+        for event in fetching:
+            event.set()
             yield bytes(1)
 
-    start = time.perf_counter()
-    for _ in read_ahead(source(), size_of, 100):
-        time.sleep(0.05)
-    together = time.perf_counter() - start
-    assert 0.5 <= together < 0.85  # one after the other it would be a second
+    for number, _ in enumerate(read_ahead(source(), size_of, 100), start=1):
+        assert fetching[min(number, 9)].wait(PATIENCE)
 
 
 def test_an_error_comes_where_it_would_have_come():
@@ -89,8 +81,8 @@ def test_whoever_leaves_early_closes_the_source():
 
     for _ in read_ahead(source(), size_of, 20):
         break
-    assert closed.wait(5)
-    assert wait_until(lambda: not alive())
+    assert closed.wait(PATIENCE)
+    assert wait_for(lambda: not alive())
 
 
 def test_an_item_that_was_used_is_let_go():
@@ -109,8 +101,8 @@ def test_an_item_that_was_used_is_let_go():
 
     ahead = read_ahead(source(), lambda _: 1, 10)
     first = next(ahead)
-    assert wait_until(lambda: not items)
+    assert wait_for(lambda: not items)
     del first
     next(ahead)
-    assert wait_until(lambda: references[0]() is None)
+    assert wait_for(lambda: references[0]() is None)
     ahead.close()

@@ -19,6 +19,7 @@ from indexer.publish.maintenance import rebuild, represent, status
 from indexer.publish.verification import verify
 from query import Atlas
 from tests.conftest import ROOT
+from tests.patience import PATIENCE
 from tests.world import BASE, OLD_ID
 
 
@@ -131,6 +132,9 @@ elif point == "neighbours":
     neighbour_table.NeighbourTable.change = die
 elif point == "commit":
     sibling._put_in_place = die
+elif point == "checksums":
+    real = sibling.note_coming
+    sibling.note_coming = lambda *a: (real(*a), die())
 elif point == "renamed":
     real = sibling._put_in_place
     sibling._put_in_place = lambda *a: (real(*a), die())
@@ -140,14 +144,15 @@ with folder.locked("crash"):
 """
 
 
-@pytest.mark.parametrize("point", ["vectors", "neighbours", "commit", "renamed"])
+@pytest.mark.parametrize("point", ["vectors", "neighbours", "commit", "checksums", "renamed"])
 def test_a_publish_killed_anywhere_leaves_the_state_before_or_after(atlas, point):
     before = answers(atlas)
     done = subprocess.run(
         [sys.executable, "-c", CRASH, str(atlas.root), point],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 9
+    assert verify(atlas) == []
     with Atlas(atlas.root) as opened:
         published = {row["representation"] for row in opened.rows("SELECT representation FROM representations")}
     assert published == ({"input", "output"} if point == "renamed" else {"input"})
@@ -175,7 +180,7 @@ def test_a_database_that_another_program_writes_to_is_read_from_a_copy(atlas):
     holder = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import duckdb, sys, time\nc = duckdb.connect(sys.argv[1])\nprint('held', flush=True)\ntime.sleep(60)",
+            "import duckdb, sys, time\nc = duckdb.connect(sys.argv[1])\nprint('held', flush=True)\ntime.sleep(600)",
             str(atlas.database),
         ],
         stdout=subprocess.PIPE, text=True,

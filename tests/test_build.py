@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import duckdb
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
+from tests.patience import PATIENCE, wait_for
 from tests.world import BASE, DATASETS, OLD_ID, make_world
 
 
@@ -151,8 +151,17 @@ def test_a_failing_download_is_tried_again_by_the_next_build(world):
 
 
 def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
+    def records():
+        return len(list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
+
     seen = 0
-    for wait in (2.5, 3.5, 4.5):
+    # Before the base is asked for, while it is read, in the middle of the models, and after that.
+    for moment in (
+        lambda: world.hub.requests,
+        lambda: list((world.folder / "atlas" / "bases").glob("*")),
+        lambda: records() >= 3,
+        lambda: records() >= 8,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", "1"],
             cwd=world.folder,
@@ -160,12 +169,11 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-        time.sleep(wait)
+        wait_for(lambda now=moment, ran=process: now() or ran.poll() is not None)
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        records = len(list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
-        assert records >= seen
-        seen = records
+        assert process.wait() == -signal.SIGKILL
+        assert records() >= seen
+        seen = records()
         if (world.folder / "atlas" / "atlas.duckdb").exists():
             assert world("index", "verify").code in (0, 1)
     report = build(world)
@@ -177,7 +185,7 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
 
 @pytest.mark.parametrize(("workers", "stop"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
 def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
-    world.hub.faults.add(path=r"imdb-3.*safetensors", hang=30.0)
+    world.hub.faults.add(path=r"imdb-3.*safetensors", hang=600.0)
     process = subprocess.Popen(
         [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", workers],
         cwd=world.folder,
@@ -185,12 +193,10 @@ def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not any("imdb-3/resolve" in request.path for request in world.hub.requests) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.5)
+    wait_for(lambda: any("imdb-3/resolve" in request.path for request in world.hub.requests))
+    wait_for(lambda: list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
     process.send_signal(stop)
-    _, said = process.communicate(timeout=60)  # the workers have gone as well: they hold stderr
+    _, said = process.communicate(timeout=PATIENCE)  # the workers have gone as well: they hold stderr
     assert process.returncode == 128 + stop
     assert "Traceback" not in said
     assert "What was done stays" in said
@@ -206,7 +212,7 @@ def test_a_second_writer_is_told_who_the_first_is(world):
             sys.executable, "-c",
             "import sys, time\nfrom indexer.atlas import AtlasFolder\n"
             "with AtlasFolder(sys.argv[1]).locked('index build --base x'):\n    print('held', flush=True)\n"
-            "    time.sleep(60)",
+            "    time.sleep(600)",
             str(world.folder / "atlas"),
         ],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},

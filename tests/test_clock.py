@@ -15,7 +15,7 @@ from indexer.network.shared_clock import FileShelf
 from indexer.records import store as records
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, Outcome, RecordStore
-from indexer.whole_files import LEFT_SECONDS, beside, remove_leftovers
+from indexer.storage.whole_files import LEFT_SECONDS, beside, remove_leftovers
 
 IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
 

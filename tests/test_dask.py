@@ -10,8 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import duckdb
@@ -23,6 +21,8 @@ from indexer.build.dask_executor import DaskExecutor
 from indexer.build.result import Place, Result
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
+from tests.hub_ground import Clock
+from tests.patience import PATIENCE, wait_for
 from tests.pretended_work import unit
 from tests.world import BASE, make_world
 
@@ -125,20 +125,13 @@ def start_build(world, address):
 
 
 def finish(build, code=0):
-    out, err = build.communicate(timeout=120)
+    out, err = build.communicate(timeout=PATIENCE)
     assert build.returncode == code, err
     return json.loads(out) if out else err
 
 
 def records(world):
     return {path.name for path in world.folder.glob("atlas/records/*/*.safetensors")}
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.05)
 
 
 def statuses(world):
@@ -211,8 +204,9 @@ from indexer.deltas.vectorise import vectorise
 def hungry(unit, *others, **more):
     if unit.model.id == "dan/squad-3":
         eaten = []
-        while True:  # until somebody ends it
-            eaten.append(bytearray(b"x" * (32 << 20)))
+        while True:  # until somebody ends it; one that is slow to is not to take the machine down with it
+            if len(eaten) < 48:
+                eaten.append(bytearray(b"x" * (32 << 20)))
             time.sleep(0.05)
     return vectorise(unit, *others, **more)
 
@@ -294,13 +288,15 @@ def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_fi
 
 
 def test_a_record_that_is_not_seen_here_is_a_failure_of_one_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(dask_executor, "SEEN_SECONDS", 1.0)
+    clock = Clock()
+    monkeypatch.setattr(dask_executor, "time", clock)
     place = Place(tmp_path, tmp_path / "base")
     lost, late = Result(unit("lost"), None), Result(unit("late"), None)
     assert dask_executor._seen(lost, place).error.reason == "worker_error"
+    assert clock.now - 1000.0 == pytest.approx(dask_executor.SEEN_SECONDS, abs=0.5)
     path = AtlasFolder(tmp_path).record(late.unit.identity.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    threading.Timer(0.3, path.touch).start()
+    clock.meanwhile = lambda seconds: path.touch()
     assert dask_executor._seen(late, place) is late
 
 
@@ -327,7 +323,7 @@ def test_a_client_that_was_told_nothing_of_tls_is_told_so_in_a_line(scheme, sett
     done = subprocess.run(
         [sys.executable, "-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}"],
         env={**os.environ, "PYTHONPATH": str(ROOT), **setting},
-        capture_output=True, text=True, timeout=200, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr

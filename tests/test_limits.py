@@ -1,6 +1,7 @@
-"""What a build was told to keep to, as its Hub and the system see it: bytes a second, memory, the Hub's quota.
+"""What a build was told to keep to: bytes a second, memory, the Hub's quota.
 
-All workers together: they are processes of their own, so each figure is taken from outside.
+All workers together: they are processes of their own. How much came is the Hub's count; who was held up, and for how
+long, is written down where it is decided (tests/ledger_build.py). No figure is divided by the time that something took.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from indexer.build.resources import PROCESS_BYTES
+from indexer.network.bandwidth import STEP_SECONDS, Bandwidth, limit_bandwidth, received
+from indexer.network.pace import Pace
+from indexer.network.shared_clock import MemoryShelf
 from scripts.loopback_hub import LoopbackHub
 from scripts.loopback_hub.ledger import RequestRecord
 from tests.conftest import ROOT
@@ -23,21 +27,36 @@ from tests.world import BASE, make_world
 
 MODELS = 24
 LIMIT = 500_000  # bytes a second: 3.6 MB of block matrices take about 7 s
+STEP = int(LIMIT * STEP_SECONDS)
 
 
 @dataclass
 class Watched:
-    """A build as it looked from outside; ``peaks`` are the most that each of its processes ever held, in bytes."""
+    """A build as it looked from outside; ``peaks`` are the most that each of its processes ever held, in bytes.
+
+    ``ledger``: whom its limits held up, in the order of the file; ``ended``: when it was over (``time.monotonic``).
+    """
 
     report: dict
     said: str
     requests: list[RequestRecord]
     own_peak: int
     peaks: dict[int, int]
+    ledger: list[dict]
+    pid: int
+    ended: float
 
     def reading(self, is_base: bool) -> list[RequestRecord]:
         """What was asked of the CDN, in order: of the base, or of its fine-tunes."""
         return [one for one in self.requests if one.role == "cdn" and (one.repo_id == BASE) == is_base]
+
+    def granted(self, call: str = "spend", what: str = "seconds") -> dict[int, float]:
+        """By process the sum of what it was given of the bandwidth (``spend``), or what it slept for it (``sleep``)."""
+        found: dict[int, float] = {}
+        for one in self.ledger:
+            if one["call"] == call:
+                found[one["process"]] = found.get(one["process"], 0.0) + one[what]
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +90,9 @@ def watched(hub, folder, options):
         "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache"),
     }  # fmt: skip
+    ledger = folder / "ledger.jsonl"
     process = subprocess.Popen(
-        [sys.executable, "-m", "indexer", "build", "--base", BASE, "--json", *options],
+        [sys.executable, ROOT / "tests" / "ledger_build.py", ledger, "build", "--base", BASE, "--json", *options],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     own, peaks = 0, {}
@@ -80,9 +100,11 @@ def watched(hub, folder, options):
         own = max(own, peak_of(process.pid))
         peaks |= {pid: max(peaks.get(pid, 0), peak_of(pid)) for pid in workers_of(process.pid)}
         time.sleep(0.02)
+    ended = time.monotonic()
     out, said = process.communicate()
     assert process.returncode == 0, said
-    return Watched(json.loads(out), said, hub.requests, own, peaks)
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    return Watched(json.loads(out), said, hub.requests, own, peaks, lines, process.pid, ended)
 
 
 def workers_of(pid):
@@ -102,27 +124,103 @@ def peak_of(pid):
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def rate(requests):
-    """Bytes a second while there was something to ask for; the last request only marks the end."""
-    *before, last = requests
-    return sum(one.body_bytes for one in before) / (last.at - before[0].at)
+def size(requests):
+    return sum(one.body_bytes for one in requests)
+
+
+class Line:
+    """A line and its reader by a clock that only sleep moves: what has come, when."""
+
+    def __init__(self, rate):
+        self.now, self.slept, self.came = 1000.0, [], 0
+        self.pace = Pace(MemoryShelf(lambda: self.now))
+        self.rate = rate
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def reader(self):
+        return Bandwidth("atlas", self.rate, self.pace, self.sleep)
+
+    def read(self, reader, piece):
+        self.came += piece
+        reader.received(piece)
+
+
+@pytest.mark.parametrize("piece", [1, 999, 4096, STEP - 1, STEP, 65_536, 3_000_000])
+@pytest.mark.parametrize("readers", [1, 3])
+def test_what_comes_is_never_ahead_of_the_limit_by_more_than_a_step_each(piece, readers):
+    line = Line(LIMIT)
+    all_readers = [line.reader() for _ in range(readers)]
+    for number in range(max(3 * readers, 1_000_000 // piece)):
+        line.read(all_readers[number % readers], piece)
+        assert line.came - LIMIT * (line.now - 1000.0) < readers * STEP + 1e-3
+    # And not behind either: whoever is waited for has read it.
+    assert LIMIT * (line.now - 1000.0) <= line.came + 1e-3
+
+
+def test_time_that_passed_without_reading_is_not_saved_up():
+    line = Line(LIMIT)
+    reader = line.reader()
+    for _ in range(5):
+        line.now += 60.0
+        before = line.now
+        line.read(reader, 2 * LIMIT)
+        assert line.now - before == pytest.approx(2.0)
+
+
+def test_two_who_read_at_once_wait_for_each_other():
+    line = Line(LIMIT)
+    waits = []
+    for _ in range(3):
+        Bandwidth("atlas", LIMIT, line.pace, waits.append).received(LIMIT)
+    Bandwidth("another", LIMIT, line.pace, waits.append).received(LIMIT)
+    assert waits == pytest.approx([1.0, 2.0, 3.0, 1.0])
+
+
+def test_small_models_are_not_free(monkeypatch):
+    """Every model sets the limit anew, and each of these alone is less than a step."""
+    line = Line(LIMIT)
+    monkeypatch.setattr("indexer.network.bandwidth.common_pace", lambda: line.pace)
+    monkeypatch.setattr(Bandwidth.__init__, "__defaults__", (None, line.sleep))
+    try:
+        for _ in range(100):
+            limit_bandwidth("atlas of small models", LIMIT)
+            received(STEP // 2)
+    finally:
+        limit_bandwidth("", None)
+    assert sum(line.slept) == pytest.approx(50 * STEP_SECONDS)
+    received(10 * LIMIT)
+    assert sum(line.slept) == pytest.approx(50 * STEP_SECONDS)  # lifted
 
 
 def test_bandwidth_is_that_of_all_workers_together(limited):
-    assert len(limited.peaks) > 1
+    granted = limited.granted()
+    workers = {pid: seconds for pid, seconds in granted.items() if pid != limited.pid}
     assert limited.report["indexed"] == MODELS
-    assert 0.6 * LIMIT < rate(limited.reading(is_base=False)) <= 1.1 * LIMIT
+    assert len(workers) == 2
+    assert min(workers.values()) > 0
+    assert len({one["name"] for one in limited.ledger if one["call"] == "spend"}) == 1
+    # What is not yet paid for when a process ends is less than a step.
+    assert 0 <= size(limited.reading(is_base=False)) - LIMIT * sum(workers.values()) < 2 * STEP
 
 
 def test_the_base_keeps_to_the_limit_too(limited):
-    # There is little of it, and the first twentieth of a second is free.
-    assert rate(limited.reading(is_base=True)) <= 1.3 * LIMIT
+    assert size(limited.reading(is_base=True)) > 5 * STEP
+    assert 0 <= size(limited.reading(is_base=True)) - LIMIT * limited.granted()[limited.pid] < STEP
 
 
-def test_without_a_limit_it_is_faster(refused):
-    pause = next(one.at for one in refused.requests if one.status == 429)
-    assert rate([one for one in refused.reading(is_base=False) if one.at < pause]) > 2 * LIMIT
-    assert rate(refused.reading(is_base=True)) > 2 * LIMIT
+def test_what_is_to_be_waited_is_waited(limited):
+    """A busy machine makes it longer, nothing makes it shorter."""
+    assert limited.granted("sleep") == pytest.approx(limited.granted("spend", "wait"))
+    took = limited.ended - limited.reading(is_base=True)[0].at
+    assert took >= sum(limited.granted().values())
+
+
+def test_without_a_limit_nobody_waits(refused):
+    assert min(size(refused.reading(is_base=False)), size(refused.reading(is_base=True))) > 5 * STEP
+    assert refused.granted() == refused.granted("sleep") == {}
 
 
 def test_memory_decides_how_many_work_and_is_kept(limited):
@@ -134,11 +232,16 @@ def test_memory_decides_how_many_work_and_is_kept(limited):
 
 def test_one_worker_refused_makes_all_wait(refused):
     asked = [one for one in refused.requests if one.role == "hub" and "/resolve/" in one.path]
-    refusal = next(one.at for one in asked if one.status == 429)
-    since = [one.at - refusal for one in asked]
+    (pause,) = [one for one in refused.ledger if one["call"] == "pause"]
+    turns = [one for one in refused.ledger if one["call"] == "take_turn" and one["name"] == pause["name"]]
+    later = [one for one in turns if one["began"] > pause["ended"]]
+    until = pause["began"] + 4.0
     assert len(refused.peaks) == 2
     assert refused.report["indexed"] == MODELS
-    assert [seconds for seconds in since if 0.3 < seconds < 3.9] == []
+    assert (pause["seconds"], pause["wait"]) == (4.0, True)
+    # Whoever asked after the refusal was told to wait until the quota is full again, whichever process it was.
+    assert min(one["ended"] + one["wait"] for one in later) >= until
+    assert {one["process"] for one in later} >= set(refused.peaks)
+    assert len(later) > MODELS // 3  # there was more to ask for
     assert sum(one.status == 429 for one in asked) == 1
     assert refused.said.count("rate limited, waiting 4 s") == 1
-    assert sum(seconds >= 3.9 for seconds in since) > MODELS // 3  # there was more to ask for

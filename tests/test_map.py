@@ -19,6 +19,7 @@ from query import Atlas
 from query.figures import THEMES, draw, label
 from query.map.coloring import LEGEND, grouped, scaled
 from query.map.map import checked_map_file, model_map
+from tests.patience import PATIENCE
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
 RNG = np.random.default_rng(0)
@@ -364,7 +365,7 @@ def test_an_atlas_of_copies_has_no_map(tmp_path):
 def query(folder, *words):
     return subprocess.run(
         [sys.executable, "-m", "query", *words, "--atlas", str(folder)], capture_output=True, text=True, check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )  # fmt: skip
 
 

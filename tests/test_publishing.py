@@ -95,7 +95,8 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     atlas.publish(entries[2], replace(entries[1], record_key=entries[1].record_key))
     final = [*entries[:5], repeated, *entries[6:]]
     pieces = atlas.tables()
-    assert verify(atlas.folder)[0].problem == "its record is that of another model"  # as it was made to be
+    # As it was made to be.
+    assert verify(atlas.folder)[0].problem == "its record is that of another model: run `index rebuild`"
     assert len(verify(atlas.folder)) == 1 + 1  # and the record that nobody names now
     atlas.publish(*final, afresh=True, representations=("spectrum",))
     at_once = atlas.tables()

@@ -49,8 +49,10 @@ def flip(path: Path, position: int) -> None:
 
 
 def edit(atlas: AtlasFolder, statement: str) -> None:
+    """As a publish that goes wrong would write it; without a checksum, as atlases of before are."""
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute(statement)
+    atlas.checksums.unlink(missing_ok=True)
 
 
 def search(atlas: AtlasFolder) -> None:

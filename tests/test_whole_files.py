@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 from indexer.atlas import AtlasFolder
-from indexer.whole_files import LEFT_SECONDS, beside, remove_leftovers, write_atomically
+from indexer.storage.whole_files import LEFT_SECONDS, beside, remove_leftovers, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):

@@ -23,7 +23,7 @@ from indexer.names import ModelRef
 from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.kept_rank import check_rank
-from indexer.whole_files import remove_leftovers
+from indexer.storage.whole_files import remove_leftovers
 
 
 def build_bases(

@@ -20,7 +20,7 @@ from indexer.build.resources import Resources, share_out, workers_for
 from indexer.build.result import Place, Result
 from indexer.build.versions import library_versions
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import Failed
+from indexer.errors import AtlasError, Failed
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
@@ -77,11 +77,11 @@ class Build:
     def base_size(self) -> tuple[int, int]:
         """Bytes of the base's block matrices and of one of their numbers, from the header alone if need be."""
         path = self.folder.base(self.facts.id, self.facts.commit)
-        if path.is_file():
-            stored = StoredBase(path)
+        if path.is_file() and self._is_whole(stored := StoredBase(path)):
             return stored.block_bytes, stored.item_bytes
         from indexer.deltas.base import open_base, size_of_base
 
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
         checkpoint = open_base(self.facts)
         try:
             return size_of_base(checkpoint)
@@ -100,22 +100,36 @@ class Build:
         that the atlas knows stays, and with it every record.
         """
         path = self.folder.base(self.facts.id, self.facts.commit)
-        if path.is_file():
-            return StoredBase(path)
+        if path.is_file() and self._is_whole(stored := StoredBase(path)):
+            return stored
         from indexer.deltas.base import open_base, store_base
 
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)  # before the first byte: headers count too
         checkpoint = open_base(self.facts)
         try:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
             for stored in stored_bases(self.folder, self.facts.id):
                 if None not in hashes and stored.file_hashes == hashes:
                     self._keep_commit(stored.commit)
-                    return stored
+                    if self._is_whole(stored):
+                        return stored
+                    path = stored.path
+                    break
             self.watcher.say(f"fetching the block matrices of {self.facts.id}")
-            limit_bandwidth(str(self.folder.root), self.options.bandwidth)
             return store_base(checkpoint, self.facts.id, self.facts.commit, path)
         finally:
             checkpoint.close()
+
+    def _is_whole(self, stored: StoredBase) -> bool:
+        """Whether its file is as it was written; one that is not is fetched again. Raises AtlasError offline."""
+        try:
+            stored.check()
+        except AtlasError as error:
+            if constants.HF_HUB_OFFLINE:
+                raise
+            self.watcher.say(error.message)
+            return False
+        return True
 
     def _keep_commit(self, commit: str) -> None:
         self.facts = replace(self.facts, commit=commit)

@@ -23,7 +23,7 @@ from indexer.listing.listing import Listing
 from indexer.network.hub import BaseFacts
 from indexer.network.session import install_session
 from indexer.publish.kept_rank import check_rank, held, rank_to_publish
-from indexer.whole_files import remove_leftovers
+from indexer.storage.whole_files import remove_leftovers
 
 
 @dataclass(frozen=True)

@@ -98,4 +98,6 @@ def abandoned(unit: Unit, place: Place, error: ModelError) -> Result:
 
 @lru_cache(maxsize=2)
 def _base(path: Path, resident: bool) -> BaseMatrices:
-    return BaseMatrices(path, resident)
+    matrices = BaseMatrices(path, resident)
+    matrices.check()
+    return matrices

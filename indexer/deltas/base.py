@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
+from indexer.deltas.base_checksum import UNKNOWN, with_checksum
 from indexer.deltas.spectrum import spectrum
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
+from indexer.storage.whole_files import beside
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.safetensors_index import SafetensorsIndex, read_index
 from indexer.weights.stored_tensor import DTYPE_NAMES
-from indexer.whole_files import beside
 
 
 @dataclass
@@ -147,7 +148,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
         }
-        _assemble(header | {"__metadata__": {"base": json.dumps(description)}}, data, path)
+        _assemble(header | {"__metadata__": {"base": json.dumps(description), "sha256": UNKNOWN}}, data, path)
     finally:
         data.unlink(missing_ok=True)
 
@@ -155,10 +156,11 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
 def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    front = with_checksum(len(text).to_bytes(8, "little") + text, data)
     temporary = beside(path)
     try:
         with temporary.open("wb") as target, data.open("rb") as source:
-            target.write(len(text).to_bytes(8, "little") + text)
+            target.write(front)
             while chunk := source.read(1 << 22):
                 target.write(chunk)
             target.flush()

@@ -30,7 +30,7 @@ PIECE_BYTES = 512 << 10
 class DenseDelta:
     """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for.
 
-    ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many of these changed.
+    ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
     """
 
     key: DeltaKey

@@ -74,6 +74,7 @@ def read_model(described: Described, base: PublishedBase) -> Record:
         card={"datasets": list(described.datasets)},
     )
     matrices = BaseMatrices(base.file, resident=False)
+    matrices.check()
     try:
         return vectorise(unit, matrices, lambda: conversion_revision(model))
     except (ModelError, AtlasError):

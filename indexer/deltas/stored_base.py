@@ -17,9 +17,15 @@ from typing import Any
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
 from indexer.atlas import AtlasFolder
+from indexer.deltas.base_checksum import actual_checksum, stated_checksum
+from indexer.errors import AtlasError, ModelError
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
+from indexer.storage.checked_files import forget, is_checked, note_checked, stamp_of
 from indexer.weights.safetensors_header import ITEM_BYTES, SafetensorsHeader, read_header
+
+# What no description lacks.
+_DESCRIBED = frozenset({"base", "commit", "config", "shapes", "norms", "file_hashes"})
 
 
 @dataclass
@@ -31,16 +37,58 @@ class StoredBase:
 
     path: Path
 
+    def check(self, *, afresh: bool = False) -> None:
+        """Raises AtlasError where the file is missing, or is not as it was written.
+
+        The whole file is hashed once, then the check is remembered (``afresh``: it is hashed all the same). One of
+        before there were checksums is checked by its header alone.
+        """
+        try:
+            status, stated = self.path.stat(), stated_checksum(self.path)
+            if stated is None:
+                if set(self._header.metadata) != {"base"}:
+                    raise self._damaged("its checksum cannot be read")
+                return
+            stamp = stamp_of(status, stated)
+            if afresh or not is_checked(self.path, stamp):
+                if actual_checksum(self.path) != stated:
+                    forget(self.path)
+                    raise self._damaged("its checksum does not fit")
+                note_checked(self.path, stamp)
+        except OSError as error:
+            raise self._damaged(f"it cannot be read: {error.strerror}") from error
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the file carries one; those of before do not."""
+        return "sha256" in self._header.metadata
+
+    def _damaged(self, why: str) -> AtlasError:
+        name = base_in(self.path)
+        return AtlasError(
+            f"The block matrices of {name} are damaged: {why} ({self.path.name}).",
+            f"Run `index build --base {name}`, which fetches them again.",
+        )
+
     @cached_property
     def _header(self) -> SafetensorsHeader:
-        with closing(LocalFile(self.path)) as file:
-            return read_header(file)
+        """Raises AtlasError where it cannot be read."""
+        try:
+            with closing(LocalFile(self.path)) as file:
+                return read_header(file)
+        except ModelError as error:
+            raise self._damaged(error.detail) from error
 
     @cached_property
     def description(self) -> Mapping[str, Any]:
-        """What was written beside the matrices: base, commit, config, shapes, norms."""
-        found: Mapping[str, Any] = json.loads(self._header.metadata["base"])
-        return found
+        """What was written beside the matrices: base, commit, config, shapes, norms. Raises AtlasError."""
+        try:
+            found: Mapping[str, Any] = json.loads(self._header.metadata["base"])
+            if isinstance(found, dict) and found.keys() >= _DESCRIBED:
+                return found
+        except (KeyError, ValueError, RecursionError):
+            pass
+        raise self._damaged("what it is cannot be read")
 
     @property
     def base(self) -> str:
@@ -86,7 +134,21 @@ class StoredBase:
 
 
 def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBase]:
-    """Bases kept in the atlas (all commits of ``base``, or of every base), newest first."""
+    """Bases kept in the atlas (all commits of ``base``, or of every base), newest first; unreadable ones are left out.
+
+    Only the header is looked at here: what reads the matrices calls ``check``.
+    """
     paths = sorted(folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name))
-    found = [StoredBase(path) for path in paths]
-    return [one for one in found if base is None or one.base == base]
+    return [one for one in map(StoredBase, paths) if _is_readable(one) and (base is None or one.base == base)]
+
+
+def base_in(path: Path) -> str:
+    """The base that a file of the atlas is named after; an id may hold "--" itself, but hardly an account's name."""
+    return path.name.rpartition("@")[0].replace("--", "/", 1)
+
+
+def _is_readable(base: StoredBase) -> bool:
+    try:
+        return bool(base.description)
+    except AtlasError:
+        return False

@@ -11,8 +11,8 @@ One JSON object a line, told apart by ``kind``:
 - ``base``: the base's ids
 
 The file is read back by replaying it. A last line cut short by a crash is dropped and overwritten by the next
-append; any other line that cannot be read is a problem to report, and costs no other line. When most lines
-are superseded the file is written again and put in place by a rename.
+append; any other line that cannot be read, or whose checksum (``indexer.storage.sealed``) does not fit, is a problem to
+report, and costs no other line. When most lines are superseded the file is written again and put in place by a rename.
 """
 
 from __future__ import annotations
@@ -26,9 +26,20 @@ from uuid import uuid4
 
 from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
-from indexer.listing.listing_state import CrawlState, Line, State, bad_line, model_line, seen_at
+from indexer.listing.listing_state import (
+    RESTORED,
+    CrawlState,
+    KnownModel,
+    Line,
+    State,
+    bad_line,
+    model_line,
+    seen_at,
+)
 from indexer.listing.questions import BadRow, CrawlRequest, Page, Progress, RawRow
 from indexer.listing.selection import ListedModel, select
+from indexer.names import is_hub_id
+from indexer.storage.sealed import is_sealed, sealed, unsealed
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -53,6 +64,7 @@ class Listing:
         self._state: State | None = None
         self._problems: list[str] = []
         self._length = 0  # bytes up to the end of the last whole line
+        self._tail = b""  # a whole line after that whose end alone is damaged: written again by the next append
         self._signature: tuple[int, ...] | None = None
 
     def models(self) -> list[ListedModel]:
@@ -179,14 +191,14 @@ class Listing:
     def _read(self) -> State:
         signature = _signature(self.path)
         if self._state is None or signature != self._signature:
-            self._state, self._problems, self._length = _replay(self.path)
+            self._state, self._problems, self._length, self._tail = _replay(self.path)
             self._signature = signature
         return self._state
 
     def _append(self, lines: Iterable[Line]) -> None:
         """Write and sync, then believe: what is not on disk is not in the state either."""
         state, lines = self._read(), list(lines)
-        block = b"".join(_encoded(line) for line in lines)
+        block = self._tail + b"".join(_encoded(line) for line in lines)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
@@ -199,6 +211,7 @@ class Listing:
         except OSError as error:
             raise _unusable(self.path, "written", error) from error
         self._length += len(block)
+        self._tail = b""
         self._signature = _signature(self.path)
         for line in lines:
             state.apply(line)
@@ -209,10 +222,36 @@ class Listing:
         needed = state.as_lines()
         if state.lines < SUPERSEDED_LINES or state.lines < SUPERSEDED_FACTOR * len(needed) or self._problems:
             return
+        self._write_again(needed)
+
+    def restore(self, models: Iterable[ListedModel], ids: Sequence[str]) -> None:
+        """Write the file again with what of it can be read and ``models`` that it lacks; ``ids`` are the base's.
+
+        A damaged file is kept beside it, under a name that ends in ``.damaged``. Until a crawl shows them, restored
+        models stand by the claim that they are given here; one that a complete crawl does not show has gone.
+        """
+        state = self._read()
+        lines = state.as_lines()
+        if not state.ids:
+            lines.insert(0, {"kind": "base", "ids": list(ids)})
+        for one in models:
+            claim = Claim(one.relation, one.claimed_by, one.parent)
+            key = RESTORED if is_hub_id(one.id) else "user"
+            known = KnownModel(one.id, one.row, one.first_seen, one.last_seen, {} if one.gone else {key: (claim, "")})
+            known.last_claim = claim
+            lines.append(known.as_line())
+        if self._problems:
+            kept = self.path.with_name(f"{self.path.name}.damaged")
+            kept.unlink(missing_ok=True)
+            os.link(self.path, kept)
+        self._write_again(lines)
+
+    def _write_again(self, lines: Iterable[Line]) -> None:
         sibling = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with sibling.open("wb") as file:
-                for line in needed:
+                for line in lines:
                     file.write(_encoded(line))
                 file.flush()
                 os.fsync(file.fileno())
@@ -242,18 +281,25 @@ def _unusable(path: Path, verb: str, error: OSError) -> AtlasError:
     )
 
 
-def _replay(path: Path) -> tuple[State, list[str], int]:
-    """The state a file adds up to, what was wrong with its lines, and where its last whole line ends."""
-    state, length = State(), 0
+def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
+    """The state a file adds up to, what was wrong with its lines, where its last whole line ends, and a line after it.
+
+    That line is one whose end alone is damaged; one that was cut short while it was written is none.
+    """
+    state, length, tail = State(), 0, b""
     problems: list[str] = []
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    break  # cut short while it was written; the next append overwrites it
-                length += len(line)
+                    if not is_sealed(line[:-1]):
+                        break  # cut short while it was written; the next append overwrites it
+                    problems.append(f"line {number} has a damaged end")
+                    line = tail = line[:-1] + b"\n"
+                else:
+                    length += len(line)
                 try:
-                    state.apply(json.loads(line))
+                    state.apply(unsealed(line[:-1]))
                 except (ValueError, RecursionError) as error:
                     if len(problems) < _MOST_PROBLEMS:
                         problems.append(f"line {number} cannot be read: {error}"[:300])
@@ -261,12 +307,12 @@ def _replay(path: Path) -> tuple[State, list[str], int]:
         pass
     except OSError as error:
         raise _unusable(path, "read", error) from error
-    return state, problems, length
+    return state, problems, length, tail
 
 
 def _encoded(line: Line) -> bytes:
     # ASCII, so that any character of a stranger's can be written, half of a surrogate pair included.
-    return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+    return sealed(json.dumps(line, separators=(",", ":"))) + b"\n"
 
 
 def _sync_folder(folder: Path) -> None:

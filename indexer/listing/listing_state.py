@@ -16,6 +16,8 @@ Line = dict[str, Any]
 
 # What belongs to one commit, and is not carried over to the next.
 _OF_COMMIT = ("siblings", "safetensors")
+# In place of a question: of a model that was put back into the listing from what else was known of it.
+RESTORED = "restored"
 _LOOKED_INTO = ("adapter_config", "config", "card", "name")
 
 
@@ -145,9 +147,12 @@ class State:
         return Progress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
 
     def no_longer_shown(self) -> dict[str, list[str]]:
-        """Of the finished crawl: per model the questions that used to show it, were answered, and did not."""
+        """Of the finished, complete crawl: per model the questions that used to show it, were answered, and did not.
+
+        What stands in place of a question is answered by every complete crawl.
+        """
         assert self.crawl is not None
-        answered = self.crawl.finished - self.crawl.cut
+        answered = (self.crawl.finished - self.crawl.cut) | {RESTORED}
         relations = self.crawl.parameters.get("relations", ())
         unreadable = {key for key, (_, crawl) in self.bad.items() if crawl == self.crawl.id}
         stale = {

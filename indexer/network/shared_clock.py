@@ -48,13 +48,14 @@ class Shelf(Protocol):
 class MemoryShelf:
     """Shared by the threads of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
+        self._clock = clock
 
     def now(self) -> float:
         """Seconds of a clock that nobody sets."""
-        return time.monotonic()
+        return self._clock()
 
     @contextmanager
     def lane(self, name: str) -> Iterator[Lane]:
@@ -74,12 +75,22 @@ class FileShelf:
     LONGEST = 3600.0
     _SLOT = struct.Struct("<32s3d")
 
-    def __init__(self, path: Path, folder: int | None = None, say: Say = lambda sentence: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        folder: int | None = None,
+        say: Say = lambda sentence: None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         """``path`` is taken within the open ``folder`` where one is given; ``say`` is told when the file fails.
+
+        ``clock``: seconds, the same for all who share the file; None: one that nobody sets, where it is told when it
+        began.
 
         Raises OSError where the file cannot be made, trusted or locked.
         """
         self._say = say
+        self._clock = clock or _common_seconds
         self._threads = threading.Lock()  # the system's lock does not keep the threads of one process apart
         self._own: MemoryShelf | None = None  # in place of a file that failed
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -92,8 +103,8 @@ class FileShelf:
             raise
 
     def now(self) -> float:
-        """Seconds of the clock that all processes share: one that nobody sets, where it is known when it began."""
-        return time.monotonic() if _boot() else time.time()
+        """Seconds of the clock that all processes share."""
+        return self._clock()
 
     @contextmanager
     def lane(self, name: str) -> Iterator[Lane]:
@@ -142,7 +153,7 @@ class FileShelf:
 
     def _give_up(self, error: OSError) -> MemoryShelf:
         self._let_go()
-        self._own = MemoryShelf()
+        self._own = MemoryShelf(self._clock)
         self._say(_alone(error))
         return self._own
 
@@ -167,6 +178,10 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
+
+
+def _common_seconds() -> float:
+    return time.monotonic() if _boot() else time.time()
 
 
 def common_shelf(say: Say = lambda sentence: None) -> Shelf:

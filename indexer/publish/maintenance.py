@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from indexer.atlas import AtlasFolder
 from indexer.database import reader, rows_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
-from indexer.listing.listing import Listing
+from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
 from indexer.publish.kept_rank import USUAL_RANK, held
 from indexer.publish.publish import Publication, publish
+from indexer.publish.remembered import Before, known_models, refuse
 from indexer.publish.rows import Entry
-from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.representation import representation_named
 from indexer.records.store import Kept, Outcome, RecordStore, standing
-from indexer.vectors.choice import IndexChange, IndexChoice
+from indexer.vectors.choice import IndexChange
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -72,58 +74,118 @@ def rebuild(
     folder: AtlasFolder,
     progress: Callable[[str], None] = lambda what: None,
     say: Callable[[str], None] = lambda what: None,
+    *,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
 
-    Damaged records are forgotten, so that the next build reads their models again. ``say`` is told what a person
-    should know. Raises AtlasError where there is nothing to build from. The caller holds the writer's lock.
+    Models that a listing lacks (because it is gone, or damaged) come back into it as the old database or the records
+    know them. Damaged records are forgotten, so that the next build reads their models again. ``say`` is told what a
+    person should know. Raises AtlasError where there is nothing to build from and, unless ``force``, where what is
+    left would be less than there was; nothing is changed then. The caller holds the writer's lock.
     """
-    representations, choices = _published_before(folder)
-    publications = []
-    by_base: dict[str, list[Kept]] = {}
+    before = Before.read(folder)
+    found = _read_store(folder, progress)
+    works = [_rework(folder, base, found, before) for base in _newest_bases(folder)]
+    entries = [entry for work in works for entry in work.publication.entries]
+    lost = before.lost_by(entries, found.damaged)
+    published = {work.publication.base.base for work in works}
+    without_base = {base for base, _ in before.models} | found.records.keys()
+    without_base -= published
+    lost += [(base, one.identity.model) for base in sorted(without_base) for one in found.records.get(base, ())]
+    if lost and not force:
+        raise refuse(list(dict.fromkeys(lost)), without_base, folder.root)
+    if not works:
+        raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
+    for work in works:
+        work.mend_listing(say)
+    publish(folder, [work.publication for work in works], before.representations, afresh=True, say=say)
     store = RecordStore(folder)
-    damaged: list[str] = []
+    for digest in found.damaged:
+        store.discard(digest)
+    for digest in found.damaged_outcomes:
+        store.discard_outcome(digest)
+    return {
+        "atlas": str(folder.root),
+        "bases": [work.publication.base.base for work in works],
+        "models": len(entries),
+        "records": sum(len(records) for records in found.records.values()),
+        "restored": sum(len(work.restored) for work in works),
+        "damaged_records": found.damaged,
+    }
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the records folder holds, by base; ``damaged`` and ``damaged_outcomes`` are digests."""
+
+    records: dict[str, list[Kept]]
+    outcomes: dict[str, list[Outcome]]
+    damaged: list[str]
+    damaged_outcomes: list[str]
+
+
+def _read_store(folder: AtlasFolder, progress: Callable[[str], None]) -> _Found:
+    found, store = _Found({}, {}, [], []), RecordStore(folder)
     for digest in store.digests():
         progress(f"record {digest[:12]}")
         try:
             record = store.read(digest)
         except AtlasError:
-            damaged.append(digest)
-            store.discard(digest)
+            found.damaged.append(digest)
             continue
-        by_base.setdefault(record.identity.base, []).append(Kept(digest, record.identity, record.created))
-    outcomes: dict[str, list[Outcome]] = {}
-    for outcome in store.outcomes():
-        outcomes.setdefault(outcome.identity.base, []).append(outcome)
-    for base in _newest_bases(folder):
-        listing = Listing(folder.listing(base.base))
-        found = [one for one in by_base.get(base.base, []) if one.identity.base_commit == base.commit]
-        rank = _rank_of(folder, base, found)
-        publications.append(
-            Publication(
-                base=base,
-                aliases=listing.aliases(),
-                entries=_entries(
-                    base.base,
-                    listing,
-                    [one for one in found if one.identity.spec.rank == rank],
-                    outcomes.get(base.base, []),
-                ),
-                rank=rank,
-                bad_rows=[row.as_row() for row in listing.bad_rows()],
-                index=choices.get(base.base),
+        if record.identity.digest != digest:  # whole, and under the name of another
+            found.damaged.append(digest)
+            continue
+        kept = Kept(digest, record.identity, record.created)
+        found.records.setdefault(record.identity.base, []).append(kept)
+    for digest in store.outcome_digests():
+        try:
+            outcome = store.checked_outcome(digest)
+        except (OSError, AtlasError):
+            found.damaged_outcomes.append(digest)
+            continue
+        found.outcomes.setdefault(outcome.identity.base, []).append(outcome)
+    return found
+
+
+@dataclass(frozen=True)
+class _Rework:
+    """One base to be published again; ``restored`` are models that its listing lacks."""
+
+    publication: Publication
+    listing: Listing
+    restored: list[ListedModel]
+
+    def mend_listing(self, say: Callable[[str], None]) -> None:
+        base, problems = self.publication.base.base, self.listing.problems()
+        if self.restored or problems or not self.listing.path.is_file():
+            self.listing.restore(self.restored, [base, *self.publication.aliases])
+            say(
+                f"{base}: {len(self.restored)} models put back into the listing as database and records know them; "
+                f"run `index build --base {base}` to list them anew"
             )
-        )
-    if not publications:
-        raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
-    publish(folder, publications, representations, afresh=True, say=say)
-    return {
-        "atlas": str(folder.root),
-        "bases": [publication.base.base for publication in publications],
-        "models": sum(len(publication.entries) for publication in publications),
-        "records": sum(len(found) for found in by_base.values()),
-        "damaged_records": damaged,
-    }
+
+
+def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before) -> _Rework:
+    listing = Listing(folder.listing(base.base))
+    records = [one for one in found.records.get(base.base, []) if one.identity.base_commit == base.commit]
+    outcomes = found.outcomes.get(base.base, [])
+    rank = _rank_of(folder, base, records)
+    listed = listing.models()
+    identities = [(one.identity, one.made) for one in records] + [(one.identity, one.when) for one in outcomes]
+    restored = known_models(folder, base.base, {one.id for one in listed}, identities)
+    publication = Publication(
+        base=base,
+        aliases=listing.aliases() or before.aliases.get(base.base, ()),
+        entries=_entries(
+            base.base, [*listed, *restored], [one for one in records if one.identity.spec.rank == rank], outcomes
+        ),
+        rank=rank,
+        bad_rows=[row.as_row() for row in listing.bad_rows()],
+        index=before.choices.get(base.base),
+    )
+    return _Rework(publication, listing, restored)
 
 
 def represent(
@@ -174,14 +236,14 @@ def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[Kept]) -> int:
     return max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
 
 
-def _entries(base: str, listing: Listing, found: list[Kept], outcomes: list[Outcome]) -> list[Entry]:
+def _entries(base: str, models: Sequence[ListedModel], found: list[Kept], outcomes: list[Outcome]) -> list[Entry]:
     """For every listed model the record of its present commit, else the newest there is, else the outcome."""
     records: dict[str, list[Kept]] = {}
     for one in found:
         records.setdefault(one.identity.model, []).append(one)
     failures = {(outcome.identity.model, outcome.identity.commit): outcome for outcome in outcomes}
     entries = []
-    for listed in listing.models():
+    for listed in models:
         commit = commit_of(listed.row)
         kept = standing(records.get(listed.id, ()), commit)
         if kept is not None:
@@ -194,21 +256,6 @@ def _entries(base: str, listing: Listing, found: list[Kept], outcomes: list[Outc
 def _newest_bases(folder: AtlasFolder) -> list[StoredBase]:
     newest = {base.base: base for base in reversed(stored_bases(folder))}
     return [newest[name] for name in sorted(newest)]
-
-
-def _published_before(folder: AtlasFolder) -> tuple[list[str], dict[str, IndexChoice]]:
-    """Names of the representations that the database has, whatever its schema, and the index chosen for each base."""
-    try:
-        with reader(folder, any_schema=True) as connection:
-            names = rows_of(connection, "SELECT DISTINCT representation FROM representations ORDER BY ALL")
-            choices = {
-                row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"])
-                for row in rows_of(connection, "FROM representations WHERE representation = ?", (DEFAULT,))
-                if "index_choice" in row
-            }
-            return [row["representation"] for row in names], choices
-    except (AtlasError, OSError):
-        return [], {}
 
 
 def _size(paths: Iterator[Path]) -> int:

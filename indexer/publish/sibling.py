@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, AtlasFolder, check_schema, schema_sql
+from indexer.publish.database_checksum import note_coming
 
 if TYPE_CHECKING:
     import duckdb
@@ -143,6 +144,7 @@ def _compact(database: Path, limits: dict[str, str]) -> None:
 def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
     with copy.open("rb") as file:
         os.fsync(file.fileno())
+    note_coming(folder, copy)
     # Changes that another program left beside the original belong to it; beside the copy no reader could open either.
     folder.database.with_name(folder.database.name + ".wal").unlink(missing_ok=True)
     copy.replace(folder.database)

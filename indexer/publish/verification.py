@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from indexer.atlas import AtlasFolder
 from indexer.database import reader, rows_of
-from indexer.deltas.stored_base import StoredBase
+from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.publish import database_checksum
+from indexer.publish.table_checks import damaged_in_words, duckdb_error, problems_of_tables
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from indexer.vectors.files import check_file
 from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 @dataclass(frozen=True)
@@ -33,74 +40,114 @@ class Disagreement:
 
 
 def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
-    """Everything that disagrees: files that are missing or altered, rows without files, files without rows."""
+    """Everything that disagrees: files that are missing or altered, rows without files, files without rows.
+
+    A database that cannot be read is told as that, and the other files are checked all the same. Raises AtlasError
+    where there is none, or one of another schema.
+    """
     folder.require()
-    found: list[Disagreement] = []
-    store = RecordStore(folder)
-    with reader(folder) as connection:
-        keys = rows_of(connection, "SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id")
-        published = [
-            found_here
-            for row in rows_of(connection, "SELECT base, representation FROM representations ORDER BY ALL")
-            if (found_here := read_published(connection, row["base"], row["representation"])) is not None
-        ]
-        bases = rows_of(connection, 'SELECT base, "commit" FROM bases ORDER BY base')
-        zero = {row["model_id"] for row in rows_of(connection, "SELECT model_id FROM records WHERE is_copy")}
-        doubled = rows_of(
-            connection,
-            "SELECT model, base FROM fine_tunes GROUP BY model, base HAVING count(*) > 1 ORDER BY ALL",
-        )
-    for row in doubled:
-        found.append(Disagreement("database", row["model"], f"has several rows for {row['base']}"))
-    for row in bases:
+    progress("the database")
+    problem = database_checksum.damage(folder)
+    found = [] if problem is None else [Disagreement("database", folder.database.name, problem)]
+    try:
+        with reader(folder, any_schema=problem is not None) as connection:
+            found += [Disagreement("database", what, told) for what, told in problems_of_tables(connection)]
+            published = _Published.read(connection)
+    except (AtlasError, duckdb_error()) as error:
+        if problem is None and isinstance(error, AtlasError):
+            raise
+        if not found:
+            found.append(Disagreement("database", folder.database.name, damaged_in_words(error)))
+        published = _Published((), (), (), frozenset())
+        is_known = False
+    else:
+        is_known = True
+    for row in published.bases:
         progress(f"base {row['base']}")
         found.extend(_check_base(folder, row["base"], row["commit"]))
+    found.extend(_check_other_bases(folder, published))
+    found.extend(_check_records(folder, published, progress, is_known))
+    found.extend(_check_listings(folder, published, is_known))
+    return found
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What the database says of the files beside it."""
+
+    models: Sequence[dict[str, Any]]
+    vectors: Sequence[Published]
+    bases: Sequence[dict[str, Any]]
+    copies: frozenset[int]
+
+    @classmethod
+    def read(cls, connection: duckdb.DuckDBPyConnection) -> _Published:
+        return cls(
+            models=rows_of(connection, "SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id"),
+            vectors=[
+                found_here
+                for row in rows_of(connection, "SELECT base, representation FROM representations ORDER BY ALL")
+                if (found_here := read_published(connection, row["base"], row["representation"])) is not None
+            ],
+            bases=rows_of(connection, 'SELECT base, "commit" FROM bases ORDER BY base'),
+            copies=frozenset(
+                row["model_id"] for row in rows_of(connection, "SELECT model_id FROM records WHERE is_copy")
+            ),
+        )
+
+
+def _check_records(
+    folder: AtlasFolder, published: _Published, progress: Callable[[str], None], is_known: bool
+) -> Iterator[Disagreement]:
+    """Every record and what stands in place of one, then the vectors that should have been made of them."""
+    store = RecordStore(folder)
+    without: dict[str, set[int]] = {one.representation: set() for one in published.vectors}
     named: set[str] = set()
-    without: dict[str, set[int]] = {one.representation: set() for one in published}
     current: set[tuple[str, str]] = set()
-    for row in keys:
+    for row in published.models:
         if row["record_key"] is None:
             continue
         progress(f"record of {row['model']}")
         named.add(row["record_key"])
         try:
             record = store.read(row["record_key"])
-            current.add((record.identity.model, record.identity.base))
-            for name, models in without.items():
-                if name in REPRESENTATIONS and not REPRESENTATIONS[name].is_held_by(record):
-                    models.add(row["model_id"])
-            if (record.identity.model, record.identity.base) != (row["model"], row["base"]):
-                found.append(Disagreement("record", row["model"], "its record is that of another model"))
         except AtlasError as error:
-            found.append(Disagreement("record", row["model"], error.message))
-    for one in published:
+            yield Disagreement("record", row["model"], str(error))
+            continue
+        current.add((record.identity.model, record.identity.base))
+        for name, models in without.items():
+            if name in REPRESENTATIONS and not REPRESENTATIONS[name].is_held_by(record):
+                models.add(row["model_id"])
+        if (record.identity.model, record.identity.base, record.identity.digest) != (
+            row["model"], row["base"], row["record_key"],
+        ):  # fmt: skip
+            yield Disagreement("record", row["model"], "its record is that of another model: run `index rebuild`")
+    for one in published.vectors:
         progress(f"vectors of {one.base}, {one.representation}")
-        expected = {key["model_id"] for key in keys if key["base"] == one.base and key["record_key"]} - zero
-        found.extend(_check_vectors(folder, one, expected - without[one.representation]))
-    for path in sorted(folder.listings.glob("*.jsonl")):
+        expected = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
+        yield from _check_vectors(folder, one, expected - published.copies - without[one.representation])
+    yield from _check_unnamed(store, named, current, is_known)
+    for digest in store.outcome_digests():
         try:
-            for problem in Listing(path).problems():
-                found.append(Disagreement("listing", path.name, problem))
-        except AtlasError as error:
-            found.append(Disagreement("listing", path.name, error.message))
-    found.extend(
-        Disagreement("record", digest, "is on disk but not in the database: run `index publish`")
-        for digest in _unnamed(store, named, current)
-    )
-    return found
+            store.checked_outcome(digest)
+        except (OSError, AtlasError) as error:
+            yield Disagreement("record", digest, str(error))
 
 
-def _unnamed(store: RecordStore, named: set[str], current: set[tuple[str, str]]) -> Iterator[str]:
+def _check_unnamed(
+    store: RecordStore, named: set[str], current: set[tuple[str, str]], is_known: bool
+) -> Iterator[Disagreement]:
     """Records that no row names, but for those that a later commit of the same model has replaced."""
     for digest in store.digests():
         if digest in named:
             continue
         try:
             identity = store.read(digest).identity
-        except AtlasError:
+        except AtlasError as error:
+            yield Disagreement("record", digest, str(error))
             continue
-        if (identity.model, identity.base) not in current:
-            yield digest
+        if is_known and (identity.model, identity.base) not in current:
+            yield Disagreement("record", digest, "is on disk but not in the database: run `index publish`")
 
 
 def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagreement]:
@@ -108,10 +155,79 @@ def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagre
     if not path.is_file():
         yield Disagreement("base", base, f"{path.name} is missing: run `index build --base {base}`")
         return
+    yield from _check_base_file(path)
     try:
-        StoredBase(path).layout  # noqa: B018 - opened for its checks
+        stored = StoredBase(path)
+        if (stored.base, stored.commit) != (base, commit):
+            yield Disagreement("base", base, f"{path.name} holds {stored.base} at {stored.commit}")
+    except AtlasError:
+        return  # told already
+
+
+def _check_other_bases(folder: AtlasFolder, published: _Published) -> Iterator[Disagreement]:
+    """Files of earlier commits, and of bases that are not published."""
+    named = {folder.base(row["base"], row["commit"]) for row in published.bases}
+    for path in sorted(folder.bases.glob("[!.]*.safetensors")):
+        if path not in named:
+            yield from _check_base_file(path)
+
+
+def _check_base_file(path: Path) -> Iterator[Disagreement]:
+    stored = StoredBase(path)
+    try:
+        stored.check(afresh=True)
+        stored.layout  # noqa: B018 - opened for its checks
+        if not stored.has_checksum:
+            _check_norms(path)
+    except AtlasError as error:
+        yield Disagreement("base", path.name, str(error))
     except Exception as error:
-        yield Disagreement("base", base, f"{path.name} cannot be read: {error}")
+        yield Disagreement("base", path.name, f"cannot be read: {error}; run `index build --base {base_in(path)}`")
+
+
+def _check_norms(path: Path) -> None:
+    """Of a base without a checksum: every matrix against the norm that was noted of it. Raises ValueError."""
+    import torch
+
+    from indexer.deltas.base import BaseMatrices
+
+    matrices = BaseMatrices(path, resident=False)
+    try:
+        for key, norm in matrices.norms.items():
+            found = float(torch.linalg.vector_norm(matrices.matrix(key).float()))
+            if not abs(found - norm) <= 1e-5 * norm:
+                raise ValueError(f"{key} has norm {found:g} instead of {norm:g}")
+    finally:
+        matrices.close()
+
+
+def _check_listings(folder: AtlasFolder, published: _Published, is_known: bool) -> Iterator[Disagreement]:
+    """Every line, every base with its listing and every listing with its base, every published model listed."""
+    bases = {folder.listing(row["base"]): row["base"] for row in published.bases}
+    for path, base in bases.items():
+        if not path.is_file():
+            told = f"its listing {path.name} is missing: run `index rebuild`, which takes what else is known, and then"
+            yield Disagreement("listing", base, f"{told} `index build --base {base}`")
+    for path in sorted(folder.listings.glob("*.jsonl")):
+        base = bases.get(path, path.stem.replace("--", "/", 1))
+        mend = f"run `index rebuild`, which keeps what can be read, and then `index build --base {base}`"
+        try:
+            listing = Listing(path)
+            problems = listing.problems()
+            yield from (Disagreement("listing", path.name, f"{problem}; {mend}") for problem in problems)
+            listed = {model.id for model in listing.models()}
+        except AtlasError as error:
+            yield Disagreement("listing", path.name, error.message)
+            continue
+        if path not in bases:
+            if is_known:
+                told = f"is the listing of no base of this atlas: run `index build --base {base}`, or remove it"
+                yield Disagreement("listing", path.name, told)
+            continue
+        missing = [row["model"] for row in published.models if row["base"] == base and row["model"] not in listed]
+        if missing:
+            told = f"lacks {len(missing)} models that are published ({missing[0]} …)"
+            yield Disagreement("listing", path.name, f"{told}; {mend}")
 
 
 def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]) -> Iterator[Disagreement]:
@@ -122,14 +238,14 @@ def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]
             check_file(folder.root, file, afresh=True)
         except AtlasError as error:
             damaged = True
-            yield Disagreement("vectors", file.name, error.message)
+            yield Disagreement("vectors", file.name, str(error))
     if damaged:
         return
     what = f"{published.base}, {published.representation}"
     try:
         index = published.opened(folder.root)
     except AtlasError as error:
-        yield Disagreement("vectors", what, error.message)
+        yield Disagreement("vectors", what, str(error))
         return
     found = index.ids
     yield from (Disagreement("vectors", what, problem) for problem in _problems(published, index))

@@ -22,7 +22,7 @@ from indexer.names import DeltaKey
 from indexer.records.energy import ranks_at
 from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
 from indexer.records.parent import StandsOn
-from indexer.whole_files import write_atomically
+from indexer.storage.whole_files import write_atomically
 
 # A longer header than this is no record's: one delta takes 200 bytes of it.
 LONGEST_HEADER = 64 << 20

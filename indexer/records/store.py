@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import WRONG_KINDS, Failed, ModelError
+from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.records.identity import SPECTRA_FORM, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
-from indexer.whole_files import write_atomically
+from indexer.storage.sealed import sealed, unsealed
+from indexer.storage.whole_files import write_atomically
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3
@@ -99,19 +99,36 @@ class RecordStore:
             attempts=min((before.attempts if before else 0) + 1, _MOST_ATTEMPTS),
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        write_atomically(self.folder.outcome(identity.digest), canonical_json(asdict(outcome)).encode())
+        write_atomically(self.folder.outcome(identity.digest), sealed(canonical_json(asdict(outcome))))
         return outcome
 
     def outcome(self, digest: str) -> Outcome | None:
         """The outcome in place of a record, None where there is none or it cannot be read."""
         try:
-            return _outcome(json.loads(self.folder.outcome(digest).read_text(encoding="utf-8")))
-        except (OSError, *WRONG_KINDS):
+            return self.checked_outcome(digest)
+        except (OSError, AtlasError):
             return None
+
+    def checked_outcome(self, digest: str) -> Outcome:
+        """The outcome in place of a record. Raises OSError, and AtlasError where it is damaged."""
+        try:
+            found = _outcome(unsealed(self.folder.outcome(digest).read_bytes()))
+            if found.identity.digest != digest:
+                raise ValueError("it is that of another model")
+            return found
+        except WRONG_KINDS as error:
+            raise AtlasError(
+                f"What stands in place of the record {digest} is damaged: {str(error)[:200]}.",
+                "Run `index rebuild`, which forgets it, and then `index build`, which tries the model again.",
+            ) from error
 
     def discard(self, digest: str) -> None:
         """Forget a record that turned out to be damaged."""
         self.folder.record(digest).unlink(missing_ok=True)
+
+    def discard_outcome(self, digest: str) -> None:
+        """Forget what stands in place of a record, where that is damaged."""
+        self.folder.outcome(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[str]:
         """Digests of all records, in order of name."""
@@ -137,10 +154,16 @@ class RecordStore:
 
     def outcomes(self) -> Iterator[Outcome]:
         """All outcomes, in order of name."""
-        for path in sorted(self.folder.records.glob("??/*.json")):
-            outcome = self.outcome(path.stem)
+        for digest in self.outcome_digests():
+            outcome = self.outcome(digest)
             if outcome is not None:
                 yield outcome
+
+    def outcome_digests(self) -> Iterator[str]:
+        """Digests of all outcomes, in order of name."""
+        for path in sorted(self.folder.records.glob("??/*.json")):
+            if not path.name.startswith("."):
+                yield path.stem
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:

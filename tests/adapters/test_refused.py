@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +110,10 @@ def test_pairs_are_found_in_any_order(tmp_path: Path, order: str) -> None:
     ],
 )
 def test_configs_that_are_refused(tmp_path: Path, config: dict[str, Any], reason: str, word: str) -> None:
-    started = time.monotonic()
     skip = refusal(write_adapter(tmp_path, **config))
     assert skip.reason == reason
     assert word in skip.detail
     assert len(skip.detail) < 400
-    assert time.monotonic() - started < 3
 
 
 @pytest.mark.parametrize(

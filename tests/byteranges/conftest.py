@@ -14,7 +14,7 @@ from tests.hub_ground import undisturbed
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
-    install_session(Manners(read_seconds=1.0, first_wait=0.01, longest_wait=0.05, retries=3))
+    install_session(Manners(read_seconds=2.0, first_wait=0.01, longest_wait=0.05, retries=3))
     yield
     install_session()
 

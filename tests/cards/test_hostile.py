@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from dataclasses import fields
 
 import pytest
@@ -18,6 +17,7 @@ from indexer.cards.modelcard import (
 )
 from tests.cards.rows import COMMIT, facts
 from tests.conftest import ROOT
+from tests.patience import lines_run
 
 SHARED = ROOT.parent / "shared" / "data"
 
@@ -116,9 +116,8 @@ def test_a_hostile_card_is_cut_to_size():
             "model-index": [{"results": [{"metrics": [{"type": huge, "value": huge}] * 1000}] * 1000}] * 1000,
         },
     }
-    started = time.process_time()
     read = read_row(row)
-    assert time.process_time() - started < 2
+    assert lines_run(lambda: read_row(row)) < 3_000_000  # ten for each of the entries, at the most
     sizes = [len(string) for string in strings_in(read)]
     assert max(sizes) <= 1_000
     assert sum(sizes) < 2_000_000
@@ -179,7 +178,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=2_000)
+@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from(WORDS), JSON, max_size=12), st.booleans())
 def test_any_json_is_read_or_refused(row, named):
     if named:
@@ -236,12 +235,6 @@ def test_real_rows():
     assert len(mrpc) == 9
 
 
-def test_real_rows_are_read_fast():
+def test_real_rows_take_few_steps():
     rows = [row for row in rows_of_2022() if len(row["modelId"]) < 90]
-    best = math.inf
-    for _ in range(3):
-        started = time.process_time()
-        for row in rows:
-            read_row(row)
-        best = min(best, time.process_time() - started)
-    assert len(rows) / best > 5_000
+    assert lines_run(lambda: [read_row(row) for row in rows]) / len(rows) < 1_000

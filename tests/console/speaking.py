@@ -14,6 +14,7 @@ import termios
 import textwrap
 
 from indexer.console.terminal import emit
+from tests.patience import PATIENCE
 
 ESCAPE = "\x1b"
 
@@ -61,6 +62,6 @@ def run(code, environment=None, **options):
         text=options.pop("text", True),
         env=os.environ | (environment or {}),
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
         **options,
     )

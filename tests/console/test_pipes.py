@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 GROUP = """
 import time, sys
 @click.group(cls=AtlasGroup)
@@ -25,7 +27,7 @@ def talk():
 @main.command()
 def wait():
     print("waiting", file=sys.stderr, flush=True)
-    time.sleep(30)
+    time.sleep(600)
 @main.command()
 @click.argument("path")
 def look(path):
@@ -88,7 +90,7 @@ def test_ctrl_c_leaves_no_traceback(tool):
     process = subprocess.Popen([*tool.split(), "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert (out, err) == ("", "Stopped. What was done stays; run it again to go on.\n")
 

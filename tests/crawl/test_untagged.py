@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from indexer.listing.crawl import crawl
@@ -150,7 +148,6 @@ def test_names(name, expected):
 
 
 def test_names_are_read_in_linear_time():
-    start = time.monotonic()
-    is_named_after("me/" + "roberta-" * 20_000, IDS)
-    path_verdict("/" * 100_000 + "x" * 100_000, "me/x", IDS)
-    assert time.monotonic() - start < 1
+    """Of eight and four million characters: what is not linear does not end before the test is ended."""
+    is_named_after("me/" + "roberta-" * 1_000_000, IDS)
+    path_verdict("/" * 2_000_000 + "x" * 2_000_000, "me/x", IDS)

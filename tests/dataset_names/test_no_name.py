@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from indexer.cards.datasets import canonical_dataset, canonical_datasets, is_placeholder
@@ -122,8 +120,7 @@ def test_free_text_has_no_canonical_name(raw):
     ],
 )
 def test_hostile_lengths_take_no_time(raw):
-    started = time.process_time()
+    """Ten million characters: what is not linear does not end before the test is ended."""
     assert canonical_dataset(raw) is None
     canonical_datasets(raw)
     is_placeholder(raw)
-    assert time.process_time() - started < 0.5

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from scripts.family import make_family
 from scripts.family.plan import load_plan
 from tests.conftest import ROOT
 from tests.family.folders import BASE, block_matrices, described, models_of, weights
+from tests.patience import PATIENCE, wait_for
 
 
 @pytest.mark.slow
@@ -77,11 +77,9 @@ def test_other_architectures_are_only_data(tmp_path, architecture):
 def test_ctrl_c_stops_it_and_the_same_command_goes_on(tmp_path):
     command = [sys.executable, "-m", "scripts.family", "--out", str(tmp_path / "out"), "--size", "mini"]
     running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    waited = time.monotonic()
-    while not list((tmp_path).glob("out/*/*.repo.json")) and time.monotonic() - waited < 120:
-        time.sleep(0.05)
+    wait_for(lambda: list(tmp_path.glob("out/*/*.repo.json")))
     os.killpg(running.pid, signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130
     assert "Traceback" not in said
     assert not (tmp_path / "out" / "family.json").exists()

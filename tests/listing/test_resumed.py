@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,6 +16,7 @@ from indexer.listing.questions import CrawlRequest
 from tests.conftest import ROOT
 from tests.hub_ground import BASE, add_repo, asked, served, tags, update_listing
 from tests.listing.hubs import ONE, by_id, lines, many
+from tests.patience import wait_for
 
 
 def pages_asked(hub) -> list[str]:
@@ -129,12 +129,10 @@ update_listing(Listing(Path(sys.argv[1])), CrawlRequest(("FacebookAI/roberta-bas
 def test_a_killed_crawl_goes_on(store, monkeypatch, path):
     many(store, 20)
     with served(store, monkeypatch, page_size=2) as hub:
-        hub.faults.add("cursor=", nth=5, hang=60)
+        hub.faults.add("cursor=", nth=5, hang=600)
         environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen([sys.executable, "-c", CRAWLER, str(path)], env=environment)
-        limit = time.monotonic() + 60
-        while len(hub.requests) < 6 and time.monotonic() < limit and process.poll() is None:
-            time.sleep(0.02)
+        wait_for(lambda: len(hub.requests) >= 6 or process.poll() is not None)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert len(by_id(Listing(path))) == 10

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from scripts.loopback_hub import LoopbackHub
+from tests.patience import PATIENCE
 
 TOKENS = {"hf_good": {"gated/ok", "priv/secret"}}
 SHA = "1234567890abcdef1234567890abcdef12345678"
@@ -72,7 +73,7 @@ def make_store(store: Path) -> Path:
 def fetch(url: str, method: str = "GET", body: bytes | None = None, **headers: str):
     """One request exactly as written (no redirects, no normalised path): status, headers, body."""
     parts = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=20)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)
     try:
         target = url.removeprefix(f"{parts.scheme}://{parts.netloc}")
         connection.request(method, target, body, {name.replace("_", "-"): value for name, value in headers.items()})

@@ -15,7 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from scripts.loopback_hub import LoopbackHub
+from scripts.loopback_hub.limits import Throttle
 from tests.loopback_hub.store import GOOD, SIZE, WEIGHTS, fetch, get_json, signed_url
+from tests.patience import PATIENCE
 
 
 def test_quotas(root: Path, monkeypatch):
@@ -42,7 +44,25 @@ def test_quotas(root: Path, monkeypatch):
             hub.limits.set("resolver", 3)
 
 
+def test_a_throttle_keeps_its_rate_whoever_asks(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("scripts.loopback_hub.limits.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def wait(seconds):
+        clock.now += seconds
+
+    throttle = Throttle(1_000_000, SimpleNamespace(wait=wait))
+    for sent in range(1, 101):
+        throttle.wait(10_000)
+        assert clock.now - 1000.0 == pytest.approx(sent / 100, abs=0.02)
+    clock.now += 60.0  # nobody asked: nothing is saved up
+    before = clock.now
+    throttle.wait(1_000_000)
+    assert clock.now - before == pytest.approx(1.0, abs=0.02)
+
+
 def test_bandwidth_is_shared(root: Path):
+    """A busy machine makes it longer, nothing makes it shorter."""
     with LoopbackHub(root, bandwidth=1_000_000) as hub:
         url = signed_url(hub)
         readers = [threading.Thread(target=fetch, args=(url,)) for _ in range(2)]
@@ -52,12 +72,12 @@ def test_bandwidth_is_shared(root: Path):
         for reader in readers:
             reader.join()
         seconds = time.monotonic() - started
-        assert 0.9 * 2 * SIZE / 1e6 < seconds < 3 * 2 * SIZE / 1e6
+        assert seconds > 0.9 * 2 * SIZE / 1e6
         hub.bandwidth = None
         hub.latency = 0.3
         started = time.monotonic()
         assert fetch(url)[0] == 200
-        assert 0.3 <= time.monotonic() - started < 2
+        assert time.monotonic() - started >= 0.3
 
 
 def test_faults_strike_when_they_should(hub: LoopbackHub):
@@ -94,7 +114,7 @@ def test_faults_strike_when_they_should(hub: LoopbackHub):
 
 def read_until_broken(url: str, **headers: str) -> tuple[int, bytes, str]:
     """What arrived before the connection ended, how much was promised, and how it ended."""
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=PATIENCE)
     connection.request("GET", url.partition(connection.host + f":{connection.port}")[2], headers=headers)
     response = connection.getresponse()
     got = b""

@@ -6,6 +6,7 @@ import hashlib
 import time
 import urllib.parse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_if_range_holds_only_for_the_same_bytes(hub: LoopbackHub):
     assert fetch(url, Range="bytes=0-3", If_Range='"other"')[::2] == (200, WEIGHTS)
 
 
-def test_signed_urls_open_one_file_for_a_while(hub: LoopbackHub):
+def test_signed_urls_open_one_file_for_a_while(hub: LoopbackHub, monkeypatch):
     url = signed_url(hub)
     assert fetch(url)[0] == 200
     forged = url.replace("Signature=", "Signature=0")
@@ -107,10 +108,13 @@ def test_signed_urls_open_one_file_for_a_while(hub: LoopbackHub):
     for altered in (forged, prolonged, other_file, url.partition("?")[0]):
         assert fetch(altered)[0] == 403, altered
     assert fetch(f"{hub.cdn_endpoint}/etc/passwd")[0] == 404
-    hub.url_lifetime = 0.2
+    clock = SimpleNamespace(now=time.time())
+    monkeypatch.setattr("scripts.loopback_hub.files.time", SimpleNamespace(time=lambda: clock.now))
+    hub.url_lifetime = 60.0
     short = signed_url(hub)
+    clock.now += 59.0
     assert fetch(short)[0] == 200
-    time.sleep(0.25)
+    clock.now += 1.5
     assert fetch(short)[0] == 403
     assert fetch(url)[0] == 200
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from indexer.errors import AtlasError, Failed, Skipped
 from indexer.network.session import as_model_error, as_user_error
-from tests.hub_ground import RawServer, add_repo, served, use_endpoint
+from tests.hub_ground import RawServer, add_repo, given_clock, served, use_endpoint
 from tests.session.asking import failure, info
 
 
@@ -32,9 +30,10 @@ def test_nobody_there(monkeypatch):
     with RawServer(b"") as server:
         endpoint = server.endpoint
     use_endpoint(monkeypatch, endpoint)
-    start = time.monotonic()
+    clock = given_clock(monkeypatch)
     error = failure(info)
-    assert time.monotonic() - start < 3
+    assert len(clock.slept) == 1
+    assert clock.now - 1000.0 < 1
     assert as_model_error(error).reason == "network"
     told = as_user_error(error, "the base model me/model")
     assert endpoint in told.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 import tracemalloc
 
 import httpx2
@@ -17,26 +16,25 @@ from indexer.network.hub_api import ask
 from indexer.network.session import Manners, as_model_error
 from indexer.weights.repository import open_repository, read_json_object
 from tests.hub_ground import RawServer, asked, http, served, use_endpoint
+from tests.patience import wait_for
 from tests.session.asking import failure, info
 
 
 def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
     manners = Manners(read_seconds=0.3, first_wait=0.01, retries_after_timeout=1)
     with served(store, monkeypatch, manners) as hub:
-        hub.faults.add("me/model", hang=30)
-        start = time.monotonic()
+        hub.faults.add("me/model", hang=600)
         error = failure(info)
-        assert time.monotonic() - start < 3
         assert isinstance(error, httpx2.TimeoutException)
         assert isinstance(as_model_error(error), Failed)
         assert as_model_error(error).reason == "timeout"
-        assert len(asked(hub)) == 2
+        wait_for(lambda: len(asked(hub)) == 2)  # a server that is slow to note them has them all the same
 
 
 def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypatch):
-    manners = Manners(read_seconds=0.2, first_wait=0.01, retries_after_timeout=0)
+    manners = Manners(read_seconds=2.0, first_wait=0.01, retries_after_timeout=0)
     with served(store, monkeypatch, manners) as hub:
-        hub.faults.add("/api/models", hang=30, first=1)
+        hub.faults.add("/api/models", hang=600, first=1)
         assert list(HfApi(endpoint=constants.ENDPOINT).list_models(limit=1))
         assert len(asked(hub)) == 2
 

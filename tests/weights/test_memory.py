@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.loopback_hub import LoopbackHub
+from tests.patience import PATIENCE
 from tests.weights.folders import FORMS, write_config
 
 MEASURE = """
@@ -51,7 +52,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
     del state
     gc.collect()
     growth, count, total = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=PATIENCE
     ).stdout.split()
     assert (int(count), float(total)) == (100, expected)
     assert int(growth) < 12_000
@@ -68,7 +69,7 @@ def test_memory_over_http(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=PATIENCE,
         ).stdout.split()
     assert (int(count), float(total)) == (50, sum(range(50)))
     assert int(growth) < 12_000

@@ -1,0 +1,50 @@
+"""``index`` as ever, but that every process of it writes down whom its limits held up: run with the ledger's path first.
+
+Each line of the ledger is one JSON object: ``process``, ``call`` (spend, sleep, take_turn, pause), ``name`` of the lane,
+``seconds`` asked for, ``wait`` that was answered, and when the call began and ended by the clock that processes share.
+A worker imports its parent's main file again, and so is watched too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from indexer.network import bandwidth
+from indexer.network.pace import Pace
+
+
+def note(**facts: object) -> None:
+    """One write to the end of the file: lines of several processes do not mix."""
+    with open(os.environ["ATLAS_TESTS_LEDGER"], "ab", buffering=0) as ledger:
+        ledger.write(json.dumps({"process": os.getpid(), **facts}).encode() + b"\n")
+
+
+def watch(name: str) -> None:
+    real = getattr(Pace, name)
+
+    def watched(pace, lane, seconds):
+        began = time.time()
+        answer = real(pace, lane, seconds)
+        note(call=name, name=lane, seconds=seconds, wait=answer, began=began, ended=time.time())
+        return answer
+
+    setattr(Pace, name, watched)
+
+
+def slept(seconds: float) -> None:
+    time.sleep(seconds)
+    note(call="sleep", seconds=seconds)
+
+
+for call in ("spend", "take_turn", "pause"):
+    watch(call)
+bandwidth.Bandwidth.__init__.__defaults__ = (None, slept)
+
+if __name__ == "__main__":
+    from indexer.cli import main
+
+    os.environ["ATLAS_TESTS_LEDGER"] = sys.argv.pop(1)
+    main()

@@ -1,0 +1,228 @@
+"""A bit that a disk turns over is found, wherever it lies, and the command that is then advised mends it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import Failed
+from indexer.listing.listing import Listing
+from indexer.publish.maintenance import represent
+from indexer.publish.verification import verify
+from indexer.records.identity import Identity, Spec
+from indexer.records.store import RecordStore
+from indexer.vectors.choice import IndexChoice
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.flips import files_by_kind, flip, flipped, what_verify_says
+from tests.once import made_once
+from tests.world import BASE, indexed, make_world
+
+KINDS = ["database", "listing", "base", "record", "outcome", "faiss", "checksums"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A Hub's store and an atlas of it with every kind of file: segments, a compressed index, a failure."""
+
+    def make(folder):
+        with indexed(make_world(folder / "store", per_dataset=2)):
+            pass
+        atlas = AtlasFolder(folder / "atlas")
+        represent(atlas, "spectrum", IndexChoice("SQ8", promised=0.0))
+        model = Listing(atlas.listing(BASE)).models()[0]
+        (base,) = atlas.bases.iterdir()
+        commit = base.stem.rpartition("@")[2]
+        identity = Identity(model.id, "0" * 40, BASE, commit, "finetune", Spec(svd="another"))
+        RecordStore(atlas).write_outcome(identity, Failed("network", "it went away"))
+
+    return made_once(tmp_path_factory, "flips", make)
+
+
+@pytest.fixture
+def atlas(world, tmp_path):
+    shutil.copytree(world / "atlas", tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")
+
+
+def test_the_atlas_has_every_kind_of_file_and_is_whole(atlas):
+    assert verify(atlas) == []
+    assert list(files_by_kind(atlas)) == KINDS
+
+
+def found(atlas, kind, count):
+    """Of the flips that were not found: where they lie."""
+    paths = files_by_kind(atlas)[kind]
+    missed = []
+    for path, position, bit in flipped(paths, count, kind):
+        said = what_verify_says(atlas)
+        if not said:
+            missed.append((path.name, position, bit, said))
+    return missed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_flips_of_every_kind_of_file_are_found(atlas, kind):
+    assert found(atlas, kind, 3) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_forty_flips_of_every_kind_of_file_are_found(atlas, kind):
+    assert found(atlas, kind, 40) == []
+    assert verify(atlas) == []
+
+
+@pytest.mark.parametrize("kind", ["listing", "outcome", "checksums"])
+def test_every_byte_of_a_small_file_counts(atlas, kind):
+    """Where a file is text, each byte is tried, so that no name of a key and no last character is left out."""
+    from indexer.publish.database_checksum import damage
+
+    path = files_by_kind(atlas)[kind][0]
+    content = path.read_bytes()
+    if kind == "listing":
+        content = b"".join(content.splitlines(keepends=True)[:3])
+        path.write_bytes(content)
+    missed = []
+    for position in range(len(content)):
+        for bit in (0, 3, 6):
+            flip(path, position, bit)
+            if kind == "listing":
+                is_found = bool(Listing(path).problems())
+            elif kind == "outcome":
+                is_found = RecordStore(atlas).outcome(path.stem) is None
+            else:
+                is_found = damage(atlas) is not None
+            if not is_found:
+                missed.append((position, bit))
+            flip(path, position, bit)
+    assert missed == []
+
+
+def test_every_byte_of_the_headers_of_a_base_and_a_record_counts(atlas):
+    from indexer.deltas.stored_base import StoredBase
+    from indexer.errors import AtlasError
+    from indexer.records.record import read_record
+
+    base, record = files_by_kind(atlas)["base"][0], files_by_kind(atlas)["record"][0]
+    checks = {base: lambda: StoredBase(base).check(afresh=True), record: lambda: read_record(record)}
+    for path, check in checks.items():
+        length = int.from_bytes(path.read_bytes()[:8], "little")
+        missed = []
+        for position in range(0, 8 + length):
+            bit = position % 8
+            flip(path, position, bit)
+            try:
+                check()
+                missed.append((position, bit))
+            except AtlasError:
+                pass
+            flip(path, position, bit)
+        assert missed == []
+
+
+@pytest.fixture
+def shell(world, tmp_path):
+    """Where the atlas is, with the Hub that it is of."""
+    with LoopbackHub(world / "store") as hub:
+        yield Shell(
+            hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        )
+
+
+def commands_in(said):
+    """What is advised, in order: what stands in back quotes."""
+    return [words.split() for words in said.split("`")[1::2] if words.startswith("index ")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_advised_mends_it(atlas, shell, kind):
+    path = files_by_kind(atlas)[kind][0]
+    flip(path, path.stat().st_size // 2, 4)
+    ran = shell("index", "verify", "--json")
+    assert ran.code == 1
+    said = " ".join(one["problem"] for one in ran.json["disagreements"]) if ran.out else ran.err
+    advised = commands_in(said)
+    assert advised, said
+    for words in advised:
+        words = [*words, "--base", BASE] if words == ["index", "build"] else words
+        did = shell(*words)
+        assert did.code == 0, did.err
+    after = shell("index", "verify", "--json")
+    assert (after.code, after.json) == (0, {"ok": True, "disagreements": []})
+    assert len(shell("query", "similar", "ann/glue-0", "--json").json) == 5
+
+
+def test_a_damaged_base_is_told_by_whoever_reads_its_matrices(atlas, shell):
+    """Not blamed on the model, and not answered with numbers that are wrong."""
+    (base,) = files_by_kind(atlas)["base"]
+    flip(base, base.stat().st_size - 3, 6)
+    ran = shell("query", "similar", "bob/glue-1@main", "--json")
+    assert ran.code == 1
+    assert "The block matrices of org/tiny-base are damaged" in ran.err
+    assert f"`index build --base {BASE}`" in ran.err
+    again = shell("index", "build", "--base", BASE, "--json")
+    assert again.code == 0
+    assert "are damaged" in again.err
+    assert again.json["unchanged"] == 6
+    assert shell("query", "similar", "bob/glue-1@main", "--json").code == 0
+
+
+def test_a_base_is_hashed_once(atlas, monkeypatch):
+    from indexer.deltas import stored_base
+    from indexer.deltas.stored_base import StoredBase
+
+    (base,) = files_by_kind(atlas)["base"]
+    hashed = []
+    actual = stored_base.actual_checksum
+    monkeypatch.setattr(stored_base, "actual_checksum", lambda path: hashed.append(path) or actual(path))
+    for _ in range(3):
+        StoredBase(base).check()
+    assert len(hashed) == 1
+    base.write_bytes(base.read_bytes())
+    StoredBase(base).check()
+    assert len(hashed) == 2
+
+
+def as_before(atlas):
+    """An atlas that knew no checksums of bases, listings, outcomes and the database."""
+    import json
+
+    atlas.checksums.unlink()
+    for path in [*atlas.listings.glob("*.jsonl"), *atlas.records.glob("*/*.json")]:
+        objects = [json.loads(line) for line in path.read_bytes().splitlines()]
+        for one in objects:
+            del one["sum"]
+        end = "\n" if path.suffix == ".jsonl" else ""
+        path.write_text("".join(json.dumps(one, separators=(",", ":")) + end for one in objects))
+    (base,) = atlas.bases.iterdir()
+    content = base.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    del header["__metadata__"]["sha256"]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    base.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    return base
+
+
+def test_an_atlas_without_checksums_is_read_and_checked_as_well_as_can_be(atlas, shell):
+    base = as_before(atlas)
+    assert verify(atlas) == []
+    assert len(shell("query", "similar", "bob/glue-1@main", "--json").json) > 0
+    size = base.stat().st_size
+    with base.open("r+b") as file:  # an exponent
+        file.seek(size - 1)
+        file.write(b"\x7f")
+    (told,) = verify(atlas)
+    assert (told.kind, "has norm" in told.problem) == ("base", True)
+
+
+def test_an_atlas_without_checksums_has_them_after_the_next_publish(atlas):
+    as_before(atlas)
+    represent(atlas, "output")
+    assert verify(atlas) == []
+    flip(atlas.database, 5000, 1)
+    assert verify(atlas)[0].kind == "database"

@@ -1,0 +1,248 @@
+"""`index rebuild` where something of the atlas is gone: it takes what else is known, and never leaves less unasked."""
+
+from __future__ import annotations
+
+import shutil
+
+import duckdb
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
+from indexer.listing.listing import Listing
+from indexer.publish.maintenance import rebuild
+from indexer.publish.verification import verify
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.flips import flip
+from tests.once import made_once
+from tests.world import BASE, SIZES, add_model, describe, make_world, plant
+
+SECOND = "org/second-base"
+
+
+def add_second_base(store):
+    """With two fine-tunes, and one that can be none."""
+    import torch
+    from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
+
+    torch.manual_seed(1)
+    config = RobertaConfig(**SIZES)
+    base = RobertaModel(config)
+    base.save_pretrained(store / SECOND)
+    describe(store, SECOND, tags=["transformers", "roberta"])
+    model = RobertaForSequenceClassification(config)
+    for member in range(2):
+        model.roberta.load_state_dict(base.state_dict(), strict=False)
+        plant(model.roberta, 7, seed=member)
+        add_model(store, f"eve/wnli-{member}", model, dataset="wnli", base=SECOND, downloads=5 + member, likes=3)
+    add_model(store, "eve/broken", model, dataset="wnli", base=SECOND)
+    (store / "eve/broken" / "model.safetensors").write_bytes(b"nothing" * 100)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A Hub's store, and an atlas of its two bases."""
+
+    def make(folder):
+        store = make_world(folder / "store", per_dataset=2)
+        add_second_base(store)
+        with LoopbackHub(store) as hub:
+            ran = Shell(hub.endpoint, folder)("index", "build", "--base", BASE, "--base", SECOND, "--workers", "1")
+        assert ran.code == 0, ran.err
+
+    return made_once(tmp_path_factory, "rebuilt", make)
+
+
+@pytest.fixture
+def atlas(world, tmp_path):
+    shutil.copytree(world / "atlas", tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")
+
+
+@pytest.fixture
+def shell(world, tmp_path):
+    with LoopbackHub(world / "store") as hub:
+        yield Shell(
+            hub.endpoint, tmp_path, {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        )
+
+
+def rows(atlas, statement):
+    with duckdb.connect(str(atlas.database), read_only=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+TOLD = (
+    "SELECT f.base, f.model, f.model_id, f.status, f.reason, f.relation, f.parent, f.created, f.modified, f.downloads, "
+    "f.likes, f.licence, m.datasets, (SELECT list(tag ORDER BY tag) FROM tags t WHERE t.model_id = f.model_id) "
+    "FROM fine_tunes f LEFT JOIN models m USING (model_id) ORDER BY ALL"
+)
+NEAR = "SELECT model, neighbour, round(similarity, 4) FROM similar_models ORDER BY ALL"
+
+
+def remove(atlas, *names):
+    for name in names:
+        path = atlas.root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def snapshot(atlas):
+    return {path: path.read_bytes() for path in atlas.root.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.jsonl"])
+def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone):
+    told, near = rows(atlas, TOLD), rows(atlas, NEAR)
+    assert len(told) == 9
+    remove(atlas, gone)
+    found = verify(atlas)
+    assert {one.what for one in found} == ({BASE, SECOND} if gone == "listing" else {SECOND})
+    assert all("its listing" in one.problem and "`index rebuild`" in one.problem for one in found)
+    said = []
+    report = rebuild(atlas, say=said.append)
+    assert report["restored"] == (9 if gone == "listing" else 3)
+    assert any(f"`index build --base {SECOND}`" in one for one in said)
+    assert verify(atlas) == []
+    assert rows(atlas, TOLD) == told
+    assert rows(atlas, NEAR) == near
+    # A crawl puts its own rows in their place, and what it does not show has gone.
+    shutil.rmtree(shell.folder / "hf", ignore_errors=True)
+    assert shell("index", "build", "--base", SECOND, "--json").json["unchanged"] == 2
+    listed = {one.id: one for one in Listing(atlas.listing(SECOND)).models()}
+    assert {one.asked for one in listed.values()} == {listed["eve/wnli-0"].asked}
+    assert "restored" not in listed["eve/wnli-0"].asked
+    assert not any(one.gone for one in listed.values())
+    assert rows(atlas, TOLD) == told
+
+
+def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
+    near = rows(atlas, NEAR)
+    remove(atlas, "listing", "atlas.duckdb", "checksums.json")
+    report = rebuild(atlas)
+    assert (report["models"], report["restored"], report["records"]) == (9, 9, 8)
+    assert verify(atlas) == []
+    assert sorted(rows(atlas, NEAR)) == sorted(near)
+    assert rows(atlas, "SELECT model, status, relation, claimed_by FROM fine_tunes WHERE base = 'org/second-base' ORDER BY 1") == [
+        ("eve/broken", "skipped", "finetune", "record"),
+        ("eve/wnli-0", "indexed", "finetune", "record"),
+        ("eve/wnli-1", "indexed", "finetune", "record"),
+    ]  # fmt: skip
+
+
+def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, world):
+    remove(atlas, "listing")
+    rebuild(atlas)
+    store = shell.folder / "store"
+    shutil.copytree(world / "store", store)
+    shutil.rmtree(store / "eve" / "wnli-0")
+    (store / "eve" / "wnli-0.repo.json").unlink()
+    with LoopbackHub(store) as hub:
+        assert Shell(hub.endpoint, shell.folder, shell.environment)("index", "build", "--base", SECOND).code == 0
+    gone = {one.id for one in Listing(atlas.listing(SECOND)).models() if one.gone}
+    assert gone == {"eve/wnli-0"}
+    assert rows(atlas, "SELECT status, gone FROM fine_tunes WHERE model = 'eve/wnli-0'") == [("indexed", True)]
+
+
+def test_a_listing_of_which_half_is_damaged_is_whole_again(atlas):
+    told = rows(atlas, TOLD)
+    path = atlas.listing(BASE)
+    lines = path.read_bytes().splitlines(keepends=True)
+    position = 0
+    for number, line in enumerate(lines):
+        if number % 2:
+            flip(path, position + len(line) // 2, 2)
+        position += len(line)
+    damaged = path.read_bytes()
+    assert len(Listing(path).models()) < 6
+    assert "`index rebuild`" in verify(atlas)[0].problem
+    rebuild(atlas)
+    assert verify(atlas) == []
+    assert rows(atlas, TOLD) == told
+    assert path.with_name(f"{path.name}.damaged").read_bytes() == damaged
+
+
+def refused(atlas, **more):
+    before = snapshot(atlas)
+    with pytest.raises(AtlasError) as caught:
+        rebuild(atlas, **more)
+    assert snapshot(atlas) == before
+    return caught.value
+
+
+def test_without_records_it_is_refused_and_says_which_models_would_go(atlas, shell):
+    remove(atlas, "records")
+    error = refused(atlas)
+    assert "would take 8 models out" in error.message
+    assert "bob/squad-1" in error.message
+    assert "and 3 more" in error.message
+    assert f"`index build --base {SECOND}`" in error.hint
+    ran = shell("index", "rebuild")
+    assert (ran.code, "Nothing was changed" in ran.err) == (1, True)
+    assert shell("index", "rebuild", "--force").code == 0
+    assert rows(atlas, "SELECT status, count(*) FROM fine_tunes GROUP BY 1") == [("listed", 9)]
+
+
+def test_half_of_the_records_gone_is_refused_too(atlas):
+    kept = sorted(atlas.records.glob("*/*.safetensors"))
+    for path in kept[::2]:
+        path.unlink()
+    assert "would take 4 models out" in refused(atlas).message
+    assert rebuild(atlas, force=True)["records"] == 4
+
+
+def test_a_base_of_which_no_record_is_whole_is_refused(atlas):
+    """One damaged record is forgotten and read again; all of them are a disk that fails."""
+    paths = sorted(atlas.records.glob("*/*.safetensors"))
+    flip(paths[0], -1 + paths[0].stat().st_size, 1)
+    for path in paths[1:]:
+        flip(path, path.stat().st_size - 1, 1)
+    assert "would take 8 models out" in refused(atlas).message
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_a_base_whose_matrices_are_missing_is_not_dropped_unasked(atlas, shell, database):
+    (path,) = atlas.bases.glob(f"{SECOND.replace('/', '--')}@*")
+    path.unlink()
+    if not database:
+        remove(atlas, "atlas.duckdb", "checksums.json")
+    error = refused(atlas)
+    assert f"the block matrices of {SECOND} are missing or damaged" in error.message
+    assert f"`index build --base {SECOND}`" in error.hint
+    assert f"--base {BASE}" not in error.hint
+    assert shell("index", "build", "--base", SECOND).code == 0
+    assert shell("index", "rebuild").code == 0
+    assert len(rows(atlas, TOLD)) == 9
+    assert verify(atlas) == []
+
+
+def test_without_any_base_it_is_said_which_to_fetch(atlas):
+    remove(atlas, "bases", "atlas.duckdb", "checksums.json")
+    error = refused(atlas)
+    assert f"`index build --base {BASE}`" in error.hint
+    assert f"`index build --base {SECOND}`" in error.hint
+    assert refused(atlas, force=True).message.endswith("holds no bases to rebuild from.")
+
+
+def test_a_base_of_which_only_one_is_forced_out_leaves_the_other(atlas):
+    (path,) = atlas.bases.glob(f"{SECOND.replace('/', '--')}@*")
+    path.unlink()
+    rebuild(atlas, force=True)
+    assert {base for (base,) in rows(atlas, "SELECT DISTINCT base FROM fine_tunes")} == {BASE}
+
+
+def test_a_listing_without_a_base_is_told(atlas):
+    shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.jsonl")
+    (found,) = verify(atlas)
+    assert "is the listing of no base" in found.problem
+    assert "`index build --base org/third`" in found.problem
+
+
+def test_a_listing_that_lacks_what_is_published_is_told(atlas):
+    path = atlas.listing(BASE)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if b"imdb-1" not in line))
+    (found,) = verify(atlas)
+    assert "lacks 1 models that are published (bob/imdb-1" in found.problem
+    rebuild(atlas)
+    assert verify(atlas) == []
