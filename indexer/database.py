@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from indexer.atlas import AtlasFolder, check_schema
-from indexer.errors import AtlasError
-
-if TYPE_CHECKING:
-    import duckdb
+from indexer.atlas import AtlasFolder
+from indexer.opening.connection import Connection
+from indexer.opening.reading import Reading
 
 
-def reader(folder: AtlasFolder, *, any_schema: bool = False) -> duckdb.DuckDBPyConnection:
+def reader(folder: AtlasFolder) -> Reading:
     """The published database, read-only.
 
-    Raises AtlasError where it cannot be opened or (unless ``any_schema`` will do) is of another schema.
+    Raises AtlasError where it cannot be opened, is of another schema, or holds what schema.sql does not make.
     """
-    import duckdb
-
-    try:
-        connection = duckdb.connect(str(folder.database), read_only=True)
-    except duckdb.Error as error:
-        raise AtlasError(
-            f"{folder.database} cannot be opened: {str(error).splitlines()[0]}", "Run `index rebuild`."
-        ) from error
-    if not any_schema:
-        check_schema(connection, folder.database)
-    return connection
+    return Reading(folder.database)
 
 
-def rows_of(
-    connection: duckdb.DuckDBPyConnection, statement: str, parameters: tuple[Any, ...] = ()
-) -> list[dict[str, Any]]:
+def rows_of(connection: Connection, statement: str, parameters: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
     """All rows of one of our own statements, as dicts."""
     cursor = connection.execute(statement, list(parameters))
-    names = [column[0] for column in cursor.description or ()]
+    names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -13,10 +13,11 @@ from indexer.database import reader, rows_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.opening.reading import earlier_rows
 from indexer.publish.kept_rank import USUAL_RANK, held
 from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry
-from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.representation import DEFAULT, REPRESENTATIONS, representation_named
 from indexer.records.store import Kept, Outcome, RecordStore, standing
 from indexer.vectors.choice import IndexChange, IndexChoice
 
@@ -198,17 +199,15 @@ def _newest_bases(folder: AtlasFolder) -> list[StoredBase]:
 
 def _published_before(folder: AtlasFolder) -> tuple[list[str], dict[str, IndexChoice]]:
     """Names of the representations that the database has, whatever its schema, and the index chosen for each base."""
-    try:
-        with reader(folder, any_schema=True) as connection:
-            names = rows_of(connection, "SELECT DISTINCT representation FROM representations ORDER BY ALL")
-            choices = {
-                row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"])
-                for row in rows_of(connection, "FROM representations WHERE representation = ?", (DEFAULT,))
-                if "index_choice" in row
-            }
-            return [row["representation"] for row in names], choices
-    except (AtlasError, OSError):
-        return [], {}
+    asked = "FROM representations ORDER BY representation"
+    rows = (earlier_rows(folder.database, ["representations"], [asked]) or [[]])[0]
+    choices = {
+        row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"])
+        for row in rows
+        if row["representation"] == DEFAULT and "index_choice" in row
+    }
+    names = dict.fromkeys(row["representation"] for row in rows)
+    return [name for name in names if name in REPRESENTATIONS], choices
 
 
 def _size(paths: Iterator[Path]) -> int:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from indexer import __version__
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
+from indexer.opening.failures import failures_told
 from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.neighbour_table import NeighbourTable
 from indexer.publish.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
@@ -75,13 +76,14 @@ def publish(
     import duckdb
 
     chosen = list(publications)
-    try:
-        _publish(folder, chosen, representations, afresh, say, memory)
-    except duckdb.OutOfMemoryException:
-        if memory is None:
-            raise
-        say("the database does not fit into what --memory leaves for publishing, and takes more")
-        _publish(folder, chosen, representations, afresh, say, None)
+    with failures_told(folder.database):
+        try:
+            _publish(folder, chosen, representations, afresh, say, memory)
+        except duckdb.OutOfMemoryException:
+            if memory is None:
+                raise
+            say("the database does not fit into what --memory leaves for publishing, and takes more")
+            _publish(folder, chosen, representations, afresh, say, None)
 
 
 def _publish(
