@@ -77,9 +77,8 @@ def attached_for_writing(
     try:
         _set(connection, settings)
         _shut(connection, path.absolute())
-        connection.execute(
-            f"ATTACH {quoted(path.absolute())} AS {NAME} (TYPE duckdb, STORAGE_VERSION '{STORAGE_VERSION}')"
-        )
+        version = "" if path.exists() else f", STORAGE_VERSION '{STORAGE_VERSION}'"
+        connection.execute(f"ATTACH {quoted(path.absolute())} AS {NAME} (TYPE duckdb{version})")
         for name, other in (beside or {}).items():
             connection.execute(f"ATTACH {quoted(other.absolute())} AS {name} (READ_ONLY, TYPE duckdb)")
         connection.execute(_LAST)
