@@ -19,6 +19,7 @@ from indexer.architectures.layout import Layout
 from indexer.atlas import AtlasFolder
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
+from indexer.regular_files import regular_status
 from indexer.weights.safetensors_header import ITEM_BYTES, SafetensorsHeader, read_header
 
 
@@ -33,6 +34,7 @@ class StoredBase:
 
     @cached_property
     def _header(self) -> SafetensorsHeader:
+        regular_status(self.path)  # no link: it may lead anywhere
         with closing(LocalFile(self.path)) as file:
             return read_header(file)
 
@@ -87,6 +89,6 @@ class StoredBase:
 
 def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBase]:
     """Bases kept in the atlas (all commits of ``base``, or of every base), newest first."""
-    paths = sorted(folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name))
-    found = [StoredBase(path) for path in paths]
+    paths = [path for path in folder.bases.glob("[!.]*.safetensors") if path.is_file() and not path.is_symlink()]
+    found = [StoredBase(path) for path in sorted(paths, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
     return [one for one in found if base is None or one.base == base]

@@ -28,6 +28,7 @@ from indexer.listing.claims import Claim
 from indexer.listing.listing_state import CrawlState, Line, State, bad_line, model_line, seen_at
 from indexer.listing.questions import BadRow, CrawlRequest, Page, Progress, RawRow
 from indexer.listing.selection import ListedModel, select
+from indexer.regular_files import descriptor_of, open_regular
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -160,7 +161,7 @@ class Listing:
         block = b"".join(_encoded(line) for line in lines)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
+            with os.fdopen(descriptor_of(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 file.truncate(self._length)
                 file.write(block)
                 file.flush()
@@ -218,7 +219,7 @@ def _replay(path: Path) -> tuple[State, list[str], int]:
     state, length = State(), 0
     problems: list[str] = []
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break  # cut short while it was written; the next append overwrites it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import Failed, ModelError
 from indexer.records.identity import SPECTRA_FORM, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
+from indexer.regular_files import read_regular
 from indexer.whole_files import write_atomically
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
@@ -98,13 +100,14 @@ class RecordStore:
     def outcome(self, digest: str) -> Outcome | None:
         """The outcome in place of a record, None where there is none or it cannot be read."""
         try:
-            return _outcome(json.loads(self.folder.outcome(digest).read_text(encoding="utf-8")))
+            return _outcome(json.loads(read_regular(self.folder.outcome(digest))))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def discard(self, digest: str) -> None:
-        """Forget a record that turned out to be damaged."""
-        self.folder.record(digest).unlink(missing_ok=True)
+        """Forget a record that turned out to be damaged; what is no file is left to whoever put it there."""
+        with suppress(IsADirectoryError, PermissionError):
+            self.folder.record(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[str]:
         """Digests of all records, in order of name."""
