@@ -174,7 +174,7 @@ class _Form:
         even = -(-length // 8) * 2  # sub-quantizers of four bits, an even number
         block = _BLOCK * (even // 2 + 8)
         if fast and lists:
-            self._fields("<BQiiQiiBB", 1, size, _BLOCK, 0, even, 0, 0, _QUERY_BITS, 0)
+            self._fields("<BQiQQiBB", 1, size, _BLOCK, 0, even, 0, _QUERY_BITS, 0)
             self._blocks(lists, block)
         elif fast:
             self._vector("<f4", length)
