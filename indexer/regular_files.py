@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -42,7 +42,7 @@ def descriptor_of(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644, *, th
     raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "no file"))
 
 
-def open_regular(path: Path, *, through_links: bool = False) -> BinaryIO:
+def open_regular(path: Path, *, through_links: bool = False) -> BufferedReader:
     """A regular file, to be read. Raises OSError as ``descriptor_of`` does."""
     return os.fdopen(descriptor_of(path, through_links=through_links), "rb")
 

@@ -1,4 +1,4 @@
-"""Whether an atlas is what schema.sql and its records say: for one that somebody else made. Everything is computed again.
+"""Whether an atlas is what schema.sql and its records say, for one that somebody else made: all is computed again.
 
 The database's catalog against schema.sql; every file of the folder, which must be a file; every row of a record and
 every vector against the record they were made from; every list of neighbours against the vectors, by brute force.

@@ -74,8 +74,8 @@ def run_sql(
 
     ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. What a
     stranger's file holds is not compared with schema.sql here: opening an Atlas does that. Raises AtlasError where the
-    statement is not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much
-    memory, or the database cannot be opened.
+    statement is not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs
+    too much memory, or the database cannot be opened.
     """
     statement = _as_utf8(statement, "The statement")
     request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}

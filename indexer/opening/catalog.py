@@ -181,7 +181,7 @@ def _problems(
     for schema, name in sorted(held.keys() - expected.keys()):
         where = "" if schema in ("main", "") else f" in the schema {printable(schema, 60)!r}"
         yield f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not make"
-    for schema, name in sorted(expected.keys() - held.keys()):
+    for _, name in sorted(expected.keys() - held.keys()):
         if kind == "table":
             yield f"lacks the table {name!r}"
     for key in sorted(held.keys() & expected.keys()):

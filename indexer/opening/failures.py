@@ -1,4 +1,4 @@
-"""What DuckDB raises, as what this program raises: one place for it, so that no caller meets an exception of DuckDB's."""
+"""What DuckDB raises, as what this program raises: the one place for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failures_told(path: Path) -> Iterator[None]:
 
 
 def as_ours(error: Exception, path: Path) -> BaseException:
-    """An AtlasError for what DuckDB raised of the file at ``path``, OSError for a full disk, KeyboardInterrupt for Ctrl-C.
+    """What DuckDB raised of the file at ``path``: AtlasError, OSError for a full disk, KeyboardInterrupt for Ctrl-C.
 
     What is not of DuckDB comes back as it is.
     """

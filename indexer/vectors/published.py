@@ -18,6 +18,8 @@ from indexer.vectors.segments import OpenSegment, Segment
 if TYPE_CHECKING:
     import duckdb
 
+    from indexer.opening.connection import Connection
+
 _PARAMETERS = re.compile("|(?:nprobe|efSearch)=[1-9][0-9]{0,6}")
 
 
@@ -83,7 +85,9 @@ class Published:
         return VectorIndex([OpenSegment(root, one) for one in self.segments], self.length, search)
 
 
-def read_published(connection: duckdb.DuckDBPyConnection, base: str, representation: str) -> Published | None:
+def read_published(
+    connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str
+) -> Published | None:
     """The vectors of a base as published; None where this representation is not."""
     key = [base, representation]
     row = connection.execute(

@@ -53,7 +53,7 @@ def test_a_closed_atlas_says_so(mine):
         lambda: opened.sql("SELECT 1"),
         lambda: opened.show(NAMES[0]),
         lambda: opened.bases(),
-        lambda: opened.connection.fetchall(),
+        lambda: opened.connection.execute("SELECT 1").fetchall(),
     ):
         with pytest.raises(AtlasError, match="closed"):
             question()

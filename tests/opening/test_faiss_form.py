@@ -103,7 +103,7 @@ def test_nothing_that_was_bent_crashes(tmp_path, factory):
 @pytest.mark.parametrize("name", ["../a.faiss", "/etc/passwd", "a/../a.faiss", "a.faiss\0", "..", "", "lock"])
 def test_a_name_stays_in_the_folder(tmp_path, name):
     written(tmp_path / "a.faiss", SEGMENT)
-    with pytest.raises(AtlasError, match="names .* as a FAISS file"):
+    with pytest.raises(AtlasError, match="as a FAISS file"):
         check_file(tmp_path, VectorFile(name, "0" * 64, 1, COUNT, LENGTH))
 
 
