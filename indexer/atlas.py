@@ -13,12 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
-
-if TYPE_CHECKING:
-    import duckdb
+from indexer.regular_files import descriptor_of
 
 SCHEMA_VERSION = 4
 
@@ -117,7 +114,7 @@ class AtlasFolder:
         for _ in range(100):
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
-                return os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+                return descriptor_of(self.root / "lock", os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:  # taken away by another in between
                 continue
             except OSError as error:
@@ -174,21 +171,6 @@ def schema_sql() -> str:
         if candidate.is_file():
             return candidate.read_text(encoding="utf-8")
     raise AtlasError("schema.sql is missing from this installation.", "Install vectors-in-the-wild again.")
-
-
-def check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Raises AtlasError where the file is no atlas, or one of another schema."""
-    import duckdb
-
-    try:
-        row = connection.execute("SELECT schema_version FROM atlas_info").fetchone()
-    except duckdb.Error as error:
-        raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another --atlas.") from error
-    version = row[0] if row else None
-    if version != SCHEMA_VERSION:
-        newer = isinstance(version, int) and version > SCHEMA_VERSION
-        todo = "Upgrade vectors-in-the-wild." if newer else "Run `index rebuild` to bring it up to date."
-        raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)
 
 
 def _claim(command: str) -> str:

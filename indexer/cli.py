@@ -201,15 +201,21 @@ def status(atlas: str, output: str) -> None:
 
 
 @main.command()
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="For an atlas of somebody else: is it what schema.sql and its records say? Everything is computed again.",
+)
 @atlas_option
 @output_options
 @click.pass_context
-def verify(context: click.Context, atlas: str, output: str) -> None:
+def verify(context: click.Context, strict: bool, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
     from indexer.atlas import AtlasFolder
+    from indexer.publish.strictness import verify_strictly
     from indexer.publish.verification import verify as verify_atlas
 
-    found = verify_atlas(AtlasFolder(atlas))
+    found = verify_strictly(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
     emit({"ok": not found, "disagreements": [one.as_row() for one in found]}, output)
     if found:
         context.exit(1)

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import AtlasFolder
+from indexer.database.connection import Connection
+from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from query.sandbox.published import PublishedDatabase
+from query.sandbox.locked import SETTINGS
 
 if TYPE_CHECKING:
-    import duckdb
-
     from indexer.vectors.published import Published, PublishedBase
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
@@ -43,12 +43,13 @@ class AtlasReader:
     """A published atlas, opened read-only; a build may go on meanwhile. It answers no question itself.
 
     ``path`` is the atlas's folder. Where another program holds the database for writing, a private copy is
-    read instead and ``notes`` says so. Raises AtlasError where there is no atlas, or one of another schema.
+    read instead and ``notes`` says so. Raises AtlasError where there is no atlas, one of another schema, or one that
+    holds what schema.sql does not make; every later failure, that of a closed atlas included, is one, too.
     """
 
     def __init__(self, path: str | Path = "atlas") -> None:
         self.folder = AtlasFolder(path).require()
-        self._opened = PublishedDatabase(self.folder.database)
+        self._opened = self._reading()
         self._indexes: dict[tuple[str, str], VectorIndex] = {}
 
     def __enter__(self) -> Self:
@@ -67,12 +68,15 @@ class AtlasReader:
     def refresh(self) -> None:
         """Open what was published last; for a reader that lives long."""
         self.close()
-        self._opened = PublishedDatabase(self.folder.database)
+        self._opened = self._reading()
+
+    def _reading(self) -> Reading:
+        return Reading(self.folder.database, settings=SETTINGS, copies_held=True)
 
     @property
     def notes(self) -> list[str]:
         """What is odd about how the atlas was opened."""
-        return [] if self._opened.note is None else [self._opened.note]
+        return list(self._opened.notes)
 
     @property
     def generation(self) -> int:
@@ -83,18 +87,21 @@ class AtlasReader:
     @property
     def database(self) -> Path:
         """The database file that is read: the atlas's own, or the private copy."""
-        return self._opened.path
+        return self._opened.file
 
     @property
-    def connection(self) -> duckdb.DuckDBPyConnection:
+    def stand_ins(self) -> list[str]:
+        """Statements that put definitions of schema.sql before those of ``database``, for whoever opens that, too."""
+        return list(self._opened.stand_ins)
+
+    @property
+    def connection(self) -> Connection:
         """The database, attached read-only with everything else locked away."""
-        return self._opened.connection
+        return self._opened
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of one of our own statements, as dicts."""
-        cursor = self.connection.execute(statement, list(parameters))
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return self.connection.rows(statement, list(parameters))
 
     def bases(self) -> list[str]:
         """Canonical ids of all bases, sorted."""

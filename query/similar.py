@@ -71,8 +71,12 @@ def similar(
         raise AtlasError(f"-k is {k}; it must be at least 1.", "")
     # The condition is judged in a process of its own: meanwhile vectors can be opened here.
     with ThreadPoolExecutor(1) as pool:
-        judged = pool.submit(_fulfilling, atlas.database, where) if where is not None else None
-        return _similar(atlas, model, k, judged, other_authors, representation, base, explain)
+        judged = pool.submit(_fulfilling, atlas.database, where, atlas.stand_ins) if where is not None else None
+        try:
+            return _similar(atlas, model, k, judged, other_authors, representation, base, explain)
+        except BaseException:
+            _abandon(judged)
+            raise
 
 
 def _similar(
@@ -98,10 +102,18 @@ def _similar(
     return _described(atlas, asked, found, representation, explain)
 
 
-def _fulfilling(database: Path, where: str) -> list[int]:
+def _fulfilling(database: Path, where: str, stand_ins: list[str]) -> list[int]:
     from query.sql import check_condition
 
-    return check_condition(database, where)
+    return check_condition(database, where, stand_ins=stand_ins)
+
+
+def _abandon(judged: Future[list[int]] | None) -> None:
+    """The thread that waits for the condition is not to be waited for."""
+    if judged is not None and not judged.done():
+        from query.sql import abandon
+
+        abandon()
 
 
 def _allowed(

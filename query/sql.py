@@ -32,6 +32,7 @@ __all__ = ["SqlResult", "check_condition", "connect_locked", "prepare", "run_sql
 
 PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 _prepared: list[subprocess.Popen[bytes]] = []
+_running: list[subprocess.Popen[bytes]] = []
 CONDITION_SECONDS = 20.0
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 
@@ -67,20 +68,22 @@ def run_sql(
     limit: int | None = 10_000,
     seconds: float = 30.0,
     parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+    stand_ins: Sequence[str] = (),
 ) -> SqlResult:
     """Run one SELECT on a database; at most ``limit`` rows, within ``seconds`` of wall time.
 
-    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError where the statement is
-    not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much
-    memory, or the database cannot be opened.
+    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. What a
+    stranger's file holds is not compared with schema.sql here: opening an Atlas does that. Raises AtlasError where the
+    statement is not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs
+    too much memory, or the database cannot be opened.
     """
     statement = _as_utf8(statement, "The statement")
-    request = {"database": str(Path(database).absolute()), "statement": statement, "limit": limit}
+    request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}
     answer = _ask_process({**request, "seconds": seconds, "parameters": parameters})
     return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"])
 
 
-def check_condition(database: Path, where: str, view: str = "models") -> list[int]:
+def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
     """The model_id, ascending, of every row of ``view`` for which the condition ``where`` holds.
 
     The condition gets no more power than a SELECT, and must be one expression: what would end the WHERE clause
@@ -90,13 +93,17 @@ def check_condition(database: Path, where: str, view: str = "models") -> list[in
     shown = where if len(where) <= 80 else where[:77] + "…"
     if not where.strip():
         raise AtlasError("--where is empty.", "Give a condition, e.g. --where \"downloads > 100 AND author <> 'x'\".")
-    request = {"database": str(Path(database).absolute()), "condition": where, "view": view, "limit": None}
+    request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
     try:
         answer = _ask_process({**request, "seconds": CONDITION_SECONDS, "parameters": None})
     except AtlasError as error:
         message = f"--where {shown!r}: {error.message}"
         raise AtlasError(message, error.hint.replace("raise --timeout", "use `query sql`")) from error
     return [row[0] for row in answer["rows"]]
+
+
+def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
+    return {"database": str(Path(database).absolute()), "stand_ins": list(stand_ins)}
 
 
 def _as_utf8(text: str, what: str) -> str:
@@ -128,9 +135,16 @@ def prepare() -> None:
     _prepared.append(_started())
 
 
+def abandon() -> None:
+    """End the statements that other threads wait for: nobody needs their answers."""
+    for process in list(_running):
+        process.kill()
+
+
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", str(PROCESS)],
+        start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends that one
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -150,12 +164,16 @@ def _ask_process(request: dict[str, Any]) -> dict[str, Any]:
             f"A parameter cannot be handed over: {error}.", "Give text, numbers, booleans or None."
         ) from error
     process = _prepared.pop() if _prepared else _started()
+    _running.append(process)
     try:
         output, complaint = process.communicate(question, timeout=seconds + START_SECONDS)
     except subprocess.TimeoutExpired as error:
-        process.kill()
-        process.communicate()
         raise _too_long(seconds) from error
+    finally:
+        _running.remove(process)
+        if process.poll() is None:  # too late, or nobody waits for it any more (Ctrl-C)
+            process.kill()
+            process.communicate()
     answer = _answer_in(output)
     if answer is None:
         raise _death(process.returncode, complaint, seconds)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from indexer.atlas import AtlasFolder, schema_sql
 from indexer.cards.head import head_facts
-from indexer.database import reader, rows_of
+from indexer.database.reading import Reading
 from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing
 from indexer.publish.fitting import MOST_CHARACTERS, MOST_ITEMS, Fitting, Misfit, plain_json
@@ -38,8 +38,8 @@ from tests.world import BASE, DATASETS, describe, make_world
 
 def entries_of(folder: AtlasFolder) -> list[Entry]:
     listed = {one.id: one for one in Listing(folder.listing(BASE)).models()}
-    with reader(folder) as connection:
-        rows = rows_of(connection, 'SELECT model, "commit", record_key FROM fine_tunes ORDER BY model')
+    with Reading(folder.database) as connection:
+        rows = connection.rows('SELECT model, "commit", record_key FROM fine_tunes ORDER BY model')
     return [Entry(listed[row["model"]], BASE, row["commit"], row["record_key"]) for row in rows]
 
 
@@ -81,12 +81,10 @@ def hostile(tmp_path_factory):
 def test_a_build_goes_on_past_numbers_that_no_column_holds(hostile):
     shell, ran = hostile
     assert ran.code == 0, ran.err
-    with reader(AtlasFolder(shell.folder / "atlas")) as connection:
-        found = {
-            row["model"]: row for row in rows_of(connection, "SELECT model, status, reason, detail FROM fine_tunes")
-        }
-        counts = {row["id"]: row["label_count"] for row in rows_of(connection, "SELECT id, label_count FROM models")}
-        norms = rows_of(connection, "SELECT norm FROM deltas WHERE norm > 1e30")
+    with Reading(AtlasFolder(shell.folder / "atlas").database) as connection:
+        found = {row["model"]: row for row in connection.rows("SELECT model, status, reason, detail FROM fine_tunes")}
+        counts = {row["id"]: row["label_count"] for row in connection.rows("SELECT id, label_count FROM models")}
+        norms = connection.rows("SELECT norm FROM deltas WHERE norm > 1e30")
     assert found["ann/glue-0"]["status"] == "indexed"
     assert counts["ann/glue-0"] is None
     assert (found["eve/too-large"]["status"], found["eve/too-large"]["reason"]) == ("skipped", "not_finite")
@@ -158,9 +156,9 @@ def test_a_record_that_does_not_fit_is_set_aside_by_name(atlas, what):
     said = publish_all(atlas, entries, afresh=True)
     assert victim.listed.id in said
     assert said.count("set aside") == 1
-    with reader(atlas) as connection:
-        indexed = {row["id"] for row in rows_of(connection, "SELECT id FROM models")}
-        vectors = rows_of(connection, "SELECT vectors FROM representations")[0]["vectors"]
+    with Reading(atlas.database) as connection:
+        indexed = {row["id"] for row in connection.rows("SELECT id FROM models")}
+        vectors = connection.rows("SELECT vectors FROM representations")[0]["vectors"]
     assert indexed == {entry.listed.id for entry in entries} - {victim.listed.id}
     assert vectors == len(indexed)
     (failure,) = status(atlas)["failures"]
@@ -193,8 +191,8 @@ def test_a_count_of_labels_in_an_older_record_is_forgotten_and_nothing_else(atla
     record = store.read(entries[0].record_key)
     write_record(replace(record, head={**record.head, "label_count": 3 * 10**9}), atlas.record(entries[0].record_key))
     assert "set aside" not in publish_all(atlas, entries, afresh=True)
-    with reader(atlas) as connection:
-        (row,) = rows_of(connection, "SELECT label_count FROM models WHERE id = ?", (entries[0].listed.id,))
+    with Reading(atlas.database) as connection:
+        (row,) = connection.rows("SELECT label_count FROM models WHERE id = ?", (entries[0].listed.id,))
     assert row["label_count"] is None
 
 
@@ -203,9 +201,9 @@ def test_a_listed_row_whose_name_does_not_fit_is_a_bad_row(atlas):
     odd = replace(entries[1], listed=replace(entries[1].listed, relation="fine\0tune"))
     said = publish_all(atlas, [entries[0], odd, *entries[2:]], afresh=True)
     assert odd.listed.id in said
-    with reader(atlas) as connection:
-        assert odd.listed.id in rows_of(connection, "SELECT raw FROM bad_rows")[0]["raw"]
-        assert rows_of(connection, "SELECT count(*) AS n FROM models")[0]["n"] == len(entries) - 1
+    with Reading(atlas.database) as connection:
+        assert odd.listed.id in connection.rows("SELECT raw FROM bad_rows")[0]["raw"]
+        assert connection.rows("SELECT count(*) AS n FROM models")[0]["n"] == len(entries) - 1
 
 
 def test_a_base_whose_config_is_no_json_is_published(atlas):
@@ -213,8 +211,8 @@ def test_a_base_whose_config_is_no_json_is_published(atlas):
     base = stored_bases(atlas)[0]
     base.__dict__["config"] = {**base.config, "odd": [math.nan, math.inf, "\ud800", {"\udc00": 1}]}
     publish(atlas, [Publication(base, (), entries, 8)])
-    with reader(atlas) as connection:
-        (row,) = rows_of(connection, "SELECT config->'odd' AS odd FROM bases")
+    with Reading(atlas.database) as connection:
+        (row,) = connection.rows("SELECT config->'odd' AS odd FROM bases")
     assert json.loads(row["odd"]) == [None, None, "\ufffd", {"\ufffd": 1}]
 
 

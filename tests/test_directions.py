@@ -30,7 +30,9 @@ def test_they_hold_as_much_as_any_directions_can(held, monkeypatch):
     vectors = decaying(500, 200)
     if not held:
         monkeypatch.setattr(directions, "MOMENT_BYTES", 0)
-    found = directions.leading_directions(lambda: sample([vectors], 500, 0), 200, 12, seed=0)
+    found = directions.leading_directions(
+        lambda: (block.matrix for block in sample([vectors], 500, 0)), 200, 12, seed=0
+    )
     assert found.shape == (12, 200)
     np.testing.assert_allclose(found @ found.T, np.eye(12), atol=1e-5)
     most = np.linalg.svd(vectors.matrix.astype(np.float64))[1][:12]

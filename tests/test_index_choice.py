@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from indexer import cli
 from indexer.atlas import AtlasFolder
-from indexer.database import reader
+from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice
 from indexer.vectors.published import read_published
@@ -16,7 +16,7 @@ ASKED = IndexChoice("IVF256,Flat", 2 << 30, 0.5)
 
 
 def chosen(atlas: AtlasFolder, representation: str = "input") -> IndexChoice:
-    with reader(atlas) as connection:
+    with Reading(atlas.database) as connection:
         published = read_published(connection, BASE, representation)
     assert published is not None
     return published.choice

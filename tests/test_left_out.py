@@ -7,7 +7,7 @@ from dataclasses import replace
 from indexer.atlas import AtlasFolder
 from indexer.build.report import BuildOptions, Watcher
 from indexer.build.shards import publish_records
-from indexer.database import reader, rows_of
+from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
 from indexer.records.record import Record
@@ -81,8 +81,8 @@ def test_when_a_crawl_last_listed_a_model_is_told_though_nothing_else_is_new(atl
     from indexer.listing.listing import Listing
 
     def seen() -> dict[str, object]:
-        with reader(atlas) as connection:
-            found = rows_of(connection, "SELECT model, last_seen, fingerprint FROM fine_tunes")
+        with Reading(atlas.database) as connection:
+            found = connection.rows("SELECT model, last_seen, fingerprint FROM fine_tunes")
         return {row["model"]: (row["last_seen"], row["fingerprint"]) for row in found}
 
     before = seen()

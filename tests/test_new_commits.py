@@ -11,7 +11,7 @@ from indexer.build.plan import Planned
 from indexer.build.report import BuildOptions, Watcher
 from indexer.build.result import Result
 from indexer.build.shards import publish_records
-from indexer.database import reader, rows_of
+from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
 from indexer.listing.listing import Listing
@@ -41,8 +41,8 @@ def build_of(atlas: AtlasFolder) -> Build:
 
 def told(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
     """Commit and record of every model in the atlas."""
-    with reader(atlas) as connection:
-        found = rows_of(connection, 'SELECT model, "commit", record_key FROM models')
+    with Reading(atlas.database) as connection:
+        found = connection.rows('SELECT model, "commit", record_key FROM models')
     return {row["model"]: (row["commit"], row["record_key"]) for row in found}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.build.build import Build
-from indexer.database import reader, rows_of
+from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.publish import sibling
 from indexer.publish.maintenance import represent
@@ -61,15 +61,15 @@ class Piecewise:
         from indexer.listing.listing import Listing
 
         listed = {one.id: one for one in Listing(self.folder.listing(BASE)).models()}
-        with reader(self.folder) as connection:
-            for row in rows_of(connection, 'SELECT model, "commit", record_key FROM fine_tunes ORDER BY model'):
+        with Reading(self.folder.database) as connection:
+            for row in connection.rows('SELECT model, "commit", record_key FROM fine_tunes ORDER BY model'):
                 yield Entry(listed[row["model"]], BASE, row["commit"], row["record_key"])
 
     def publish(self, *entries: Entry, **options) -> None:
         publish(self.folder, [Publication(self.base, (), entries, 8)], **options)
 
     def tables(self) -> dict[str, list]:
-        with reader(self.folder) as connection:
+        with Reading(self.folder.database) as connection:
             return {
                 name: sorted(map(str, connection.execute(statement).fetchall())) for name, statement in TABLES.items()
             }
@@ -123,7 +123,7 @@ def test_a_duplicate_that_changes_sets_the_rest_of_its_group_together_again(atla
     same = [replace(one, record_key=a.record_key) for one in (b, c)]
     atlas.publish(a, *same, other)
     atlas.publish(replace(b, record_key=atlas.entries[8].record_key))
-    with reader(atlas.folder) as connection:
+    with Reading(atlas.folder.database) as connection:
         groups = connection.execute(
             "SELECT list(model ORDER BY model) FROM records JOIN fine_tunes USING (model_id) "
             "WHERE duplicate_group IS NOT NULL GROUP BY duplicate_group"
@@ -189,7 +189,7 @@ def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
     before = atlas.tables()
     monkeypatch.setattr("indexer.publish.sibling.BLOATED_BYTES", 0)
     comments = "SELECT count(*), count(comment) FROM duckdb_columns() WHERE NOT internal"
-    with reader(atlas.folder) as connection:
+    with Reading(atlas.folder.database) as connection:
         commented = connection.execute(comments).fetchall()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("indexer.publish.sibling._compact", lambda *_: pytest.fail("there are no holes yet"))
@@ -199,7 +199,7 @@ def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
     atlas.publish()
     assert atlas.folder.database.stat().st_size < large / 2
     assert atlas.tables() == before
-    with reader(atlas.folder) as connection:
+    with Reading(atlas.folder.database) as connection:
         assert connection.execute(comments).fetchall() == commented
         assert connection.execute("SELECT count(*) FROM nearest('ann/glue-0')").fetchall() == [(10,)]
     assert len(list(atlas.folder.root.glob("*.duckdb*"))) == 1
@@ -241,7 +241,7 @@ def test_an_id_that_was_given_is_given_to_no_other_model(atlas):
 
 
 def ids_in(folder: AtlasFolder) -> dict[str, int]:
-    with reader(folder) as connection:
+    with Reading(folder.database) as connection:
         return dict(connection.execute("SELECT model, model_id FROM fine_tunes").fetchall())
 
 

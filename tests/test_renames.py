@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.atlas import AtlasFolder
-from indexer.database import reader, rows_of
+from indexer.database.reading import Reading
 from indexer.listing.listing import Listing
 from indexer.names import is_hub_id
 from indexer.publish.maintenance import rebuild
@@ -62,8 +62,8 @@ def build(shell, *words) -> dict:
 
 
 def models(shell) -> dict[str, str]:
-    with reader(AtlasFolder(shell.folder / "atlas")) as connection:
-        return {row["model"]: row["status"] for row in rows_of(connection, "SELECT model, status FROM fine_tunes")}
+    with Reading(AtlasFolder(shell.folder / "atlas").database) as connection:
+        return {row["model"]: row["status"] for row in connection.rows("SELECT model, status FROM fine_tunes")}
 
 
 def settings_of(shell, identifier: str) -> dict:

@@ -21,6 +21,7 @@ from indexer.deltas.base_checksum import actual_checksum, stated_checksum
 from indexer.errors import AtlasError, ModelError
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
+from indexer.regular_files import regular_status
 from indexer.storage.checked_files import forget, is_checked, note_checked, stamp_of
 from indexer.weights.safetensors_header import ITEM_BYTES, SafetensorsHeader, read_header
 
@@ -44,7 +45,7 @@ class StoredBase:
         before there were checksums is checked by its header alone.
         """
         try:
-            status, stated = self.path.stat(), stated_checksum(self.path)
+            status, stated = regular_status(self.path), stated_checksum(self.path)
             if stated is None:
                 if set(self._header.metadata) != {"base"}:
                     raise self._damaged("its checksum cannot be read")
@@ -74,8 +75,11 @@ class StoredBase:
     def _header(self) -> SafetensorsHeader:
         """Raises AtlasError where it cannot be read."""
         try:
+            regular_status(self.path)  # no link: it may lead anywhere
             with closing(LocalFile(self.path)) as file:
                 return read_header(file)
+        except OSError as error:
+            raise self._damaged(f"it cannot be read: {error.strerror}") from error
         except ModelError as error:
             raise self._damaged(error.detail) from error
 
@@ -138,7 +142,8 @@ def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBas
 
     Only the header is looked at here: what reads the matrices calls ``check``.
     """
-    paths = sorted(folder.bases.glob("[!.]*.safetensors"), key=lambda path: (-path.stat().st_mtime_ns, path.name))
+    found = [path for path in folder.bases.glob("[!.]*.safetensors") if path.is_file() and not path.is_symlink()]
+    paths = sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))
     return [one for one in map(StoredBase, paths) if _is_readable(one) and (base is None or one.base == base)]
 
 

@@ -39,6 +39,7 @@ from indexer.listing.listing_state import (
 from indexer.listing.questions import BadRow, CrawlRequest, Page, Progress, RawRow
 from indexer.listing.selection import ListedModel, select
 from indexer.names import is_hub_id
+from indexer.regular_files import descriptor_of, open_regular
 from indexer.storage.sealed import is_sealed, sealed, unsealed
 
 __all__ = ["ListedModel", "Listing", "select"]
@@ -201,7 +202,7 @@ class Listing:
         block = self._tail + b"".join(_encoded(line) for line in lines)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
+            with os.fdopen(descriptor_of(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 file.truncate(self._length)
                 file.write(block)
                 file.flush()
@@ -289,7 +290,7 @@ def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
     state, length, tail = State(), 0, b""
     problems: list[str] = []
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     if not is_sealed(line[:-1]):

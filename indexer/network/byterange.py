@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from indexer.errors import Failed
+from indexer.regular_files import descriptor_of
 
 _CHUNK = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -141,7 +142,7 @@ class LocalFile:
     def _opened(self) -> int:
         if self._descriptor is None:
             try:
-                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = descriptor_of(self._path, through_links=True)
             except OSError as error:
                 raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
             if _identity(os.fstat(descriptor)) != self._identity:

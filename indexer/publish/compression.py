@@ -144,7 +144,7 @@ class Compression:
         self.forget()
         file = None
         if made is not None and made.recall >= choice.promised:
-            file = write_index(self.root, self.base, self.representation, made.index)
+            file = write_index(self.root, self.base, self.representation, made.index, made.factory)
         elif made is not None:
             self.say(
                 f"{made.factory} finds {made.recall:.1%} of the 10 nearest, less than the promised "

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from indexer.atlas import AtlasFolder
+from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.records.identity import SVD_METHODS
@@ -24,18 +25,9 @@ class Held:
 
 def held(folder: AtlasFolder, base: str) -> Held | None:
     """What the atlas holds of a base; None where it holds no vector, or cannot be read."""
-    import duckdb
-
-    if not folder.database.is_file():
-        return None
-    try:
-        with duckdb.connect(str(folder.database), read_only=True) as connection:
-            row = connection.execute(
-                "SELECT min(rank), sum(vectors) FROM representations WHERE base = ? AND vectors > 0", [base]
-            ).fetchone()
-    except duckdb.Error:
-        return None
-    return None if row is None or row[0] is None else Held(int(row[0]), int(row[1]))
+    found = earlier_rows(folder.database, ["representations"], ["SELECT base, rank, vectors FROM representations"])
+    rows = [row for row in (found or [[]])[0] if row["base"] == base and row["rank"] and row["vectors"]]
+    return Held(min(row["rank"] for row in rows), sum(row["vectors"] for row in rows)) if rows else None
 
 
 def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.database import reader, rows_of
+from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
@@ -26,10 +26,9 @@ from indexer.vectors.choice import IndexChange
 def status(folder: AtlasFolder) -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, sizes."""
     folder.require()
-    with reader(folder) as connection:
-        info = rows_of(connection, "SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
-        bases = rows_of(
-            connection,
+    with Reading(folder.database) as connection:
+        info = connection.rows("SELECT schema_version, generation, published, tool_version FROM atlas_info")[0]
+        bases = connection.rows(
             'SELECT base, "commit", aliases, '
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base) AS listed, "
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'indexed') AS indexed, "
@@ -41,14 +40,12 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "AND NOT has_spectra) AS without_spectra "
             "FROM bases b ORDER BY base",
         )
-        published = rows_of(
-            connection,
+        published = connection.rows(
             "SELECT base, representation, version, rank, vectors, length, factory, recall_at_10, segments, "
             "faiss_bytes, faiss_files FROM indexes ORDER BY base, representation",
         )
-        reasons = rows_of(connection, "SELECT * FROM failures ORDER BY models DESC, reason")
-        flags = rows_of(
-            connection,
+        reasons = connection.rows("SELECT * FROM failures ORDER BY models DESC, reason")
+        flags = connection.rows(
             "SELECT count(*) FILTER (is_copy) AS copies, count(*) FILTER (duplicate_of IS NOT NULL) AS duplicates, "
             "count(*) FILTER (is_unrelated) AS unrelated, count(*) FILTER (is_partly_frozen) AS partly_frozen "
             "FROM records",
@@ -197,9 +194,8 @@ def represent(
     """
     chosen = representation_named(name)
     folder.require()
-    with reader(folder) as connection:
-        current = rows_of(
-            connection,
+    with Reading(folder.database) as connection:
+        current = connection.rows(
             'SELECT base, "commit", rank FROM bases JOIN representations USING (base) '
             "WHERE representation = 'input' ORDER BY base",
         )
@@ -212,9 +208,8 @@ def represent(
         [name],
         say=say,
     )
-    with reader(folder) as connection:
-        rows = rows_of(
-            connection,
+    with Reading(folder.database) as connection:
+        rows = connection.rows(
             "SELECT base, vectors, length, factory, recall_at_10, faiss_files FROM indexes "
             "WHERE representation = ? ORDER BY base",
             (name,),

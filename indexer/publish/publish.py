@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from indexer import __version__
 from indexer.atlas import AtlasFolder
+from indexer.database.failures import failures_told
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.publish.aside import Aside
@@ -76,13 +77,14 @@ def publish(
     import duckdb
 
     chosen = list(publications)
-    try:
-        _publish(folder, chosen, representations, afresh, say, memory)
-    except duckdb.OutOfMemoryException:
-        if memory is None:
-            raise
-        say("the database does not fit into what --memory leaves for publishing, and takes more")
-        _publish(folder, chosen, representations, afresh, say, None)
+    with failures_told(folder.database):
+        try:
+            _publish(folder, chosen, representations, afresh, say, memory)
+        except duckdb.OutOfMemoryException:
+            if memory is None:
+                raise
+            say("the database does not fit into what --memory leaves for publishing, and takes more")
+            _publish(folder, chosen, representations, afresh, say, None)
 
 
 def _publish(

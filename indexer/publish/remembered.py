@@ -9,19 +9,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.database import reader, rows_of
+from indexer.database.reading import earlier_rows
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
 from indexer.publish.rows import Entry
 from indexer.records.identity import Identity
 from indexer.records.representation import DEFAULT
 from indexer.vectors.choice import IndexChoice
-
-if TYPE_CHECKING:
-    import duckdb
 
 # Names that a refusal gives before it only counts.
 MOST_NAMES = 5
@@ -45,19 +42,18 @@ class Before:
     @classmethod
     def read(cls, folder: AtlasFolder) -> Before:
         """Each part by itself: a damaged table costs no other."""
-        import duckdb
-
-        found: dict[str, Any] = {}
-        parts = {
-            "representations": _representations, "choices": _choices, "aliases": _aliases, "models": _models,
-        }  # fmt: skip
-        for name, read in parts.items():
-            try:
-                with reader(folder, any_schema=True) as connection:
-                    found[name] = read(connection)
-            except (AtlasError, OSError, duckdb.Error):
-                continue
-        return cls(**found)
+        representations = _asked(folder, "representations", "FROM representations ORDER BY representation")
+        return cls(
+            list(dict.fromkeys(row["representation"] for row in representations)),
+            _choices(representations),
+            {row["base"]: tuple(row["aliases"]) for row in _asked(folder, "bases", "SELECT base, aliases FROM bases")},
+            {
+                (row["base"], row["model"]): row["record_key"]
+                for row in _asked(
+                    folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id"
+                )
+            },
+        )
 
     def lost_by(self, entries: Iterable[Entry], damaged: Collection[str]) -> list[tuple[str, str]]:
         """(base, model) of what an atlas of these entries would hold less than this one.
@@ -98,14 +94,7 @@ def known_models(
 
     ``identities``: of records and outcomes, each with a time in ISO 8601.
     """
-    import duckdb
-
-    found: dict[str, ListedModel] = {}
-    try:
-        with reader(folder, any_schema=True) as connection:
-            found = {one.id: one for one in _listed(connection, base, besides)}
-    except (AtlasError, OSError, duckdb.Error):
-        pass
+    found = {one.id: one for one in _listed(folder, base, besides)}
     for identity, when in identities:
         if identity.base == base and identity.model not in besides and identity.model not in found:
             found[identity.model] = _of_identity(identity, when)
@@ -121,13 +110,13 @@ def _of_identity(identity: Identity, when: str) -> ListedModel:
     return ListedModel(identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen)
 
 
-def _listed(connection: duckdb.DuckDBPyConnection, base: str, besides: Collection[str]) -> Iterator[ListedModel]:
+def _listed(folder: AtlasFolder, base: str, besides: Collection[str]) -> Iterator[ListedModel]:
     """Rows of fine_tunes as the Hub might have listed them."""
-    rows = rows_of(connection, "SELECT * FROM fine_tunes WHERE base = ? ORDER BY model_id", (base,))
-    wanted = [row for row in rows if row["model"] not in besides]
+    rows = _asked(folder, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
+    wanted = [row for row in rows if row["base"] == base and row["model"] not in besides]
     if not wanted:
         return
-    tags, datasets = _grouped(connection, "tags", "tag"), _grouped(connection, "model_datasets", "raw")
+    tags, datasets = _grouped(folder, "tags", "tag"), _grouped(folder, "model_datasets", "raw")
     for row in wanted:
         number, now = row["model_id"], datetime.now(UTC)
         said = {
@@ -163,34 +152,25 @@ def _listed(connection: duckdb.DuckDBPyConnection, base: str, besides: Collectio
         )
 
 
-def _grouped(connection: duckdb.DuckDBPyConnection, table: str, column: str) -> dict[int, list[str]]:
-    rows = rows_of(
-        connection, f"SELECT model_id, list(DISTINCT {column} ORDER BY {column}) AS found FROM {table} GROUP BY ALL"
-    )
-    return {row["model_id"]: row["found"] for row in rows}
+def _asked(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, Any]]:
+    """Each table by itself: a damaged one costs no other."""
+    return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
 
 
-def _representations(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    rows = rows_of(connection, "SELECT DISTINCT representation FROM representations ORDER BY ALL")
-    return [row["representation"] for row in rows]
+def _grouped(folder: AtlasFolder, table: str, column: str) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for row in _asked(folder, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
+        found.setdefault(row["model_id"], []).append(row[column])
+    return found
 
 
-def _choices(connection: duckdb.DuckDBPyConnection) -> dict[str, IndexChoice]:
+def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
     """The index chosen for each base."""
     return {
         row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"])
-        for row in rows_of(connection, "FROM representations WHERE representation = ?", (DEFAULT,))
-        if "index_choice" in row
+        for row in representations
+        if row["representation"] == DEFAULT and "index_choice" in row
     }
-
-
-def _aliases(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[str, ...]]:
-    return {row["base"]: tuple(row["aliases"]) for row in rows_of(connection, "SELECT base, aliases FROM bases")}
-
-
-def _models(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], str | None]:
-    rows = rows_of(connection, "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
-    return {(row["base"], row["model"]): row["record_key"] for row in rows}
 
 
 def _utc(moment: datetime) -> datetime:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, AtlasFolder, check_schema, schema_sql
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.database import catalog
+from indexer.database.door import NAME, attached_for_writing, quoted, use
+from indexer.database.reading import earlier_rows
 from indexer.publish.database_checksum import note_coming
+from indexer.regular_files import open_regular
 
 if TYPE_CHECKING:
     import duckdb
@@ -48,9 +52,10 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
     ``afresh``: an empty one instead; of the original only the ids are kept, where it can be read, and ids that were
     given once are given to no other model. ``memory``: bytes that the database may hold, at least ``LEAST_MEMORY``;
     what is more is spilled beside it. None: DuckDB's own limit.
-    """
-    import duckdb
 
+    Raises AtlasError where the original is damaged, of another schema, or holds what schema.sql does not make: a copy
+    of it would keep that, and run it.
+    """
     copy = folder.root / f".atlas.{os.getpid()}.duckdb"
     _remove_leftovers(folder)
     named = None if folder.database.exists() else frozenset[str]()
@@ -65,15 +70,14 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
                 copy.unlink()
         is_new = not copy.exists()
         limits = _limits(copy, memory)
-        connection = duckdb.connect(str(copy), config={"storage_compatibility_version": STORAGE_VERSION, **limits})
+        connection = attached_for_writing(copy, settings=limits)
         try:
             if is_new:
+                use(connection)
                 connection.execute(schema_sql())
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
-                check_schema(connection, folder.database)
-            # Columns hold UTC: what comes in with a time zone must be turned into that, not into local time.
-            connection.execute("SET TimeZone = 'UTC'")
+                _use_verified(connection, folder.database)
             yield Sibling(connection, kept_ids)
             is_bloated = _is_bloated(connection)
         finally:
@@ -90,9 +94,17 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
         shutil.rmtree(_spill(copy), ignore_errors=True)
 
 
-def _limits(copy: Path, memory: int | None) -> dict[str, str]:
-    spilled = {"temp_directory": str(_spill(copy))}
-    return spilled if memory is None else {**spilled, "memory_limit": f"{max(memory, LEAST_MEMORY) >> 10}KiB"}
+def _use_verified(connection: duckdb.DuckDBPyConnection, original: Path) -> None:
+    """Use a copy that is what schema.sql makes; views and macros that a stranger may have written become our own."""
+    found = catalog.examine(connection, original)
+    catalog.refuse(original, found)
+    use(connection)
+    catalog.replace_others(connection, found)
+
+
+def _limits(copy: Path, memory: int | None) -> list[str]:
+    spilled = f"SET temp_directory = {quoted(_spill(copy))}"
+    return [spilled] if memory is None else [spilled, f"SET memory_limit = '{max(memory, LEAST_MEMORY) >> 10}KiB'"]
 
 
 def _spill(copy: Path) -> Path:
@@ -104,7 +116,7 @@ def _copy(source: Path, target: Path) -> None:
     """Share the blocks where the file system can (Linux: FICLONE), else copy them: a large database is not free."""
     import fcntl
 
-    with source.open("rb") as original, target.open("wb") as copy:
+    with open_regular(source, through_links=True) as original, target.open("wb") as copy:
         try:
             fcntl.ioctl(copy.fileno(), FICLONE, original.fileno())
             return
@@ -122,20 +134,13 @@ def _is_bloated(connection: duckdb.DuckDBPyConnection) -> bool:
     return total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total
 
 
-def _compact(database: Path, limits: dict[str, str]) -> None:
+def _compact(database: Path, limits: Sequence[str]) -> None:
     """Write everything into a new file, comments, views and macros included."""
-    import duckdb
-
     fresh = database.with_name(f"{database.stem}.compact{database.suffix}")
     fresh.unlink(missing_ok=True)
     try:
-        with duckdb.connect(":memory:", config=dict(limits)) as connection:
-            for path, name, options in (
-                (database, "bloated", "READ_ONLY"),
-                (fresh, "fresh", f"STORAGE_VERSION '{STORAGE_VERSION}'"),
-            ):
-                connection.execute(f"ATTACH '{str(path).replace(chr(39), 2 * chr(39))}' AS {name} ({options})")
-            connection.execute("COPY FROM DATABASE bloated TO fresh")
+        with attached_for_writing(fresh, settings=limits, beside={"bloated": database}) as connection:
+            connection.execute(f"COPY FROM DATABASE bloated TO {NAME}")
         fresh.replace(database)
     finally:
         fresh.unlink(missing_ok=True)
@@ -168,30 +173,18 @@ def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
 
 
 def _named_files(database: Path) -> frozenset[str] | None:
-    rows = _read(
-        database,
-        "SELECT faiss_file FROM segments UNION SELECT faiss_file FROM compressed_indexes WHERE faiss_file IS NOT NULL",
-    )
-    return None if rows is None else frozenset(name for (name,) in rows)
+    """FAISS files that a private copy names; None where it cannot be read."""
+    tables = ("segments", "compressed_indexes")
+    found = earlier_rows(database, tables, [f"SELECT faiss_file FROM {table}" for table in tables])
+    return None if found is None else frozenset(row["faiss_file"] for rows in found for row in rows)
 
 
 def _ids_in(database: Path) -> tuple[dict[tuple[str, str], int], int]:
-    """The ids by model and base, and the first that was never given."""
-    rows = _read(database, "SELECT model, base, model_id FROM fine_tunes") or []
-    given = _read(database, "SELECT next_model_id FROM atlas_info") or []
-    ids = {(model, base): model_id for model, base, model_id in rows}
-    return ids, max([1, *(next_id for (next_id,) in given), *(1 + model_id for model_id in ids.values())])
-
-
-def _read(database: Path, statement: str) -> list[tuple[Any, ...]] | None:
-    """Rows of a private copy, None where it is damaged."""
-    import duckdb
-
-    try:
-        with duckdb.connect(str(database), read_only=True) as connection:
-            return connection.execute(statement).fetchall()
-    except duckdb.Error:
-        return None
+    """The ids by model and base in a private copy, and the first that was never given."""
+    statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
+    rows, given = earlier_rows(database, ("fine_tunes", "atlas_info"), statements) or ([], [])
+    ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
+    return ids, max([1, *(row["next_model_id"] for row in given), *(1 + model_id for model_id in ids.values())])
 
 
 def _remove_leftovers(folder: AtlasFolder) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from indexer.database.connection import Connection
+from indexer.errors import AtlasError
 from indexer.publish.database_checksum import HINT
-
-if TYPE_CHECKING:
-    import duckdb
 
 # Where a column names a row of another table: table, column, the condition on that row.
 _REFERENCES = (
@@ -19,13 +17,11 @@ _REFERENCES = (
 _OF_BASES = ("fine_tunes", "representations", "segments", "removed_vectors", "compressed_indexes", "bad_rows")
 
 
-def problems_of_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[str, str]]:
+def problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
     """(table or model, what is wrong with it). Every value of every column is read on the way.
 
-    Raises duckdb.Error where the catalogue itself is damaged.
+    Raises AtlasError where the catalogue itself is damaged.
     """
-    import duckdb
-
     tables = [
         name
         for (name,) in connection.execute(
@@ -39,7 +35,7 @@ def problems_of_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[
         try:
             # What is not used is not read: a hash of whole rows uses every value.
             connection.execute(f"SELECT bit_xor(hash(one)) FROM {quoted} AS one").fetchall()
-        except duckdb.Error as error:
+        except AtlasError as error:
             unreadable.add(name)
             yield name, damaged_in_words(error)
     for model, base in connection.execute(
@@ -64,10 +60,3 @@ def damaged_in_words(error: Exception) -> str:
     """One sentence for what DuckDB says of a damaged file, and what mends it."""
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return f"is damaged: {first[:200]}; {HINT}"
-
-
-def duckdb_error() -> type[Exception]:
-    """The exception of all that DuckDB reports; imported only when it is asked for."""
-    import duckdb
-
-    return duckdb.Error

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.atlas import AtlasFolder
-from indexer.database import reader, rows_of
+from indexer.database.connection import Connection
+from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish import database_checksum
-from indexer.publish.table_checks import damaged_in_words, duckdb_error, problems_of_tables
+from indexer.publish.table_checks import damaged_in_words, problems_of_tables
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from indexer.vectors.files import check_file
@@ -23,7 +24,7 @@ from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
     problem = database_checksum.damage(folder)
     found = [] if problem is None else [Disagreement("database", folder.database.name, problem)]
     try:
-        with reader(folder, any_schema=problem is not None) as connection:
+        with Reading(folder.database) as connection:
             found += [Disagreement("database", what, told) for what, told in problems_of_tables(connection)]
             published = _Published.read(connection)
-    except (AtlasError, duckdb_error()) as error:
-        if problem is None and isinstance(error, AtlasError):
+    except AtlasError as error:
+        if problem is None:
             raise
         if not found:
             found.append(Disagreement("database", folder.database.name, damaged_in_words(error)))
@@ -81,18 +82,16 @@ class _Published:
     copies: frozenset[int]
 
     @classmethod
-    def read(cls, connection: duckdb.DuckDBPyConnection) -> _Published:
+    def read(cls, connection: Connection) -> _Published:
         return cls(
-            models=rows_of(connection, "SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id"),
+            models=connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id"),
             vectors=[
                 found_here
-                for row in rows_of(connection, "SELECT base, representation FROM representations ORDER BY ALL")
+                for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")
                 if (found_here := read_published(connection, row["base"], row["representation"])) is not None
             ],
-            bases=rows_of(connection, 'SELECT base, "commit" FROM bases ORDER BY base'),
-            copies=frozenset(
-                row["model_id"] for row in rows_of(connection, "SELECT model_id FROM records WHERE is_copy")
-            ),
+            bases=connection.rows('SELECT base, "commit" FROM bases ORDER BY base'),
+            copies=frozenset(row["model_id"] for row in connection.rows("SELECT model_id FROM records WHERE is_copy")),
         )
 
 

@@ -22,6 +22,7 @@ from indexer.names import DeltaKey
 from indexer.records.energy import ranks_at
 from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
 from indexer.records.parent import StandsOn
+from indexer.regular_files import open_regular, read_regular
 from indexer.storage.whole_files import write_atomically
 
 # A longer header than this is no record's: one delta takes 200 bytes of it.
@@ -235,7 +236,7 @@ def read_record(path: Path) -> Record:
 
     hint = "Run `index rebuild`, which forgets it, and then `index build`, which reads the model again."
     try:
-        payload = path.read_bytes()
+        payload = read_regular(path)
         arrays = load(payload)
         length = int.from_bytes(payload[:8], "little")
         metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
@@ -254,7 +255,7 @@ def read_identity(path: Path) -> tuple[Identity, str]:
 
     Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         metadata = json.loads(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
     header = json.loads(metadata["record"])

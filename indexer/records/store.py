@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.records.identity import SPECTRA_FORM, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
+from indexer.regular_files import read_regular
 from indexer.storage.sealed import sealed, unsealed
 from indexer.storage.whole_files import write_atomically
 
@@ -112,7 +114,7 @@ class RecordStore:
     def checked_outcome(self, digest: str) -> Outcome:
         """The outcome in place of a record. Raises OSError, and AtlasError where it is damaged."""
         try:
-            found = _outcome(unsealed(self.folder.outcome(digest).read_bytes()))
+            found = _outcome(unsealed(read_regular(self.folder.outcome(digest))))
             if found.identity.digest != digest:
                 raise ValueError("it is that of another model")
             return found
@@ -123,8 +125,9 @@ class RecordStore:
             ) from error
 
     def discard(self, digest: str) -> None:
-        """Forget a record that turned out to be damaged."""
-        self.folder.record(digest).unlink(missing_ok=True)
+        """Forget a record that turned out to be damaged; what is no file is left to whoever put it there."""
+        with suppress(IsADirectoryError, PermissionError):
+            self.folder.record(digest).unlink(missing_ok=True)
 
     def discard_outcome(self, digest: str) -> None:
         """Forget what stands in place of a record, where that is damaged."""

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from indexer.regular_files import open_regular
+
 
 def user_cache() -> Path:
     """The user's own folder for it; it need not exist. Raises RuntimeError where the user has no home."""
@@ -21,7 +23,7 @@ def user_cache() -> Path:
 
 def file_sha256(path: Path) -> str:
     """sha256 (hex) of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -189,7 +189,9 @@ def _trained(asked: Factory, parts: Sequence[Part], seed: int) -> Any:
 def _directions(parts: Sequence[Part], asked: Factory, wanted: int, seed: int) -> NDArray[np.float32]:
     """(m, d) leading directions of the sample, or of less of it where it would be long to read again and again."""
     wanted = min(wanted, max(FEWEST_EACH * asked.principal, SAMPLE_BYTES // (4 * asked.length)))
-    return leading_directions(lambda: sample(parts, wanted, seed), asked.length, asked.principal, seed)
+    return leading_directions(
+        lambda: (block.matrix for block in sample(parts, wanted, seed)), asked.length, asked.principal, seed
+    )
 
 
 def _projection(directions: NDArray[np.float32]) -> Any:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.segments import Vectors
-
 # The second moment is held, with a copy, where it takes no more than this: vectors of 4,864 numbers.
 MOMENT_BYTES = 4 * 4864**2
 
@@ -22,7 +20,7 @@ BESIDE, PASSES = 10, 5
 # The subspace, its product, and what makes that orthonormal.
 COPIES = 4
 
-Draw = Callable[[], Iterator[Vectors]]
+Draw = Callable[[], Iterator[NDArray[np.float32]]]
 
 
 def working_bytes(length: int, count: int) -> int:
@@ -52,7 +50,7 @@ def _of_moment(draw: Draw, length: int, count: int, seed: int) -> NDArray[np.flo
 
     moment = np.zeros((length, length), dtype=np.float32)
     for block in draw():
-        moment += block.matrix.T @ block.matrix
+        moment += block.T @ block
     return randomized_svd(moment, count, n_iter=4, random_state=seed)[0]
 
 
@@ -62,11 +60,11 @@ def _of_sample(draw: Draw, length: int, count: int, seed: int) -> NDArray[np.flo
     for _ in range(PASSES):
         product = np.zeros_like(subspace)
         for block in draw():
-            product += block.matrix.T @ (block.matrix @ subspace)
+            product += block.T @ (block @ subspace)
         subspace = _orthonormal(product)
     inner = np.zeros((subspace.shape[1], subspace.shape[1]))
     for block in draw():
-        narrow = block.matrix @ subspace
+        narrow = block @ subspace
         inner += narrow.T @ narrow
     turn = np.linalg.eigh(inner)[1][:, ::-1][:, :count]
     return subspace @ turn.astype(np.float32)

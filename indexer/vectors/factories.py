@@ -130,6 +130,12 @@ def is_understood(text: str) -> bool:
     return _GRAMMAR.fullmatch(text) is not None
 
 
+def words_of(text: str) -> dict[str, str]:
+    """The parts of a factory string that is understood, by name; empty where there is none."""
+    found = _GRAMMAR.fullmatch(text)
+    return {} if found is None else {name: word or "" for name, word in found.groupdict().items()}
+
+
 def read_factory(text: str, length: int) -> Factory:
     """What a factory string asks for. Raises AtlasError where it is not understood or does not fit ``length``."""
     found = _GRAMMAR.fullmatch(text)

@@ -13,23 +13,29 @@ from typing import Any
 
 from indexer.atlas import file_name
 from indexer.errors import AtlasError
+from indexer.regular_files import regular_status
 from indexer.storage.checked_files import file_sha256, forget, is_checked, note_checked, stamp_of
+from indexer.untrusted import printable
 
 HINT = "Run `index rebuild` to make it again from the records."
 
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A published FAISS file, as the database names it: its size in bytes, its vectors, and their length."""
+    """A published FAISS file, as the database names it: its size in bytes, its vectors, and their length.
+
+    ``factory``: of a compressed index; empty for a segment.
+    """
 
     name: str
     sha256: str
     size: int
     count: int
     length: int
+    factory: str = ""
 
 
-def write_index(root: Path, base: str, representation: str, index: Any) -> VectorFile:
+def write_index(root: Path, base: str, representation: str, index: Any, factory: str = "") -> VectorFile:
     """Write a FAISS index beside the others; its name holds the hash of its content.
 
     A whole file of the same content is left alone, so that readers need not check it again.
@@ -48,7 +54,7 @@ def write_index(root: Path, base: str, representation: str, index: Any) -> Vecto
             temporary.replace(root / name)
     finally:
         temporary.unlink(missing_ok=True)
-    return VectorFile(name, sha256, size, int(index.ntotal), int(index.d))
+    return VectorFile(name, sha256, size, int(index.ntotal), int(index.d), factory)
 
 
 def _is_there(path: Path, sha256: str) -> bool:
@@ -80,21 +86,48 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
 
 
 def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
-    """The path of a FAISS file whose size and checksum fit; AtlasError otherwise.
+    """The path of a FAISS file whose size, checksum and form fit; AtlasError otherwise.
 
     ``afresh``: whatever is remembered of it; a file that does not fit is then forgotten.
     """
-    path = root / Path(file.name).name
+    path = root / _plain_name(file.name)
     try:
-        status = path.stat()
-    except OSError as error:
+        status = regular_status(path)
+    except FileNotFoundError as error:
         raise AtlasError(f"The FAISS file {file.name} is missing.", HINT) from error
+    except OSError as error:
+        raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", HINT) from error
     if status.st_size != file.size:
         raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", HINT)
-    stamp = stamp_of(status, file.sha256)
+    stamp = [*stamp_of(status, file.sha256), file.count, file.length, file.factory]
     if afresh or not is_checked(path, stamp):
-        if file_sha256(path) != file.sha256:
+        try:
+            _check_content(path, file)
+        except AtlasError:
             forget(path)
-            raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not fit.", HINT)
+            raise
         note_checked(path, stamp)
     return path
+
+
+def _plain_name(name: str) -> str:
+    """The name of a file beside the database: a stranger's may lead out of the folder. Raises AtlasError."""
+    if Path(name).name != name or "\0" in name or not name.endswith(".faiss"):
+        raise AtlasError(f"The database names {printable(name, 100)!r} as a FAISS file.", HINT)
+    return name
+
+
+def _check_content(path: Path, file: VectorFile) -> None:
+    """The checksum first; as a stranger's database names that, too, then the form."""
+    if file_sha256(path) != file.sha256:
+        raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not fit.", HINT)
+    from indexer.vectors.form import Malformed, check_form
+
+    try:
+        check_form(path, file.factory, file.count, file.length)
+    except Malformed as error:
+        raise AtlasError(
+            f"The FAISS file {file.name} is not what the database says of it "
+            f"({file.count} vectors of {file.length} numbers): it holds {error}.",
+            HINT,
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ from indexer.vectors.segments import OpenSegment, Segment
 
 if TYPE_CHECKING:
     import duckdb
+
+    from indexer.database.connection import Connection
+
+_PARAMETERS = re.compile("|(?:nprobe|efSearch)=[1-9][0-9]{0,6}")
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class Published:
 
     def _opened(self, root: Path) -> VectorIndex:
         search = None
+        if self.compressed is not None and not _PARAMETERS.fullmatch(self.compressed.parameters):
+            raise AttributeError(self.compressed.parameters)  # FAISS would set any field of an index
         if self.compressed is not None and self.compressed.file is not None:
             from indexer.vectors.compressed import CompressedSearch
 
@@ -88,7 +95,9 @@ class Published:
         return VectorIndex([OpenSegment(root, one) for one in self.segments], self.length, search)
 
 
-def read_published(connection: duckdb.DuckDBPyConnection, base: str, representation: str) -> Published | None:
+def read_published(
+    connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str
+) -> Published | None:
     """The vectors of a base as published; None where this representation is not."""
     key = [base, representation]
     row = connection.execute(
@@ -135,5 +144,5 @@ def read_published(connection: duckdb.DuckDBPyConnection, base: str, representat
 
 def _stored(row: tuple[Any, ...], length: int) -> StoredIndex:
     factory, parameters, candidates, trained_on, recall, queries, name, sha256, size, stored = row
-    file = VectorFile(name, sha256, size, stored, length) if name is not None else None
+    file = VectorFile(name, sha256, size, stored, length, factory) if name is not None else None
     return StoredIndex(factory, parameters, candidates, trained_on, recall, queries, file)

@@ -65,7 +65,9 @@ def _answer(request: dict[str, Any]) -> str:
     _stand_in_for_pytz()
     seconds = request["seconds"]
     try:
-        connection = connect_locked(Path(request["database"]), milliseconds=math.ceil(seconds * 1000))
+        connection = connect_locked(
+            Path(request["database"]), milliseconds=math.ceil(seconds * 1000), stand_ins=request["stand_ins"]
+        )
     except duckdb.Error as error:
         raise _unopened(error, request["database"]) from error
     _give_up_powers(seconds)
@@ -98,7 +100,14 @@ def _give_up_powers(seconds: float) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 0),
     ):
+        most = _allowed(resource, limit, most)
         resource.setrlimit(limit, (most, most))
+
+
+def _allowed(resource: Any, limit: int, wanted: int) -> int:
+    """No hard limit can be raised, and a batch system may have set a lower one."""
+    hard = resource.getrlimit(limit)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def _stand_in_for_pytz() -> None:
@@ -156,7 +165,7 @@ def _kind(statement: duckdb.Statement) -> str:
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
-    found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [statement]).fetchone()
+    found = connection.execute("SELECT system.main.json_serialize_sql(?::VARCHAR)", [statement]).fetchone()
     tree = str(found[0]) if found else ""
     if not tree.startswith('{"error":false'):
         raise _Refused(f"{_NO_SELECT}.", "The atlas can only be read.")

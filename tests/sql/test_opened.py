@@ -8,7 +8,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from query.sandbox import locked
+from indexer.database.door import attached
+from query.sandbox.locked import connect_locked
 
 
 def write(path: Path, rows: int) -> Path:
@@ -19,8 +20,7 @@ def write(path: Path, rows: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("connect", [locked.connect_locked, locked.connect_apart])
-def test_a_publish_while_it_is_opened_leads_to_the_new_file(tmp_path, monkeypatch, connect):
+def test_a_publish_while_it_is_opened_leads_to_the_new_file(tmp_path, monkeypatch):
     path, new = write(tmp_path / "atlas.duckdb", 100_000), write(tmp_path / "new.duckdb", 3)
     opened = []
     really = duckdb.connect
@@ -33,14 +33,14 @@ def test_a_publish_while_it_is_opened_leads_to_the_new_file(tmp_path, monkeypatc
         return connection
 
     monkeypatch.setattr(duckdb, "connect", overtaken)
-    with connect(path) as connection:
+    with connect_locked(path) as connection:
         assert connection.execute("SELECT count(*), max(text) IS NULL FROM numbers").fetchall() == [(3, False)]
     assert len(opened) == 2
     with pytest.raises(duckdb.ConnectionException):
         opened[0].execute("SELECT 1")
 
 
-@pytest.mark.parametrize("connect", [locked.connect_locked, locked.connect_apart])
+@pytest.mark.parametrize("connect", [connect_locked, attached])
 def test_one_that_is_not_there_or_damaged_is_tried_once(tmp_path, monkeypatch, connect):
     tries = []
     really = duckdb.connect

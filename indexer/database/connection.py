@@ -1,0 +1,74 @@
+"""A connection whose every failure is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from indexer.database.failures import failures_told
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+class Connection:
+    """A DuckDB connection to the file at ``path``, of which nothing of DuckDB's own comes out but rows.
+
+    It raises what :func:`indexer.database.failures.as_ours` makes of DuckDB's failures.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+        self._connection = connection
+        self.path = path
+
+    def execute(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Connection:
+        """Run a statement; its rows are fetched from this connection."""
+        with failures_told(self.path):
+            self._connection.execute(statement, parameters or None)
+        return self
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """The next row, None after the last."""
+        with failures_told(self.path):
+            return self._connection.fetchone()
+
+    def fetchmany(self, count: int) -> list[tuple[Any, ...]]:
+        """At most ``count`` rows more."""
+        with failures_told(self.path):
+            return self._connection.fetchmany(count)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """All rows that are left."""
+        with failures_told(self.path):
+            return self._connection.fetchall()
+
+    def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
+        """All rows of one of our own statements, as dicts."""
+        cursor = self.execute(statement, parameters)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def fetchnumpy(self) -> dict[str, Any]:
+        """All rows that are left, as arrays by column."""
+        with failures_told(self.path):
+            return dict(self._connection.fetchnumpy())
+
+    @property
+    def description(self) -> list[tuple[Any, ...]]:
+        """Name and type of each column of the last statement."""
+        with failures_told(self.path):
+            return list(self._connection.description or ())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

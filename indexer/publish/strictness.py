@@ -1,0 +1,208 @@
+"""Whether an atlas is what schema.sql and its records say, for one that somebody else made: all is computed again.
+
+The database's catalog against schema.sql; every file of the folder, which must be a file; every row of a record and
+every vector against the record they were made from; every list of neighbours against the vectors, by brute force.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexer.atlas import AtlasFolder
+from indexer.database import catalog
+from indexer.database.connection import Connection
+from indexer.database.door import attached
+from indexer.database.failures import failures_told
+from indexer.database.reading import Reading
+from indexer.errors import AtlasError
+from indexer.publish.neighbour_table import NEIGHBOURS
+from indexer.publish.rows import delta_rows, record_row, whole_rows
+from indexer.publish.verification import Disagreement, verify
+from indexer.records.record import Record
+from indexer.records.representation import REPRESENTATIONS
+from indexer.records.store import RecordStore
+from indexer.untrusted import printable
+from indexer.vectors.published import Published, read_published
+from indexer.vectors.segments import Vectors, normalised
+
+# What two machines may differ by in a cosine, and in a number of a unit vector.
+TOLERANCE = 1e-4
+
+# Set after the record was written into its row, from other models: they are not in the record.
+_FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of"}
+_BLOCK = 1024
+
+
+def verify_strictly(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
+    """All that ``verify`` finds, and all that is not as schema.sql and the records say.
+
+    What is refused when it is opened is told as disagreements, and nothing of such a database is asked.
+    """
+    folder.require()
+    found = [*_files(folder), *_catalog(folder.database)]
+    if any(one.kind == "database" for one in found):
+        return found
+    try:
+        found += verify(folder, progress)
+        with Reading(folder.database) as connection:
+            found += _rows(folder, connection, progress)
+    except AtlasError as error:
+        found.append(Disagreement("database", folder.database.name, error.message))
+    return found
+
+
+def _catalog(path: Path) -> Iterator[Disagreement]:
+    log = path.with_name(path.name + ".wal")
+    if os.path.lexists(log):
+        yield Disagreement("file", log.name, "lies beside the database: changes that came through no publish")
+        return
+    try:
+        with failures_told(path), attached(path) as connection:
+            found = catalog.examine(connection, path)
+    except AtlasError as error:
+        yield Disagreement("database", path.name, error.message)
+        return
+    for problem in found.problems:
+        yield Disagreement("database", path.name, problem)
+    for name in found.other_views:
+        yield Disagreement("definition", name, "is not the view that schema.sql makes (it is never used)")
+
+
+def _files(folder: AtlasFolder) -> Iterator[Disagreement]:
+    """Links that lead out of the folder, pipes, sockets and devices."""
+    root = folder.root.resolve()
+    for parent, folders, files in os.walk(folder.root):
+        for name in sorted([*folders, *files]):
+            path = Path(parent) / name
+            mode = os.lstat(path).st_mode
+            what = printable(str(path.relative_to(folder.root)), 200)
+            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(root):
+                yield Disagreement("file", what, "is a link that leads out of the atlas")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                yield Disagreement("file", what, "is neither a file nor a folder")
+
+
+def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str], None]) -> Iterator[Disagreement]:
+    published = [
+        one
+        for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")
+        if (one := read_published(connection, row["base"], row["representation"])) is not None
+    ]
+    opened: dict[tuple[str, str], Vectors] = {}
+    for one in published:
+        if one.representation not in REPRESENTATIONS:
+            yield Disagreement("vectors", printable(one.representation, 60), "is no representation of this version")
+            continue
+        try:
+            opened[one.base, one.representation] = one.opened(folder.root).vectors()
+        except AtlasError:
+            continue  # told by `verify`
+    store = RecordStore(folder)
+    for row in connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes WHERE status = 'indexed'"):
+        progress(f"record of {row['model']}")
+        what = printable(str(row["model"]), 200)
+        try:
+            record = store.read(row["record_key"])
+        except (AtlasError, TypeError):
+            continue  # told by `verify`
+        if record.identity.digest != row["record_key"]:
+            yield Disagreement("record", what, "its record is of another identity than its name says")
+        yield from _facts(connection, row["model_id"], row["record_key"], what, record)
+        for one in published:
+            vectors = opened.get((one.base, one.representation))
+            if vectors is not None and one.base == row["base"]:
+                yield from _vector(one, vectors, row["model_id"], what, record)
+    for (base, name), vectors in opened.items():
+        progress(f"neighbours of {base}, {name}")
+        yield from _neighbours(connection, base, name, vectors)
+
+
+def _facts(connection: Connection, model_id: int, key: str, what: str, record: Record) -> Iterator[Disagreement]:
+    """The rows of a model against its record."""
+    made = {
+        "records": [record_row(model_id, record, key)],
+        "deltas": delta_rows(model_id, record),
+        "wholes": whole_rows(model_id, record),
+    }
+    for table, expected in made.items():
+        held = connection.rows(f"FROM {table} WHERE model_id = ?", (model_id,))
+        if len(held) != len(expected):
+            yield Disagreement("row", what, f"has {len(held)} rows in {table}; its record makes {len(expected)}")
+            continue
+        place = {(one.get("stack"), one.get("layer"), one.get("family")): one for one in held}
+        for row in expected:
+            mine = place.get((row.get("stack"), row.get("layer"), row.get("family")), {})
+            other = [name for name in row if name not in _FROM_OTHERS and not _same(mine.get(name), row[name])]
+            if other:
+                yield Disagreement("row", what, f"{table} says another {', '.join(sorted(other))} than its record")
+                break
+
+
+def _same(held: Any, made: Any) -> bool:
+    if isinstance(made, float | np.floating) and isinstance(held, float | int):
+        return math.isclose(held, float(made), rel_tol=1e-5, abs_tol=1e-6) or (math.isnan(held) and math.isnan(made))
+    if isinstance(made, list | tuple | np.ndarray) and isinstance(held, list):
+        return len(held) == len(made) and all(_same(one, other) for one, other in zip(held, made, strict=True))
+    if isinstance(made, dict) and isinstance(held, dict):
+        return {**made} == held
+    if hasattr(held, "isoformat"):  # columns hold UTC without saying so
+        return str(made)[:19].replace("T", " ") == held.isoformat(sep=" ")[:19]
+    return bool(held == made)
+
+
+def _vector(one: Published, vectors: Vectors, model_id: int, what: str, record: Record) -> Iterator[Disagreement]:
+    representation = REPRESENTATIONS[one.representation]
+    if not representation.is_held_by(record):
+        return
+    expected = normalised(representation.vector(record))
+    held = vectors.row(model_id)
+    if expected is None or held is None:
+        return  # missing and superfluous ones are told by `verify`
+    if held.shape != expected.shape or not np.allclose(held, expected, atol=TOLERANCE):
+        yield Disagreement("vectors", what, f"its vector ({one.representation}) is not the one its record makes")
+
+
+def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) -> Iterator[Disagreement]:
+    """Every list against all similarities: so many rows, ranks from 1, the nearest ones, with their cosines."""
+    rows = connection.execute(
+        "SELECT model_id::BIGINT AS model_id, rank::BIGINT AS rank, neighbour_id::BIGINT AS neighbour_id, similarity "
+        "FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
+        "ORDER BY model_id, rank",
+        [name, base],
+    ).fetchnumpy()
+    owners, near = np.asarray(rows["model_id"]), np.asarray(rows["neighbour_id"])
+    ids = vectors.ids
+    if not (np.isin(owners, ids).all() and np.isin(near, ids).all()):
+        yield Disagreement("neighbours", base, f"name models that have no vector ({name})")
+        return
+    wanted = min(NEIGHBOURS, len(ids) - 1)
+    wrong: list[int] = []
+    for start in range(0, len(ids), _BLOCK):
+        cosines = vectors.matrix[start : start + _BLOCK] @ vectors.matrix.T
+        for offset, model_id in enumerate(ids[start : start + _BLOCK].tolist()):
+            first, last = np.searchsorted(owners, [model_id, model_id + 1])
+            places = np.searchsorted(ids, near[first:last])
+            told = np.asarray(rows["similarity"])[first:last]
+            row = cosines[offset]
+            row[start + offset] = -2.0
+            best = np.sort(row)[::-1][:wanted]
+            is_right = (
+                last - first == wanted
+                and np.array_equal(rows["rank"][first:last], np.arange(1, wanted + 1))
+                and len(np.unique(places)) == wanted
+                and np.allclose(row[places], told, atol=TOLERANCE)
+                and np.allclose(told, best, atol=TOLERANCE)
+            )
+            if not is_right:
+                wrong.append(model_id)
+    if wrong:
+        yield Disagreement(
+            "neighbours", base, f"{len(wrong)} lists are not those of the vectors ({name}; first id {wrong[0]})"
+        )

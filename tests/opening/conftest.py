@@ -1,0 +1,5 @@
+"""Atlases to be attacked."""
+
+from tests.opening.strangers import mine, planted
+
+__all__ = ["mine", "planted"]

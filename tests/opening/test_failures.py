@@ -1,0 +1,146 @@
+"""What a library user and a batch system meet: our own exceptions, lower limits, Ctrl-C, and files that are none."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import duckdb
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.database.failures import failures_told
+from indexer.errors import AtlasError
+from indexer.publish.verification import verify
+from indexer.records.store import RecordStore
+from query import Atlas
+from tests.conftest import ROOT
+from tests.opening.strangers import NAMES
+
+QUERY = [sys.executable, "-m", "query"]
+
+
+def asked(folder, *words, limits=()):
+    def lower():
+        for limit, most in limits:
+            resource.setrlimit(limit, (most, most))
+
+    return subprocess.run(
+        [*QUERY, *words, "--atlas", str(folder), "--json"],
+        cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=lower if limits else None, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "limit", [(resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_NOFILE, 64)]
+)
+def test_statements_run_under_lower_hard_limits(mine, limit):
+    done = asked(mine, "sql", "SELECT count(*) AS n FROM models", limits=[limit])
+    assert (done.returncode, done.stderr) == (0, "")
+    done = asked(mine, "similar", NAMES[0], "--where", "model <> 'x'", "-k", "2", limits=[limit])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_atlas_says_so(mine):
+    opened = Atlas(mine)
+    opened.close()
+    for question in (
+        lambda: opened.generation,
+        lambda: opened.similar(NAMES[0]),
+        lambda: opened.sql("SELECT 1"),
+        lambda: opened.show(NAMES[0]),
+        lambda: opened.bases(),
+        lambda: opened.connection.execute("SELECT 1").fetchall(),
+    ):
+        with pytest.raises(AtlasError, match="closed"):
+            question()
+
+
+def test_nothing_of_duckdbs_comes_out_of_a_connection(mine):
+    with Atlas(mine) as opened:
+        for statement in (
+            "SELECT",
+            "SELECT nothing",
+            "FROM nowhere",
+            "SELECT 1/",
+            "SELECT 'x'::INTEGER",
+            "DROP TABLE tags",
+        ):
+            with pytest.raises(AtlasError) as caught:
+                opened.connection.execute(statement).fetchall()
+            assert "\n" not in str(caught.value)
+
+
+def test_ctrl_c_within_duckdb_is_ctrl_c(tmp_path):
+    with pytest.raises(KeyboardInterrupt), failures_told(tmp_path):
+        raise RuntimeError("Query interrupted")
+    with pytest.raises(KeyboardInterrupt), failures_told(tmp_path):
+        raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
+    with pytest.raises(RuntimeError, match="other"), failures_told(tmp_path):
+        raise RuntimeError("other")
+
+
+@pytest.mark.parametrize("words", [("sql", "SELECT count(*) FROM range(100000000000) t(i) WHERE i % 7 = 8"),
+                                   ("similar", NAMES[0], "--where", "(SELECT count(*) FROM range(100000000000) t(i) WHERE i % 7 = 8) = 0")])  # fmt: skip
+def test_ctrl_c_ends_a_query_with_130_and_one_line(mine, words):
+    code = (
+        "import subprocess, sys, os, signal\n"
+        "import query.sql as sql\n"
+        "really = subprocess.Popen.communicate\n"
+        "def communicate(process, *arguments, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"  # it has been asked, and nobody has answered
+        "    return really(process, *arguments, **options)\n"
+        "subprocess.Popen.communicate = communicate\n"
+        "sys.argv = ['query', *sys.argv[1:]]\n"
+        "from query.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words, "--atlas", str(mine)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("Stopped")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_only_regular_files_are_opened(atlas, tmp_path, kind):
+    def put(path, elsewhere):
+        moved = tmp_path / elsewhere
+        path.rename(moved)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "link":
+            path.symlink_to(moved)
+        else:
+            path.mkdir()
+
+    listing = next(atlas.listings.glob("*.jsonl"))
+    record = next(atlas.records.glob("*/*.safetensors"))
+    base = next(atlas.bases.glob("*.safetensors"))
+    vectors = next(atlas.root.glob("*.faiss"))
+    for number, path in enumerate((listing, record, base, vectors)):
+        put(path, f"moved-{number}")
+    assert {one.kind for one in verify(atlas)} >= {"listing", "record", "base", "vectors"}
+    RecordStore(atlas).discard(record.stem)
+
+
+def test_the_lock_is_no_link_to_somebodys_file(mine, tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (mine / "lock").unlink(missing_ok=True)
+    (mine / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(AtlasError, match="it is a link"), AtlasFolder(mine).locked("test"):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_an_atlas_that_is_reached_by_a_link_is_one(mine, tmp_path):
+    (tmp_path / "link").symlink_to(mine)
+    with Atlas(tmp_path / "link") as opened:
+        assert opened.vectors("org/base").ids.tolist() == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,118 @@
+"""FAISS files of somebody else: with checksums that fit, whatever they hold, none reaches FAISS that it crashes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import faiss
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from indexer.vectors.files import VectorFile, check_file, file_sha256
+from indexer.vectors.form import SEGMENT, Malformed, check_form
+from tests.conftest import ROOT
+
+LENGTH, COUNT = 32, 200
+KINDS = [
+    SEGMENT, "Flat", "SQ4", "SQ6", "SQ8", "SQfp16", "SQbf16", "PQ8x4", "PQ8x4fs", "RaBitQ", "RaBitQfs", "RaBitQ2", "RaBitQ9",
+    "IVF4,Flat", "IVF4,SQ8", "IVF4,PQ8x4", "IVF4,PQ8x4fs", "IVF4,RaBitQ", "IVF4,RaBitQ2", "IVF4,RaBitQfs", "HNSW8",
+    "HNSW8,SQ8", "RR,SQ8", "PCA13,IVF4,SQ4", "PCA13,RaBitQ3", "PCA13,RaBitQfs", "PCA13,IVF4,RaBitQfs", "PCA16,RR,PQ8x4fs",
+]  # fmt: skip
+
+
+def written(path, factory):
+    draws = np.random.default_rng(0).normal(size=(700, LENGTH)).astype(np.float32)
+    draws /= np.linalg.norm(draws, axis=1, keepdims=True)
+    kept, _, rest = factory.removeprefix("PCA").partition(",") if factory.startswith("PCA") else (LENGTH, "", factory)
+    faiss.omp_set_num_threads(1)
+    index = faiss.index_factory(int(kept), rest or "Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(np.ascontiguousarray(draws[:, : int(kept)]))
+    if int(kept) < LENGTH:
+        projection = faiss.LinearTransform(LENGTH, int(kept))
+        faiss.copy_array_to_vector(np.eye(int(kept), LENGTH, dtype=np.float32).ravel(), projection.A)
+        projection.is_trained = True
+        index = faiss.IndexPreTransform(projection, index)
+    index = faiss.IndexIDMap(index)
+    index.add_with_ids(draws[:COUNT], np.arange(COUNT) + 10)
+    faiss.write_index(index, str(path))
+    return path
+
+
+@pytest.mark.parametrize("factory", KINDS)
+def test_every_index_that_can_be_built_is_understood_to_its_last_byte(tmp_path, factory):
+    path = written(tmp_path / "a.faiss", factory)
+    check_form(path, factory, COUNT, LENGTH)
+    for count, length in ((COUNT + 1, LENGTH), (COUNT, LENGTH + 8)):
+        with pytest.raises((Malformed, AtlasError)):
+            check_form(path, factory, count, length)
+    content = path.read_bytes()
+    for other in (content[:-1], content + b"\0", b""):
+        path.write_bytes(other)
+        with pytest.raises(Malformed):
+            check_form(path, factory, COUNT, LENGTH)
+
+
+FUZZ = """
+import sys
+from pathlib import Path
+import faiss, numpy as np
+from indexer.vectors.form import Malformed, check_form
+path, factory, count, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+content = path.read_bytes()
+random = np.random.default_rng(1)
+query = np.ones((1, length), dtype=np.float32)
+refused = searched = raised = 0
+for turn in range(120):
+    changed = bytearray(content)
+    ends = (random.integers(0, 400), random.integers(len(content) - 400, len(content)), random.integers(0, len(content)))
+    at = int(np.clip(ends[turn % 3], 0, len(content) - 8))
+    if turn % 2:
+        changed[at] ^= 1 << int(random.integers(8))
+    else:
+        value = (0, 1, -1, 2**31 - 1, 2**62, -(2**63), count + 1, 255)[int(random.integers(8))]
+        changed[at : at + 8] = value.to_bytes(8, "little", signed=True)
+    path.write_bytes(bytes(changed))
+    try:
+        check_form(path, factory, count, length)
+    except Malformed:
+        refused += 1
+        continue
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        index.search(query, 20)
+        searched += 1
+    except RuntimeError:
+        raised += 1
+print(refused, searched, raised)
+"""
+
+
+@pytest.mark.parametrize("factory", KINDS)
+def test_nothing_that_was_bent_crashes(tmp_path, factory):
+    path = written(tmp_path / "a.faiss", factory)
+    words = [sys.executable, "-c", FUZZ, str(path), factory, str(COUNT), str(LENGTH)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    refused, searched, _ = map(int, done.stdout.split())
+    assert refused > 10
+    assert searched > 0, "bent codes and numbers are still an index"
+
+
+@pytest.mark.parametrize("name", ["../a.faiss", "/etc/passwd", "a/../a.faiss", "a.faiss\0", "..", "", "lock"])
+def test_a_name_stays_in_the_folder(tmp_path, name):
+    written(tmp_path / "a.faiss", SEGMENT)
+    with pytest.raises(AtlasError, match="as a FAISS file"):
+        check_file(tmp_path, VectorFile(name, "0" * 64, 1, COUNT, LENGTH))
+
+
+def test_a_file_of_another_kind_is_refused_though_everything_else_fits(tmp_path):
+    path = written(tmp_path / "a.faiss", "SQ8")
+    told = VectorFile(path.name, file_sha256(path), path.stat().st_size, COUNT, LENGTH)
+    with pytest.raises(AtlasError, match="is not what the database says of it"):
+        check_file(tmp_path, told)
+    link = tmp_path / "b.faiss"
+    link.symlink_to(path)
+    with pytest.raises(AtlasError, match="it is a link"):
+        check_file(tmp_path, VectorFile(link.name, told.sha256, told.size, COUNT, LENGTH, "SQ8"))

@@ -1,0 +1,181 @@
+"""An atlas that comes from somebody else: what its database holds besides schema.sql harms nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import duckdb
+import pytest
+
+from indexer.atlas import AtlasFolder, schema_sql
+from indexer.database import catalog
+from indexer.database.door import attached
+from indexer.errors import AtlasError
+from indexer.publish.kept_rank import held
+from indexer.publish.maintenance import status
+from indexer.publish.sibling import private_copy
+from query import Atlas
+from tests.opening.strangers import IGNORED, NAMES, REFUSED, SECRET, attack
+from tests.planted_atlas import BASE
+
+HAS_TRIGGERS = duckdb.__version__ >= "2"
+
+
+@pytest.fixture
+def near(mine):
+    with Atlas(mine) as opened:
+        return opened.similar(NAMES[0])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
+    statements, told = REFUSED[name]
+    if "TRIGGER" in statements[0] and not HAS_TRIGGERS:
+        pytest.skip("this DuckDB has no triggers")
+    attack(mine, statements)
+    before = (mine / "atlas.duckdb").read_bytes()
+    folder = AtlasFolder(mine)
+    for use in (lambda: Atlas(mine), lambda: status(folder), lambda: private_copy(folder, False).__enter__()):
+        with pytest.raises(AtlasError) as caught:
+            use()
+        assert "is refused: it " in caught.value.message
+        assert told in caught.value.message
+        assert "index rebuild" in caught.value.hint
+        assert SECRET not in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert "\x1b" not in str(caught.value)
+    assert (mine / "atlas.duckdb").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_views_and_macros_of_the_file_are_never_used(mine, near, name):
+    attack(mine, IGNORED[name])
+    with Atlas(mine) as opened:
+        assert opened.similar(NAMES[0]) == near
+        chosen = opened.similar(NAMES[0], where="model <> 'x'", k=3)
+        assert [one.model for one in chosen] == [one.model for one in near[:3]]
+        assert opened.sql("SELECT model FROM nearest('org/model-0')").rows == [[one.model] for one in near]
+        assert opened.sql("SELECT count(*), any_value(model) LIKE 'org/%' FROM models").rows == [[6, True]]
+        assert opened.sql("FROM failures").rows == []
+        assert opened.show(NAMES[0])["model"] == NAMES[0]
+        notes = opened.notes
+    told = status(AtlasFolder(mine))
+    assert told["failures"] == []
+    assert SECRET not in repr(told)
+    views = [words.split()[4] for words in IGNORED[name] if "REPLACE VIEW" in words]
+    assert all(view in notes[0] for view in views)
+
+
+def test_a_publish_puts_our_own_views_and_macros_in_their_place(mine, near):
+    attack(mine, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
+    folder = AtlasFolder(mine)
+    with private_copy(folder, False) as sibling:
+        sibling.connection.execute("UPDATE atlas_info SET generation = generation + 1")
+    with Atlas(mine) as opened:
+        assert opened.notes == []
+        assert opened.similar(NAMES[0]) == near
+    # Read by DuckDB alone, as people do.
+    with duckdb.connect(str(folder.database), read_only=True) as plain:
+        assert plain.execute("SELECT model FROM nearest('org/model-0')").fetchall() == [(one.model,) for one in near]
+        uncommented = "SELECT view_name FROM duckdb_views() WHERE comment IS NULL AND NOT internal"
+        assert plain.execute(uncommented).fetchall() == []
+
+
+def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(mine):
+    attack(mine, ['CREATE MACRO "="(a, b) AS (SELECT sum(x.range) FROM range(1000000000) x, range(1000000000) y)'])
+    folder = AtlasFolder(mine)
+    assert held(folder, BASE) is None
+    with private_copy(folder, True) as sibling:
+        assert sibling.kept_ids == {}
+
+
+def test_ids_and_rank_are_read_of_another_schema(mine):
+    attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
+    folder = AtlasFolder(mine)
+    assert held(folder, BASE).rank == 8
+    with private_copy(folder, True) as sibling:
+        assert sibling.kept_ids == {(name, BASE): number for number, name in enumerate(NAMES, 1)}
+        assert sibling.connection.execute("SELECT next_model_id FROM atlas_info").fetchone() == (len(NAMES) + 1,)
+
+
+def test_another_schema_is_told_as_that(mine):
+    attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
+    with pytest.raises(AtlasError, match="has schema 2; this version reads schema"):
+        Atlas(mine)
+
+
+def test_a_log_beside_the_database_is_not_replayed(mine, near):
+    code = (
+        "import duckdb, os, sys; connection = duckdb.connect(sys.argv[1]); "
+        "connection.execute(\"CREATE OR REPLACE VIEW models AS SELECT 1 AS model; UPDATE fine_tunes SET author = 'x'\");"
+        "os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(mine / "atlas.duckdb")], check=False)
+    assert (mine / "atlas.duckdb.wal").exists()
+    log = (mine / "atlas.duckdb.wal").read_bytes()
+    with Atlas(mine) as opened:
+        assert opened.similar(NAMES[0]) == near
+        assert opened.sql("SELECT DISTINCT author FROM models").rows == [["org"]]
+        assert "atlas.duckdb.wal" in opened.notes[0]
+    assert status(AtlasFolder(mine))["bases"][0]["indexed"] == 6
+    assert (mine / "atlas.duckdb.wal").read_bytes() == log
+
+
+@pytest.mark.parametrize("content", [b"", b"no database" * 1000, b"SQLite format 3\0" + bytes(4096)])
+def test_what_is_no_database_is_told_in_a_line(mine, content):
+    (mine / "atlas.duckdb").write_bytes(content)
+    with pytest.raises(AtlasError) as caught:
+        Atlas(mine)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_told_in_a_line(mine, kind):
+    (mine / "atlas.duckdb").unlink()
+    (mine / "atlas.duckdb").mkdir() if kind == "folder" else os.mkfifo(mine / "atlas.duckdb")
+    with pytest.raises(AtlasError, match=r"no atlas.duckdb there"):
+        Atlas(mine)
+
+
+def test_a_file_that_is_named_as_a_part_of_duckdb_is_opened_as_any_other(tmp_path, mine):
+    for name in ("system", "temp", "main", "memory"):
+        path = (mine / "atlas.duckdb").rename(mine / f"{name}.duckdb")
+        with attached(path) as connection:
+            assert connection.execute("SELECT count(*) FROM atlas.main.fine_tunes").fetchall() == [(6,)]
+        path.rename(mine / "atlas.duckdb")
+
+
+def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked_at(tmp_path):
+    path = tmp_path / "atlas.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(schema_sql())
+        connection.execute("INSERT INTO atlas_info VALUES (3, 1, NULL, NULL, 1)")
+    with attached(path) as connection:
+        found = catalog.examine(connection, path)
+    assert found.problems == ()
+    assert found.other_views == []
+    assert len(catalog.definitions()) == schema_sql().count("\nCREATE ")
+    assert [one.name for one in found.others] == ["nearest"]
+
+
+def test_the_connection_is_locked_before_the_file_is_looked_at(mine):
+    with attached(mine / "atlas.duckdb") as connection:
+        assert connection.execute("SELECT current_database()").fetchall() == [("memory",)]
+        for statement in ("SET threads = 1", f"FROM read_text('{mine.parent / 'secret'}')", "ATTACH 'x.duckdb'"):
+            with pytest.raises(duckdb.Error):
+                connection.execute(statement)
+
+
+def test_a_publishers_connection_reaches_nothing_outside_its_folder(mine, tmp_path):
+    with private_copy(AtlasFolder(mine), False) as sibling:
+        for statement in (
+            f"FROM read_text('{tmp_path / 'secret'}')",
+            f"COPY (SELECT 1) TO '{tmp_path / 'new.csv'}'",
+            f"ATTACH '{tmp_path / 'new.duckdb'}'",
+            "SET enable_external_access = true",
+            "INSTALL httpfs",
+        ):
+            with pytest.raises(duckdb.Error):
+                sibling.connection.execute(statement)

@@ -1,0 +1,67 @@
+"""`index verify --strict`: whether somebody else's atlas is what schema.sql and its records say."""
+
+from __future__ import annotations
+
+import os
+
+import duckdb
+import pytest
+
+from indexer.publish.strictness import verify_strictly
+from indexer.publish.verification import verify
+
+
+def change(atlas, statement: str) -> None:
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute(statement)
+
+
+def test_a_good_atlas_is_what_it_says(atlas):
+    assert verify_strictly(atlas) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("UPDATE neighbours SET similarity = 0.999 WHERE model_id = 2 AND rank = 1", "neighbours"),
+        ("UPDATE neighbours SET neighbour_id = 3 - neighbour_id WHERE model_id = 9 AND neighbour_id IN (1, 2)", "neighbours"),
+        ("DELETE FROM neighbours WHERE model_id = 4 AND rank = 8", "neighbours"),
+        ("UPDATE deltas SET norm = norm * 2 WHERE model_id = 3 AND layer = 0", "row"),
+        ("DELETE FROM deltas WHERE model_id = 3 AND layer = 0", "row"),
+        ("UPDATE records SET delta_norm = 7 WHERE model_id = 3", "row"),
+        ("CREATE VIEW mine AS SELECT 1 AS one", "database"),
+        ("CREATE OR REPLACE VIEW failures AS SELECT 1 AS one", "definition"),
+    ],
+)  # fmt: skip
+def test_what_was_bent_is_found(atlas, statement, kind):
+    change(atlas, statement)
+    assert {one.kind for one in verify_strictly(atlas)} == {kind}
+
+
+def test_a_vector_that_its_record_does_not_make_is_found(atlas):
+    """As a forger would: another vector, with a checksum and a name that fit it."""
+    import faiss
+
+    from indexer.vectors.files import file_sha256
+
+    (path,) = atlas.root.glob("*.faiss")
+    index = faiss.read_index(str(path))
+    matrix = index.index.reconstruct_n(0, index.ntotal)
+    ids = faiss.vector_to_array(index.id_map)
+    matrix[0] = matrix[1]
+    forged = faiss.index_factory(matrix.shape[1], "IDMap,Flat", faiss.METRIC_INNER_PRODUCT)
+    forged.add_with_ids(matrix, ids)
+    faiss.write_index(forged, str(path))
+    change(atlas, f"UPDATE segments SET faiss_sha256 = '{file_sha256(path)}'")
+    assert verify(atlas) == []
+    kinds = {one.kind for one in verify_strictly(atlas)}
+    assert kinds == {"vectors", "neighbours"}
+
+
+def test_what_is_no_file_is_found_by_name(atlas, tmp_path):
+    os.mkfifo(atlas.root / "listing" / "pipe.jsonl")
+    os.mkfifo(atlas.records / "pipe")
+    (tmp_path / "elsewhere").write_text("{}")
+    (atlas.bases / "elsewhere").symlink_to(tmp_path / "elsewhere")
+    found = {one.what for one in verify_strictly(atlas) if one.kind == "file"}
+    assert found == {"listing/pipe.jsonl", "records/pipe", "bases/elsewhere"}
