@@ -103,7 +103,7 @@ def test_every_reason_of_the_indexer_is_explained():
     source = "\n".join(file.read_text() for file in sorted((ROOT / "indexer").rglob("*.py")))
     found = set(re.findall(r'(?:Skipped|Failed)\(\s*"([a-z_]+)"', source))
     found |= set(re.findall(r'(?:Skipped|Failed), "([a-z_]+)"', source))
-    found |= set(re.findall(r'_failed\("([a-z_]+)"', source))
+    found |= set(re.findall(r'_(?:failed|setback)\("([a-z_]+)"', source))
     assert len(found) > 20
     assert found <= set(REASONS)
 
