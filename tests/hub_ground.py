@@ -18,7 +18,7 @@ from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from indexer.network.pace import Pace
-from indexer.network.session import Manners, PoliteClient, install_session
+from indexer.network.session import HttpLimits, PoliteClient, install_session
 from indexer.network.shared_clock import MemoryShelf
 from scripts.loopback_hub import LoopbackHub
 
@@ -26,7 +26,7 @@ BASE = "FacebookAI/roberta-base"
 SHORT = "roberta-base"
 
 # As the real ones, but that less is waited between tries. Answers have all the time that a busy machine needs.
-QUICK = Manners(
+QUICK = HttpLimits(
     connect_seconds=30,
     read_seconds=30,
     body_seconds=60,
@@ -61,7 +61,7 @@ def add_base(root: Path) -> None:
     add_repo(root, BASE, {"config.json": {"model_type": "roberta"}}, old_ids=[SHORT], downloads=1_000_000)
 
 
-def use_endpoint(monkeypatch: Any, endpoint: str, manners: Manners = QUICK, say: Any = None) -> None:
+def use_endpoint(monkeypatch: Any, endpoint: str, manners: HttpLimits = QUICK, say: Any = None) -> None:
     """As if HF_ENDPOINT had been set before this process began."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -92,7 +92,7 @@ class Clock:
             self.now += seconds
 
 
-def given_clock(monkeypatch: Any, manners: Manners = QUICK, say: Any = None) -> Clock:
+def given_clock(monkeypatch: Any, manners: HttpLimits = QUICK, say: Any = None) -> Clock:
     """From now on the client of this process waits by a clock of the test's, and keeps a pace of its own."""
     clock = Clock()
     monkeypatch.setattr("indexer.network.session.time", clock)
@@ -103,11 +103,11 @@ def given_clock(monkeypatch: Any, manners: Manners = QUICK, say: Any = None) -> 
 
 def as_ever() -> None:
     """Give other tests in this process the manners that everybody gets."""
-    install_session(Manners(), lambda sentence: None)
+    install_session(HttpLimits(), lambda sentence: None)
 
 
 @contextmanager
-def served(root: Path, monkeypatch: Any, manners: Manners = QUICK, say: Any = None, **settings: Any):
+def served(root: Path, monkeypatch: Any, manners: HttpLimits = QUICK, say: Any = None, **settings: Any):
     """A loopback Hub over ``root`` that the library in this process talks to."""
     with LoopbackHub(root, **settings) as hub:
         use_endpoint(monkeypatch, hub.endpoint, manners, say)

@@ -18,7 +18,7 @@ Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, an
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ReportedResult:
     """One metric on one dataset, as the card states it; ``verified`` where the Hub measured it itself."""
 
     task: str | None
@@ -31,14 +31,14 @@ class Evaluation:
     verified: bool
 
 
-def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[Evaluation, ...], tuple[Evaluated, ...]]:
+def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...], tuple[Evaluated, ...]]:
     """The evaluations in a card's ``model-index``, and the datasets that speak of the model's training.
 
     A Trainer writes its own validation results here, so a dataset in model-index is a claim on what the
     model was tuned on, but for the results of benchmarks that are run on finished models (``[evaluations]``
     in the alias table: MTEB, leaderboards).
     """
-    evaluations: list[Evaluation] = []
+    evaluations: list[ReportedResult] = []
     datasets: dict[Evaluated, None] = {}
     for result in _results(index, reader):
         dataset = _first_object(result.get("dataset"))
@@ -114,7 +114,7 @@ def _evaluations_of(
     config: str | None,
     evaluated: Evaluated | None,
     reader: Reader,
-) -> Iterator[Evaluation]:
+) -> Iterator[ReportedResult]:
     task = _type_or_name(_first_object(result.get("task")), reader)
     split = reader.text(dataset.get("split"), "model-index")
     raw, found = evaluated or (None, ())
@@ -124,7 +124,7 @@ def _evaluations_of(
         if not isinstance(metric, Mapping):
             reader.note("model-index", "a metric is not an object")
             continue
-        yield Evaluation(
+        yield ReportedResult(
             task=task,
             dataset=found[0].name if found else None,
             dataset_raw=raw,

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from indexer.cards.datasets import MAX_NAME, CanonicalDataset, canonical_datasets, is_known, is_placeholder
-from indexer.cards.evaluations import Evaluation, read_evaluations
+from indexer.cards.evaluations import ReportedResult, read_evaluations
 from indexer.cards.head import HeadFacts, head_facts
 from indexer.cards.readme import card_facts, trainer_sentence
 from indexer.errors import Failed
@@ -24,10 +24,10 @@ from indexer.untrusted import Reader, hub_address, printable
 __all__ = [
     "BaseClaim",
     "DatasetClaim",
-    "Evaluation",
     "HeadFacts",
     "MalformedRow",
     "ModelFacts",
+    "ReportedResult",
     "card_facts",
     "head_facts",
     "read_row",
@@ -98,7 +98,7 @@ class ModelFacts:
     tags: tuple[str, ...]
     base_claims: tuple[BaseClaim, ...]
     datasets: tuple[DatasetClaim, ...]
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[ReportedResult, ...]
     siblings: tuple[str, ...]
     oddities: tuple[str, ...]
 

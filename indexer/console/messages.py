@@ -22,7 +22,7 @@ PLAIN_PROGRESS_SECONDS = 10.0
 
 
 @dataclasses.dataclass
-class Manners:
+class Verbosity:
     """How much a person wants to hear, for the whole process."""
 
     quiet: bool = False
@@ -30,7 +30,7 @@ class Manners:
     debug: bool = False
 
 
-manners = Manners()
+manners = Verbosity()
 
 
 # Characters without a shape of their own: they hide text, turn its direction or join what is apart (Unicode's

@@ -41,7 +41,7 @@ class UnreadableParent(Exception):
 
 
 @dataclass
-class Stack:
+class StackedAdapter:
     """An adapter's checkpoint and what it stands on. ``bytes_read``: of the latter, so far."""
 
     checkpoint: Checkpoint

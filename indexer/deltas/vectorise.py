@@ -22,7 +22,7 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.spectra import Spectra
-from indexer.deltas.stacked import ForeignParent, Stack, UnreadableParent, by_key, on_record
+from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, by_key, on_record
 from indexer.deltas.svd import Factors, lora_svd, truncated_svd
 from indexer.errors import Skipped
 from indexer.listing.untagged import YES, path_verdict
@@ -60,7 +60,7 @@ def vectorise(
     pins it.
     """
     started = time.perf_counter()
-    stack: Stack | None = None
+    stack: StackedAdapter | None = None
     checkpoint = open_checkpoint(
         unit.model,
         commit=unit.commit,
@@ -75,7 +75,7 @@ def vectorise(
         stands_on: StandsOn | None = None
         if layout is None:
             stands_on = _stands_on(unit, checkpoint)
-            stack = Stack(checkpoint, unit.parent, base) if unit.parent else None
+            stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
         try:
             deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
         except (ForeignParent, UnreadableParent) as problem:
@@ -142,7 +142,7 @@ def _delta_records(
     ahead_bytes: int,
     roundings: RoundingChoice,
     sampled: Sampled,
-    stack: Stack | None = None,
+    stack: StackedAdapter | None = None,
 ) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
     """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
     spectra = Spectra(base, unit.device) if unit.spec.spectra else None

@@ -24,9 +24,9 @@ from indexer.listing.judge import Judge
 from indexer.listing.questions import (
     BadRow,
     ClaimedRow,
+    CrawlProgress,
     CrawlRequest,
     Page,
-    Progress,
     Question,
     RawRow,
     Rejected,
@@ -34,7 +34,7 @@ from indexer.listing.questions import (
 )
 from indexer.listing.selection import in_utc
 from indexer.names import is_hub_id
-from indexer.network.hub_api import Answer, ask, with_parameter
+from indexer.network.hub_api import HubAnswer, ask, with_parameter
 from indexer.network.hub_get import is_own
 from indexer.network.session import as_user_error
 from indexer.untrusted import Reader, printable
@@ -47,17 +47,17 @@ _SMALLER_PAGE = "100"
 _CURSOR_REFUSED = (400, 404, 410)
 
 
-def crawl(request: CrawlRequest, progress: Progress | None = None) -> Iterator[Page]:
+def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Iterator[Page]:
     """Ask every question that ``progress`` does not call finished; a page may be stored as soon as it comes.
 
     Raises AtlasError where the Hub cannot be asked, or leads on for ever or to another host; the pages that
     came before hold what was learnt.
     """
-    return _Crawl(request, progress or Progress()).run()
+    return _Crawl(request, progress or CrawlProgress()).run()
 
 
 class _Crawl:
-    def __init__(self, request: CrawlRequest, progress: Progress) -> None:
+    def __init__(self, request: CrawlRequest, progress: CrawlProgress) -> None:
         self.request = request
         self.progress = progress
         self.rows = 0
@@ -150,7 +150,7 @@ class _Crawl:
         self.progress.finished.add(page.question.key)
         return page
 
-    def _ask(self, address: str) -> Answer:
+    def _ask(self, address: str) -> HubAnswer:
         """One page; where it is too much for the server or for us, a smaller one."""
         try:
             return ask(address)
@@ -160,7 +160,7 @@ class _Crawl:
                 raise
         return ask(smaller)
 
-    def _rows_of(self, answer: Answer) -> list[Any]:
+    def _rows_of(self, answer: HubAnswer) -> list[Any]:
         if not isinstance(answer.value, list):
             raise as_user_error(Failed("server_error", "the answer is not a list"), "a page of the listing")
         if len(answer.value) > MOST_ROWS_A_PAGE:

@@ -36,7 +36,7 @@ from indexer.listing.listing_state import (
     model_line,
     seen_at,
 )
-from indexer.listing.questions import BadRow, CrawlRequest, Page, Progress, RawRow
+from indexer.listing.questions import BadRow, CrawlProgress, CrawlRequest, Page, RawRow
 from indexer.listing.selection import ListedModel, select
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
@@ -129,7 +129,7 @@ class Listing:
         """Old names, of models that are listed under another now (or that were the base), and the new ones."""
         return dict(self._read().renamed)
 
-    def begin(self, request: CrawlRequest) -> tuple[Progress, bool]:
+    def begin(self, request: CrawlRequest) -> tuple[CrawlProgress, bool]:
         """Start a crawl, or go on with an unfinished one of the same request: its progress, and whether."""
         state, now = self._read(), datetime.now(UTC)
         crawl, parameters = state.crawl, request.as_json()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.listing.claims import Claim
-from indexer.listing.questions import BadRow, Progress, RawRow
+from indexer.listing.questions import BadRow, CrawlProgress, RawRow
 from indexer.listing.selection import ListedModel
 from indexer.names import is_hub_id
 from indexer.untrusted import Reader, is_too_deep
@@ -131,7 +131,7 @@ class State:
             **{name: value for name, value in row.items() if value is not None or name not in before},
         }
 
-    def progress(self, crawl: CrawlState) -> Progress:
+    def progress(self, crawl: CrawlState) -> CrawlProgress:
         """Where ``crawl`` can go on, and what every crawl may know from earlier ones."""
         fine_tunes: dict[str, tuple[str, int]] = {}
         known: dict[str, tuple[str, Claim | None]] = {
@@ -144,7 +144,7 @@ class State:
                 fine_tunes[model.id] = (claim.parent, downloads)
             if claim.claimed_by in _LOOKED_INTO:
                 known[model.id] = (str(model.row.get("sha") or ""), claim)
-        return Progress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
+        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
 
     def no_longer_shown(self) -> dict[str, list[str]]:
         """Of the finished, complete crawl: per model the questions that used to show it, were answered, and did not.

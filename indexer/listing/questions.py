@@ -159,7 +159,7 @@ class Page:
 
 
 @dataclass
-class Progress:
+class CrawlProgress:
     """How far an earlier crawl of the same request came, and what it found.
 
     ``fine_tunes``: id → (parent, downloads), for asking after theirs. ``known``: id → (commit, claim or

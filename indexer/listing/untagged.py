@@ -51,14 +51,14 @@ YES, NO, UNSURE = "yes", "no", "unsure"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClaimFound:
     """What was found. ``claim`` is None where the model is not this base's; ``why`` says by what."""
 
     claim: Claim | None
     why: str
 
 
-def weigh(row: Mapping[str, Any], ids: Collection[str]) -> Evidence:
+def weigh(row: Mapping[str, Any], ids: Collection[str]) -> ClaimFound:
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
     Reads up to three small files. Raises Failed where one of them may be readable another time.
@@ -72,20 +72,20 @@ def weigh(row: Mapping[str, Any], ids: Collection[str]) -> Evidence:
         verdict = path_verdict(_value(identifier, filename, revision, key), identifier, ids)
         if verdict == YES:
             found = "adapter" if claimed_by == "adapter_config" else relation
-            return Evidence(Claim(found, claimed_by, base), f"{filename} names it")
+            return ClaimFound(Claim(found, claimed_by, base), f"{filename} names it")
         if verdict == NO:
-            return Evidence(None, f"{filename} names another model")
+            return ClaimFound(None, f"{filename} names another model")
         is_unclear = is_unclear or verdict == UNSURE
     sentence = _sentence(identifier, revision) if not names or "README.md" in names else None
     if sentence is not None:
         is_ours = sentence.lower() in {name.lower() for name in ids}
         said = "names it" if is_ours else "names another model"
-        return Evidence(Claim(relation, "card", base) if is_ours else None, f"its card {said}")
+        return ClaimFound(Claim(relation, "card", base) if is_ours else None, f"its card {said}")
     if is_unclear:
-        return Evidence(None, "its configuration names something else, or a folder")
+        return ClaimFound(None, "its configuration names something else, or a folder")
     if is_named_after(identifier, ids):
-        return Evidence(Claim(relation, "name", base), "its name")
-    return Evidence(None, "nothing names the base")
+        return ClaimFound(Claim(relation, "name", base), "its name")
+    return ClaimFound(None, "nothing names the base")
 
 
 def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:

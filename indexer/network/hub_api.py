@@ -30,7 +30,7 @@ class GarbledError(ValueError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HubAnswer:
     """Parsed JSON, the address it came from, and the address of the next page, if the Hub names one."""
 
     value: Any
@@ -38,7 +38,7 @@ class Answer:
     next_link: str | None = None
 
 
-def ask(path: str, parameters: Parameters = ()) -> Answer:
+def ask(path: str, parameters: Parameters = ()) -> HubAnswer:
     """GET JSON from the endpoint; ``path`` below it, or a whole address of the endpoint's own.
 
     A body that is not JSON is asked for again, three times in all. Raises the library's exceptions for
@@ -56,7 +56,7 @@ def ask(path: str, parameters: Parameters = ()) -> Answer:
     raise AssertionError("unreachable")
 
 
-def _ask_once(path: str, parameters: Parameters) -> Answer:
+def _ask_once(path: str, parameters: Parameters) -> HubAnswer:
     endpoint = constants.ENDPOINT.rstrip("/")
     address = path if "://" in path else endpoint + path
     if parameters:
@@ -67,7 +67,7 @@ def _ask_once(path: str, parameters: Parameters) -> Answer:
         response = get_session().get(address, headers=build_hf_headers(), follow_redirects=False)
         if not response.has_redirect_location:
             hf_raise_for_status(response)
-            return Answer(parse_json(response.content), address, _next_link(response.links, address))
+            return HubAnswer(parse_json(response.content), address, _next_link(response.links, address))
         address = _joined(address, response.headers["Location"])
     raise Failed("server_error", "the Hub's answer is a chain of redirects")
 

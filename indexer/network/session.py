@@ -1,4 +1,4 @@
-"""Manners over HTTP: the one place that gives the huggingface_hub client timeouts, retries and a pace.
+"""HttpLimits over HTTP: the one place that gives the huggingface_hub client timeouts, retries and a pace.
 
 ``install_session()`` hands the library an HTTP client whose transport does this for every request of the
 process, so that ``model_info`` and its kin, which neither retry nor time out by themselves, get it too:
@@ -35,7 +35,7 @@ from indexer.network.pace import Pace, told_to_wait
 from indexer.network.shared_clock import common_shelf
 from indexer.untrusted import MOST_VALUES, values_in
 
-__all__ = ["Manners", "as_model_error", "as_user_error", "install_session"]
+__all__ = ["HttpLimits", "as_model_error", "as_user_error", "install_session"]
 
 _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -50,7 +50,7 @@ def _read_seconds() -> float:
 
 
 @dataclass(frozen=True)
-class Manners:
+class HttpLimits:
     """How long to wait for what. Seconds, bytes and counts, all of one request unless said otherwise."""
 
     connect_seconds: float = 10.0
@@ -72,7 +72,7 @@ class PoliteTransport(httpx2.BaseTransport):
     """Sends each request through ``inner`` with the manners above. Safe to share between threads."""
 
     def __init__(
-        self, inner: httpx2.Client, manners: Manners, pace: Pace, say: Callable[[str], None] | None = None
+        self, inner: httpx2.Client, manners: HttpLimits, pace: Pace, say: Callable[[str], None] | None = None
     ) -> None:
         # A whole client inside, because only a client reads the proxy settings of the environment.
         self._inner = inner
@@ -187,7 +187,7 @@ class _Exhausted:
         self._since[name] = time.monotonic()
 
 
-def _retries_after(error: httpx2.RequestError | None, manners: Manners) -> int:
+def _retries_after(error: httpx2.RequestError | None, manners: HttpLimits) -> int:
     if isinstance(error, httpx2.TimeoutException):
         return manners.retries_after_timeout
     if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
@@ -215,7 +215,7 @@ def _lane_of(url: httpx2.URL) -> str:
     return f"{url.netloc.decode('ascii', 'replace')} {'resolve' if _is_file(url) else 'api'}"
 
 
-def _fill_in_timeouts(request: httpx2.Request, manners: Manners) -> None:
+def _fill_in_timeouts(request: httpx2.Request, manners: HttpLimits) -> None:
     """Where the caller set no limit (the library passes ``timeout=None`` while paging), set ours."""
     limits = {
         "connect": manners.connect_seconds,
@@ -228,7 +228,7 @@ def _fill_in_timeouts(request: httpx2.Request, manners: Manners) -> None:
     request.extensions = {**request.extensions, "timeout": {**limits, **chosen}}
 
 
-def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: Manners) -> httpx2.Response:
+def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: HttpLimits) -> httpx2.Response:
     """The same answer with its body read and decoded, within the limits of ``manners``.
 
     Raises httpx2.ReadTimeout where it takes too long, httpx2.DecodingError where it is unreadable, too large or
@@ -267,7 +267,7 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: M
 class PoliteClient(httpx2.Client):
     """The client that huggingface_hub is given; it remembers how it was made."""
 
-    def __init__(self, manners: Manners, pace: Pace, say: Callable[[str], None]) -> None:
+    def __init__(self, manners: HttpLimits, pace: Pace, say: Callable[[str], None]) -> None:
         self.manners = manners
         limits = httpx2.Timeout(manners.read_seconds, connect=manners.connect_seconds)
         inner = httpx2.Client(timeout=limits, follow_redirects=False)
@@ -300,7 +300,7 @@ def _tell_once(sentence: str) -> None:
         _tell(sentence)
 
 
-def install_session(manners: Manners | None = None, say: Callable[[str], None] | None = None) -> None:
+def install_session(manners: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
     """Give huggingface_hub our client; called by every command that may ask the Hub, as often as it likes.
 
     ``say`` gets one short sentence whenever a wait is long enough to wonder about; None keeps the last one.
@@ -308,6 +308,6 @@ def install_session(manners: Manners | None = None, say: Callable[[str], None] |
     global _listener
     if say is not None:
         _listener = say
-    wanted = manners or Manners()
+    wanted = manners or HttpLimits()
     if getattr(get_session(), "manners", None) != wanted:
         set_client_factory(lambda: PoliteClient(wanted, common_pace(), _tell))

@@ -1,4 +1,4 @@
-"""Groups of duplicates in the database: after a change only pairs that it touches are compared."""
+"""UnionFind of duplicates in the database: after a change only pairs that it touches are compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from indexer.errors import AtlasError
-from indexer.publish.duplicates import Groups, Upload, find_duplicates
+from indexer.publish.duplicates import UnionFind, Upload, find_duplicates
 from indexer.publish.tables import Tables
 from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit, relative_difference
 from indexer.records.representation import DEFAULT
@@ -45,7 +45,7 @@ class DuplicateGroups:
         ]
         model_ids = sorted(touched)
         self._forget(model_ids)
-        self._compare(model_ids, Groups(uploads))
+        self._compare(model_ids, UnionFind(uploads))
         compared = self.tables.rows("SELECT model_id, other_id, difference FROM compared_deltas ORDER BY ALL")
         self._write(find_duplicates(uploads, compared, self.within))
 
@@ -56,7 +56,7 @@ class DuplicateGroups:
                 "OR other_id IN (SELECT model_id FROM listed)"
             )
 
-    def _compare(self, model_ids: Sequence[int], groups: Groups) -> None:
+    def _compare(self, model_ids: Sequence[int], groups: UnionFind) -> None:
         """Note how far near pairs differ, but for pairs that are in one group already: reading records takes long."""
         found = []
         for one, other, first_key, first_norm, second_key, second_norm, base_norm in self._near_pairs(model_ids):

@@ -16,7 +16,7 @@ class Upload:
     file_hashes: tuple[str, ...]
 
 
-class Groups:
+class UnionFind:
     """Models put together two by two (union–find; Galler & Fischer, 1964), those of equal file hashes to begin with."""
 
     def __init__(self, uploads: Sequence[Upload]) -> None:
@@ -50,7 +50,7 @@ def find_duplicates(
     Two models are duplicates where their weight files have the same hashes, or where their changes, compared matrix
     by matrix, differ by no more than ``within``. Unique models do not appear.
     """
-    groups = Groups(uploads)
+    groups = UnionFind(uploads)
     known = {upload.model_id for upload in uploads}
     for one, other, difference in differences:
         if difference <= within and one in known and other in known:

@@ -35,7 +35,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Groups:
+class ColorGroups:
     """Each point is in one group or none: ``codes`` are places in ``groups`` (largest first), -1 for none.
 
     ``none`` says in words what those of -1 have in common.
@@ -76,7 +76,7 @@ class Scale:
     none: str
 
 
-Coloring = Groups | Scale
+Coloring = ColorGroups | Scale
 
 
 def coloring(atlas: AtlasReader, population: Population, column: str, seed: int = 0) -> Coloring:
@@ -107,13 +107,13 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
     return scaled(column, values, is_time=is_time)
 
 
-def grouped(column: str, names: Sequence[str | None]) -> Groups:
-    """Groups of equal names, the largest first, ties by name."""
+def grouped(column: str, names: Sequence[str | None]) -> ColorGroups:
+    """ColorGroups of equal names, the largest first, ties by name."""
     counts = Counter(name for name in names if name is not None)
     groups = [Group(name, counts[name]) for name in sorted(counts, key=lambda name: (-counts[name], name))]
     place = {group.group: position for position, group in enumerate(groups)}
     codes = tuple(-1 if name is None else place[name] for name in names)
-    return Groups(column, tuple(groups), codes, _UNKNOWN.get(column, "not known"))
+    return ColorGroups(column, tuple(groups), codes, _UNKNOWN.get(column, "not known"))
 
 
 def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scale:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
-from query.map.coloring import Coloring, Groups, coloring, grouped
+from query.map.coloring import ColorGroups, Coloring, coloring, grouped
 from query.map.points import MapPoint, PlacedModels
 from query.map.projection import METHODS, Projection, project
 from query.population import Population, distinct, read_population
@@ -93,7 +93,7 @@ def model_map(
         explained_variance=placed.explained_variance,
         left_out=population.left_out,
         notes=tuple(_notes(population, placed, method)),
-        other_colorings=tuple(one for one in usual if isinstance(one, Groups) and one.column != color),
+        other_colorings=tuple(one for one in usual if isinstance(one, ColorGroups) and one.column != color),
         neighbours=_neighbours(atlas, population),
     )
 
@@ -111,8 +111,8 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
             downloads=downloads[int(identity)],
             x=float(placed.places[row, 0]),
             y=float(placed.places[row, 1]),
-            group=chosen.of(row) if isinstance(chosen, Groups) else None,
-            value=None if isinstance(chosen, Groups) else chosen.values[row],
+            group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
+            value=None if isinstance(chosen, ColorGroups) else chosen.values[row],
         )
         for row, identity in enumerate(population.ids)
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.console.messages import clean
 from indexer.names import is_hub_id
 from query.figures import THEMES
-from query.map.coloring import LEGEND, Coloring, Groups
+from query.map.coloring import LEGEND, ColorGroups, Coloring
 from query.statistics.neighbours import codes_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
 
 def _coloring(coloring: Coloring) -> dict[str, Any]:
     named = {"column": coloring.column, "none": coloring.none}
-    if isinstance(coloring, Groups):
+    if isinstance(coloring, ColorGroups):
         groups = [[_shown(group.group), group.models] for group in coloring.groups]
         return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), **named}
     return {"kind": coloring.kind, "values": list(coloring.values), "low": coloring.low, "high": coloring.high, **named}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.figures import THEMES, Theme, label, new_figure
-from query.map.coloring import Groups, Scale
+from query.map.coloring import ColorGroups, Scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def map_figure(drawn: PlacedModels, theme: str = "light") -> Figure:
         spine.set_visible(False)
     _title(axes, drawn, THEMES[theme])
     canvas = _Canvas(axes, drawn, THEMES[theme])
-    if isinstance(drawn.coloring, Groups):
+    if isinstance(drawn.coloring, ColorGroups):
         _draw_groups(figure, canvas, drawn.coloring)
     else:
         _draw_scale(figure, canvas, drawn.coloring)
@@ -74,7 +74,7 @@ class _Canvas:
         self.alpha = 1.0 if count <= _OUTLINED else 0.8
         self.is_rasterised = count >= _RASTERISED
         self.outline = 0.5 if count <= _OUTLINED else 0.0
-        # Groups are mixed, so that none covers the others; the same way each time.
+        # ColorGroups are mixed, so that none covers the others; the same way each time.
         self.order = np.random.default_rng(0).permutation(count)
 
     def dots(self, chosen: Mask, shape: str, colour: Any, size: float = 1.0, **more: Any) -> None:
@@ -115,7 +115,7 @@ class _Canvas:
         legend.set_alignment("left")
 
 
-def _draw_groups(figure: Figure, canvas: _Canvas, groups: Groups) -> None:
+def _draw_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
     theme = canvas.colours
     codes = np.array(groups.codes)
     shown, many = len(groups.shown), len(theme.palette)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from query.map.coloring import Coloring, Groups
+from query.map.coloring import ColorGroups, Coloring
 from query.map.projection import METHODS
 from query.population import LeftOut
 
@@ -48,7 +48,7 @@ class PlacedModels:
     explained_variance: tuple[float, float] | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
     notes: tuple[str, ...] = ()
-    other_colorings: tuple[Groups, ...] = field(default=(), repr=False)
+    other_colorings: tuple[ColorGroups, ...] = field(default=(), repr=False)
     neighbours: tuple[tuple[tuple[int, float], ...], ...] = field(default=(), repr=False)
 
     @property
@@ -86,7 +86,7 @@ class PlacedModels:
             "color": self.color,
             "models": len(self.points),
         }
-        if isinstance(self.coloring, Groups):
+        if isinstance(self.coloring, ColorGroups):
             rest = self.coloring.rest
             facts |= {
                 "groups": [asdict(group) for group in self.coloring.shown],

@@ -14,8 +14,8 @@ from query.predict.answers import EVIDENCE, NONE_OF_THESE
 from query.predict.documented import Documents, read_documents
 from query.predict.evidence import Reals, Witnesses
 from query.predict.learning import TOO_FEW
-from query.predict.out_of_author import Trial, try_all
-from query.predict.scoring import Bin, Interval, Score, intervals, reliability, score
+from query.predict.out_of_author import HeldOut, try_all
+from query.predict.scoring import Bin, Interval, PredictionScore, intervals, reliability, score
 from query.statistics.intervals import FEWEST_AUTHORS, too_few
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class NoneScore:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JudgedModel:
     """One documented model, judged by both kinds of evidence together; ``weight``: how much it counts in the means.
 
     ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
@@ -80,12 +80,12 @@ class Evaluation:
     datasets: int
     with_head: int
     calibrated: bool
-    scores: tuple[Score, ...]
+    scores: tuple[PredictionScore, ...]
     intervals: tuple[Interval, ...]
     none_of_these: tuple[NoneScore, ...]
     reliability: tuple[Bin, ...]
     notes: tuple[str, ...] = ()
-    outcomes: tuple[Outcome, ...] = field(default=(), repr=False)
+    outcomes: tuple[JudgedModel, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object, without the single models."""
@@ -97,7 +97,7 @@ class Evaluation:
         """One row for each documented model, in order of id."""
         from query.extras import to_frame
 
-        return to_frame(self.outcomes, list(Outcome.__dataclass_fields__))
+        return to_frame(self.outcomes, list(JudgedModel.__dataclass_fields__))
 
     def figure(self, theme: str = "light") -> Figure:
         """The reliability diagram: how often an answer of a given probability is right, by evidence."""
@@ -172,7 +172,7 @@ def _nobody_to_ask(documents: Documents) -> str:
     return f"All models with a known dataset ({len(documents.models)}) are by one author: nobody else can be asked."
 
 
-def _none_score(name: str, trial: Trial, importance: Reals) -> NoneScore:
+def _none_score(name: str, trial: HeldOut, importance: Reals) -> NoneScore:
     shown, hidden = trial.judged[name], trial.hidden[name]
     means = {
         "share": 1 - trial.known,
@@ -183,11 +183,11 @@ def _none_score(name: str, trial: Trial, importance: Reals) -> NoneScore:
     return NoneScore(name, **{key: float(np.average(column, weights=importance)) for key, column in means.items()})
 
 
-def _outcomes(witnesses: Witnesses, trial: Trial, importance: Reals) -> tuple[Outcome, ...]:
+def _outcomes(witnesses: Witnesses, trial: HeldOut, importance: Reals) -> tuple[JudgedModel, ...]:
     names = [*witnesses.voices.answers, NONE_OF_THESE]
     judged, documents = trial.judged["together"], witnesses.documents
     return tuple(
-        Outcome(
+        JudgedModel(
             model=documents.models[row],
             author=documents.authors[row],
             datasets=tuple(sorted(documents.datasets[row])),

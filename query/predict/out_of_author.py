@@ -17,7 +17,7 @@ from query.statistics.neighbours import Integers
 
 
 @dataclass(frozen=True)
-class Trial:
+class HeldOut:
     """Judged models: ``rows`` of the documents, entry i of every column the same model.
 
     ``judged``: by way of predicting: together, vectors, head, majority, chance. ``hidden``: when whoever shares a
@@ -32,10 +32,10 @@ class Trial:
     is_calibrated: bool
 
 
-def try_all(witnesses: Witnesses, folds: int) -> Trial:
+def try_all(witnesses: Witnesses, folds: int) -> HeldOut:
     """Deal the authors into groups, judge each group by what was learnt without it, and join the groups."""
     trials = [_try(witnesses, group) for group in deal(witnesses.voices.authors, folds)]
-    return Trial(
+    return HeldOut(
         rows=np.concatenate([trial.rows for trial in trials]),
         judged={name: _join([trial.judged[name] for trial in trials]) for name in trials[0].judged},
         hidden={name: _join([trial.hidden[name] for trial in trials]) for name in EVIDENCE},
@@ -50,7 +50,7 @@ def deal(authors: Integers, folds: int) -> list[Integers]:
     return [np.flatnonzero(units == unit) for unit in range(int(units.max()) + 1)]
 
 
-def _try(witnesses: Witnesses, group: Integers) -> Trial:
+def _try(witnesses: Witnesses, group: Integers) -> HeldOut:
     learnt = learn(witnesses, np.unique(witnesses.voices.authors[group]).tolist())
     shown = witnesses.evidence(group)
     hidden = witnesses.evidence(group, is_hidden=True)
@@ -59,7 +59,7 @@ def _try(witnesses: Witnesses, group: Integers) -> Trial:
     judged = {name: judge(guess, _whole_truth(shown)) for name, guess in guesses.items()}
     judged["chance"] = judge_chance(shown.present, _whole_truth(shown))
     concealed = learnt.probabilities(hidden).items()
-    return Trial(
+    return HeldOut(
         rows=group,
         judged=judged,
         hidden={name: judge(guess, _whole_truth(hidden)) for name, guess in concealed},

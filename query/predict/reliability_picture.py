@@ -11,14 +11,14 @@ from query.predict.scoring import BINS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from query.predict.scoring import Bin, Score
+    from query.predict.scoring import Bin, PredictionScore
 
 _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point, in square points
 
 _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
 
 
-def reliability_figure(bins: Sequence[Bin], scores: Sequence[Score], theme: str = "light") -> Figure:
+def reliability_figure(bins: Sequence[Bin], scores: Sequence[PredictionScore], theme: str = "light") -> Figure:
     """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
 
     A calibrated prediction has its points on the diagonal, within their 95 % intervals over authors; none is drawn
@@ -52,7 +52,7 @@ def _draw(panel: Any, bins: list[Bin], colour: str, colours: Theme) -> None:
     panel.set_yticks(ticks, labels)
 
 
-def _caption(panel: Any, title: str, score: Score, colours: Theme) -> None:
+def _caption(panel: Any, title: str, score: PredictionScore, colours: Theme) -> None:
     panel.set_title(title, fontsize=10, color=colours.ink, pad=17)
     numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
     text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())

@@ -83,7 +83,7 @@ def judge_chance(present: Booleans, truth: Reals) -> Judged:
 
 
 @dataclass(frozen=True)
-class Score:
+class PredictionScore:
     """Means over models, a sweep counted as one. ``calibration_error``: mean |confidence - right| over the bins."""
 
     evidence: str
@@ -128,10 +128,10 @@ class Bin:
     high: float | None
 
 
-def score(evidence: str, judged: Judged, importance: Reals) -> Score:
+def score(evidence: str, judged: Judged, importance: Reals) -> PredictionScore:
     """The score of one way of predicting; ``importance`` is how much each model counts."""
     means = {name: float(np.average(getattr(judged, name), weights=importance)) for name in MEASURES}
-    return Score(evidence, **means, calibration_error=calibration_error(judged, importance))
+    return PredictionScore(evidence, **means, calibration_error=calibration_error(judged, importance))
 
 
 def calibration_error(judged: Judged, importance: Reals) -> float:

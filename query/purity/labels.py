@@ -26,7 +26,7 @@ class DatasetPurity:
     chance: float
 
 
-class Trial:
+class LabelledOrder:
     """Scores label sets laid on the models: those observed, and any that a permutation deals out.
 
     Label sets are reduced to the datasets that can match at all (held outside one group of ``excluded``) and

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from query.population import Population, representatives
-from query.purity.labels import DatasetPurity, Floats, Trial
+from query.purity.labels import DatasetPurity, Floats, LabelledOrder
 from query.purity.without import interval
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
 from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
@@ -35,7 +35,7 @@ class ModelPurity:
 
 
 @dataclass(frozen=True)
-class Score:
+class PurityScore:
     """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
 
     ``models`` and ``datasets`` count what was scored: models with at least one match among their candidates,
@@ -66,13 +66,13 @@ class Score:
 
 
 @dataclass(frozen=True)
-class PurityResult(Score):
+class PurityResult(PurityScore):
     """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
 
     base: str = ""
     representation: str = ""
     k: int | None = None
-    cross_author: Score = Score(0, 0, 0)
+    cross_author: PurityScore = PurityScore(0, 0, 0)
 
     def to_dict(self, *, by_model: bool = False) -> dict[str, Any]:
         """The documented JSON object; the rows of single models only on request."""
@@ -83,8 +83,8 @@ class PurityResult(Score):
         return result | ({"by_model": _rows(self.by_model)} if by_model else {})
 
 
-def _numbers(score: Score) -> dict[str, Any]:
-    names = [field.name for field in fields(Score) if field.name not in ("by_dataset", "by_model")]
+def _numbers(score: PurityScore) -> dict[str, Any]:
+    names = [field.name for field in fields(PurityScore) if field.name not in ("by_dataset", "by_model")]
     return {name: getattr(score, name) for name in names}
 
 
@@ -126,10 +126,10 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
         # Leaving out a model's author also leaves out the model, so one table serves both in turn.
         for form, excluded in enumerate((np.arange(len(rows), dtype=np.intp), authors)):
             leave_out(order, excluded)
-            trial = Trial(order, excluded, labels, k)
+            trial = LabelledOrder(order, excluded, labels, k)
             scores.append(_score(trial, authors, names, draws, np.random.default_rng([seed, form])))
     else:
-        scores = [Score(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
+        scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     return PurityResult(
         **vars(scores[0]),
         base=population.base,
@@ -139,14 +139,16 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
     )
 
 
-def _score(trial: Trial, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator) -> Score:
+def _score(
+    trial: LabelledOrder, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator
+) -> PurityScore:
     """Everything that is said of one trial as observed."""
     scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
     if not len(scored):
-        return Score(0, len(names), 0, note=_why_nothing(trial, authors))
+        return PurityScore(0, len(names), 0, note=_why_nothing(trial, authors))
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
     ends = interval(trial, authors, scored, purity)
-    return Score(
+    return PurityScore(
         models=len(scored),
         candidates=len(names),
         datasets=len(by_dataset),
@@ -167,7 +169,7 @@ def _score(trial: Trial, authors: Integers, names: Sequence[str], draws: int, rn
     )
 
 
-def _why_nothing(trial: Trial, authors: Integers) -> str:
+def _why_nothing(trial: LabelledOrder, authors: Integers) -> str:
     if len(authors) == 1:
         return "Only one model has both a vector and a known dataset."
     if trial.excluded is not authors:
@@ -177,7 +179,7 @@ def _why_nothing(trial: Trial, authors: Integers) -> str:
     return "No dataset has models by two authors."
 
 
-def _caution(trial: Trial, chance: Floats) -> str:
+def _caution(trial: LabelledOrder, chance: Floats) -> str:
     """What a reader must know before quoting the numbers."""
     if chance.min() == 1.0:
         return "Every candidate of every scored model matches it: purity is 1 whatever the vectors are."
@@ -185,7 +187,7 @@ def _caution(trial: Trial, chance: Floats) -> str:
     return f"Only {ways} ways to exchange the labels: p cannot be below {1 / ways:.2g}." if ways < 20 else ""
 
 
-def _p_value(trial: Trial, observed: float, draws: int, rng: np.random.Generator) -> float:
+def _p_value(trial: LabelledOrder, observed: float, draws: int, rng: np.random.Generator) -> float:
     at_least = 0
     for _ in range(draws):
         _, _, purity, chance = trial.evaluate(trial.permuted(rng))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from query.purity.labels import Floats, Trial
+from query.purity.labels import Floats, LabelledOrder
 from query.statistics.intervals import FEWEST_AUTHORS, Ends, uncertainty, units_of
 from query.statistics.neighbours import Booleans, Integers, Order, codes_of
 
@@ -12,7 +12,7 @@ MOST_UNITS = 30  # authors taken away one at a time; where there are more, group
 _BLOCK = 1 << 24  # entries of the table of neighbours looked at at a time
 
 
-def interval(trial: Trial, authors: Integers, scored: Integers, purity: Floats) -> Ends | None:
+def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: Floats) -> Ends | None:
     """95 % interval of mean purity; None where fewer than five authors have a scored model.
 
     Authors bear on one another: whoever is near others' models on their data makes these purer too. An interval from
@@ -32,11 +32,11 @@ def interval(trial: Trial, authors: Integers, scored: Integers, purity: Floats) 
     return uncertainty(weights, changes).of_share(mean, len(scored))
 
 
-def _mean_without(trial: Trial, is_gone: Booleans) -> float | None:
+def _mean_without(trial: LabelledOrder, is_gone: Booleans) -> float | None:
     kept = np.flatnonzero(~is_gone)
     groups = codes_of(trial.excluded[kept].tolist())
     labels = [trial.labels[row] for row in kept.tolist()]
-    rest = Trial(shortened(trial.order, is_gone), groups, labels, trial.k)
+    rest = LabelledOrder(shortened(trial.order, is_gone), groups, labels, trial.k)
     scored, _, purity, _ = rest.evaluate(rest.sweep_kinds)
     return float(purity.mean()) if len(scored) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indexer.errors import AtlasError
-from query.map.coloring import Groups
+from query.map.coloring import ColorGroups
 from query.map.map import ModelMap, model_map
 from query.map.projection import METHODS
 from query.report.markup import Part, code, joined, told
@@ -45,14 +45,14 @@ def write(source: Source) -> Section:
 
 def _alternative(drawn: ModelMap) -> str:
     words = f"Map of {counted(len(drawn.points), 'model')} by {METHODS[drawn.method]}, coloured by dataset"
-    if isinstance(drawn.coloring, Groups) and drawn.coloring.groups:
+    if isinstance(drawn.coloring, ColorGroups) and drawn.coloring.groups:
         groups = drawn.coloring.groups[:_TOLD]
         words += ". The largest groups: " + ", ".join(f"{told(one.group, 60)} ({one.models:,})" for one in groups)
     return words + "."
 
 
 def _caption(drawn: ModelMap) -> Part:
-    unknown = drawn.coloring.codes.count(-1) if isinstance(drawn.coloring, Groups) else 0
+    unknown = drawn.coloring.codes.count(-1) if isinstance(drawn.coloring, ColorGroups) else 0
     silent = f", of which {counted(unknown, 'names', 'name')} no dataset (faint)" if unknown else ""
     adapters = "; triangles are adapters" if any(point.relation == "adapter" for point in drawn.points) else ""
     return joined(

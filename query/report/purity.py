@@ -7,7 +7,7 @@ from functools import partial
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.population import read_population
-from query.purity.purity import PurityResult, Score, purity
+from query.purity.purity import PurityResult, PurityScore, purity
 from query.report.markup import Column, Part, code, told
 from query.report.pictures import add_picture
 from query.report.purity_picture import purity_figure
@@ -102,7 +102,7 @@ def verdict(result: PurityResult) -> list[str]:
     return sentences
 
 
-def _judged(plain: Score, other: Score) -> str:
+def _judged(plain: PurityScore, other: PurityScore) -> str:
     if _is_more_than_chance(other):
         return "So models tuned on the same data do lie together, and not only because one person made them."
     if not _is_more_than_chance(plain):
@@ -112,7 +112,7 @@ def _judged(plain: Score, other: Score) -> str:
     return "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
 
 
-def _is_more_than_chance(score: Score) -> bool:
+def _is_more_than_chance(score: PurityScore) -> bool:
     if score.purity is None or score.chance is None or score.p_value is None:
         return False
     return score.purity > score.chance and score.p_value <= _UNCONVINCING
@@ -154,7 +154,7 @@ def _write_table(results: list[PurityResult], writer: Writer) -> None:
     )
 
 
-def _cells(score: Score) -> tuple[str, ...]:
+def _cells(score: PurityScore) -> tuple[str, ...]:
     return (
         decimal(score.purity), span(score.ci_low, score.ci_high), decimal(score.chance, 3), decimal(score.p_value, 3)
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, Theme, label, new_figure
-from query.purity.purity import PurityResult, Score
+from query.purity.purity import PurityResult, PurityScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def purity_figure(results: Sequence[PurityResult], theme: str = "light") -> Figu
     return figure
 
 
-def _draw(axes: Any, y: float, score: Score, colours: Theme, *, is_filled: bool) -> None:
+def _draw(axes: Any, y: float, score: PurityScore, colours: Theme, *, is_filled: bool) -> None:
     if score.purity is None:
         return
     colour = colours.palette[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from indexer.network.session import Manners, install_session
+from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.served import CONTENT, OTHER, SHA, SMALL
 from tests.hub_ground import undisturbed
@@ -14,7 +14,7 @@ from tests.hub_ground import undisturbed
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
-    install_session(Manners(read_seconds=2.0, first_wait=0.01, longest_wait=0.05, retries=3))
+    install_session(HttpLimits(read_seconds=2.0, first_wait=0.01, longest_wait=0.05, retries=3))
     yield
     install_session()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer.listing.crawl import crawl
-from indexer.listing.questions import CrawlRequest, Progress
+from indexer.listing.questions import CrawlProgress, CrawlRequest
 from indexer.listing.untagged import is_named_after, path_verdict
 from tests.crawl.asking import IDS, claims, crawled
 from tests.hub_ground import BASE, SHORT, add_repo, asked, served, tags
@@ -88,7 +88,7 @@ def test_what_was_looked_into_before_is_not_read_again(store, monkeypatch):
         known |= {row.id: (row.row["sha"], row.claim) for page in pages for row in page.rows}
         assert set(known) == {"me/roberta-base-a", "me/roberta-base-b"}
         hub.reset_log()
-        assert set(claims(crawl(NAMES, Progress(known=known)))) == {"me/roberta-base-a"}
+        assert set(claims(crawl(NAMES, CrawlProgress(known=known)))) == {"me/roberta-base-a"}
         assert not asked(hub, "/resolve/")
 
 

@@ -85,9 +85,11 @@ def test_pictures_of_many_points_are_images():
 
 
 def score(purity, chance, p_value):
-    from query.purity.purity import Score
+    from query.purity.purity import PurityScore
 
-    return Score(models=9, candidates=9, datasets=2, purity=purity, chance=chance, p_value=p_value, note="Why not.")
+    return PurityScore(
+        models=9, candidates=9, datasets=2, purity=purity, chance=chance, p_value=p_value, note="Why not."
+    )
 
 
 @pytest.mark.parametrize(

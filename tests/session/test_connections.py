@@ -7,7 +7,7 @@ from huggingface_hub import get_session, hf_hub_download
 
 from indexer.errors import Failed
 from indexer.network.hub_api import ask
-from indexer.network.session import Manners, install_session
+from indexer.network.session import HttpLimits, install_session
 from tests.hub_ground import QUICK, use_endpoint
 from tests.session.asking import failure, info
 
@@ -36,12 +36,12 @@ def test_installing_twice_keeps_the_connections(hub):
     before = get_session()
     install_session(QUICK)
     assert get_session() is before
-    install_session(Manners(read_seconds=7))
+    install_session(HttpLimits(read_seconds=7))
     assert get_session() is not before
 
 
 def test_the_proxy_of_the_environment_is_used(hub, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", hub.endpoint)
     monkeypatch.setenv("NO_PROXY", "")
-    use_endpoint(monkeypatch, "http://hub.invalid", Manners(read_seconds=3))
+    use_endpoint(monkeypatch, "http://hub.invalid", HttpLimits(read_seconds=3))
     assert info().id == "me/model"

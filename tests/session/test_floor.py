@@ -18,7 +18,7 @@ from indexer.network.floor import Floor, WatchedStream, watch
 from indexer.network.hub_api import ask
 from indexer.network.hub_get import Patience, fetch_small
 from indexer.network.remote_file import RemoteFile
-from indexer.network.session import Manners
+from indexer.network.session import HttpLimits
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT
 from tests.hub_ground import RawServer, http, served, use_endpoint
@@ -102,7 +102,7 @@ def test_the_installed_client_can_be_watched(monkeypatch):
 
 
 # As the real one, but for people who cannot wait; real seconds, as it is the wiring that is tested.
-HASTY = Manners(
+HASTY = HttpLimits(
     read_seconds=5, first_wait=0.01, retries_after_timeout=0, floor=Floor(slowest=1e6, seconds=0.2), body_seconds=1000
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from indexer.errors import Failed, Skipped
 from indexer.names import ModelRef
 from indexer.network.hub import fetch_json
 from indexer.network.hub_api import ask
-from indexer.network.session import Manners, as_model_error
+from indexer.network.session import HttpLimits, as_model_error
 from indexer.weights.repository import open_repository, read_json_object
 from tests.hub_ground import RawServer, asked, http, served, use_endpoint
 from tests.patience import wait_for
@@ -21,7 +21,7 @@ from tests.session.asking import failure, info
 
 
 def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
-    manners = Manners(read_seconds=0.3, first_wait=0.01, retries_after_timeout=1)
+    manners = HttpLimits(read_seconds=0.3, first_wait=0.01, retries_after_timeout=1)
     with served(store, monkeypatch, manners) as hub:
         hub.faults.add("me/model", hang=600)
         error = failure(info)
@@ -32,7 +32,7 @@ def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
 
 
 def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypatch):
-    manners = Manners(read_seconds=2.0, first_wait=0.01, retries_after_timeout=0)
+    manners = HttpLimits(read_seconds=2.0, first_wait=0.01, retries_after_timeout=0)
     with served(store, monkeypatch, manners) as hub:
         hub.faults.add("/api/models", hang=600, first=1)
         assert list(HfApi(endpoint=constants.ENDPOINT).list_models(limit=1))
@@ -42,7 +42,7 @@ def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypat
 def test_a_body_that_drips_is_a_timeout(monkeypatch):
     whole = http({"id": "a/b"})
     drip = [(0, whole[:-12]), *((0.15, bytes([byte])) for byte in whole[-12:])]
-    manners = Manners(read_seconds=1, body_seconds=0.4, first_wait=0.01, retries_after_timeout=0)
+    manners = HttpLimits(read_seconds=1, body_seconds=0.4, first_wait=0.01, retries_after_timeout=0)
     with RawServer(drip) as server:
         use_endpoint(monkeypatch, server.endpoint, manners)
         assert isinstance(failure(info), httpx2.TimeoutException)
@@ -53,7 +53,7 @@ def test_an_endless_answer_is_refused(monkeypatch, encoded):
     body = b"[" + b" " * 3_000_000 + b"]"
     answer = http(gzip.compress(body), Content_Encoding="gzip") if encoded else http(body)
     with RawServer(answer) as server:
-        use_endpoint(monkeypatch, server.endpoint, Manners(body_bytes=1_000_000))
+        use_endpoint(monkeypatch, server.endpoint, HttpLimits(body_bytes=1_000_000))
         error = failure(info)
         assert isinstance(error, httpx2.DecodingError)
         assert "larger than" in as_model_error(error).detail

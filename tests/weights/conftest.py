@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from indexer.network.session import Manners, install_session
+from indexer.network.session import HttpLimits, install_session
 
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
-    install_session(Manners(read_seconds=30.0, first_wait=0.01, longest_wait=0.05, retries=2))
+    install_session(HttpLimits(read_seconds=30.0, first_wait=0.01, longest_wait=0.05, retries=2))
     yield
     install_session()
