@@ -80,7 +80,15 @@ class Atlas(AtlasReader):
         """Any SELECT, with time and row limits; see :func:`query.sql.run_sql`."""
         from query.sql import run_sql
 
-        return run_sql(self.database, statement, limit=limit, seconds=seconds, parameters=parameters)
+        self.connection.execute("SELECT 1")  # AtlasError where the atlas is closed
+        return run_sql(
+            self.database,
+            statement,
+            limit=limit,
+            seconds=seconds,
+            parameters=parameters,
+            stand_ins=self.stand_ins,
+        )
 
     def clusters(
         self,

@@ -105,7 +105,7 @@ def test_every_type_proposes_after_adding_extending_and_adding_again(factory, tm
     assert made.recall >= 0.95, made
     check_candidates(made, range(0, 2700, 270))
 
-    file = write_index(tmp_path, "org/base", "input", made.index)
+    file = write_index(tmp_path, "org/base", "input", made.index, factory)
     assert read_factory(factory, LENGTH).bytes(2700) == pytest.approx(file.size, rel=0.05)
     mapped = CompressedSearch(open_index(tmp_path, file), made.parameters)
     here = CompressedSearch(made.index, made.parameters)

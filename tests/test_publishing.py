@@ -174,7 +174,7 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
     )
     build = Build.__new__(Build)
     results = [type("Result", (), {"unit": type("Unit", (), {"model": entry.listed})})() for entry in atlas.entries[:3]]
-    planned = [type("Planned", (), {"entry": entry, "lacks_spectra": False})() for entry in atlas.entries]
+    planned = [type("Planned", (), {"entry": entry, "unit": None, "lacks_spectra": False})() for entry in atlas.entries]
     monkeypatch.setattr(Build, "work", lambda build, planned, base, settled: iter(results))
     build.report = type("Report", (), {"stopped": None})()
     build.run(planned, atlas.base)

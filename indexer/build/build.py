@@ -234,7 +234,10 @@ class Build:
         """Models that reading found under an old name, under their new one."""
         asked = [one.entry.listed.id for one in planned if one.unit is not None]
         reasons = {name: outcome.reason for name in asked if (outcome := settled[name].outcome) is not None}
-        renamed = self.follow([name for name, reason in reasons.items() if reason in ("renamed", "not_found")])
+        names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
+        if not names:
+            return
+        renamed = self.follow(names)
         wanted = {model.id for model in self.listing.models()} & set(renamed.values()) - set(settled)
         # An old name counts as its new one, and not at all where that was looked at anyway.
         self.report.skipped -= sum(reasons[name] == "renamed" for name in renamed)

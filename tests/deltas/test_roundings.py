@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from indexer import rounding
+from indexer.deltas import rounding
 from indexer.deltas.rounding import RoundingChoice, narrowest_dtype, rounded
 from tests.deltas import made
 

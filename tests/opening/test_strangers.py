@@ -9,7 +9,7 @@ import sys
 import duckdb
 import pytest
 
-from indexer.atlas import AtlasFolder, schema_sql
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
 from indexer.database.door import attached
 from indexer.errors import AtlasError
@@ -151,7 +151,7 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
     path = tmp_path / "atlas.duckdb"
     with duckdb.connect(str(path)) as connection:
         connection.execute(schema_sql())
-        connection.execute("INSERT INTO atlas_info VALUES (3, 1, NULL, NULL, 1)")
+        connection.execute(f"INSERT INTO atlas_info VALUES ({SCHEMA_VERSION}, 1, NULL, NULL, 1)")
     with attached(path) as connection:
         found = catalog.examine(connection, path)
     assert found.problems == ()
