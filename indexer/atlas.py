@@ -20,7 +20,7 @@ from indexer.errors import AtlasError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"
@@ -55,6 +55,10 @@ class AtlasFolder:
     def listing(self, base: str) -> Path:
         """The listing of one base."""
         return self.listings / f"{file_name(base)}.jsonl"
+
+    def lineage(self, base: str) -> Path:
+        """What the weights said of where the models of one base come from."""
+        return self.root / "lineage" / f"{file_name(base)}.jsonl"
 
     def base(self, base: str, commit: str) -> Path:
         """The block matrices of one base at one commit."""

@@ -17,6 +17,7 @@ from indexer import __version__
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.publish.duplicate_groups import DuplicateGroups
+from indexer.publish.lineage_table import renew_lineage
 from indexer.publish.neighbour_table import NeighbourTable
 from indexer.publish.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
 from indexer.publish.sibling import private_copy
@@ -149,6 +150,7 @@ class _Publisher:
             self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
         if changed:
             duplicates.renew(touched)
+        renew_lineage(self.tables, self.base, self.folder.lineage(self.base))
         self._bad_rows()
         if self.publication.build is not None:
             self._build_row(self.publication.build)

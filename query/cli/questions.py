@@ -10,6 +10,7 @@ import click
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
+from query.cli.lineage import lineage
 from query.cli.options import base_option, opened_atlas
 from query.cli.studies import STUDIES
 
@@ -131,5 +132,6 @@ def _tell_oddities(opened: AtlasReader, model: str, base: str | None) -> None:
         say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
 
 
+main.add_command(lineage)
 for study in STUDIES:
     main.add_command(study)

@@ -1,0 +1,48 @@
+"""The limits behind every answer. They were set on one family of models and checked on others (docs/lineage.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What counts as what; shares are of ‖δ‖², the energy of the asked model's change.
+
+    Attributes:
+        budget: bytes that may be read for one asked model.
+        most_models: candidates whose weights are read, at most.
+        exact: left over, beyond what rounding explains, where an explanation is exact.
+        noise: so many times the expected rounding error counts as rounding.
+        most_noise: above this share of rounding nothing is called exact.
+        most_parents: of a merge.
+        least_weight: of a parent in a merge.
+        most_weight: of a parent in a merge; larger ones only fit by cancelling.
+        near: left over after a parent with coefficient 1, at most.
+        aligned: |cosine| of what is left with the parent, at most.
+        clearly_aligned: from here on it is known to point along the parent, and the order is turned round.
+        atom: share of a parent's entries that a merge holds at one fixed multiple.
+        atom_contrast: how much denser that multiple is than those around it.
+        level: share of the entries of a quantised copy that are where its source rounds to.
+        rank_share: a LoRA's rank is at most this share of what a part could have.
+        same_hours: uploads of one author on one data set within so many hours are a sweep.
+        giving_up: gain of the best candidate below which nothing more is read.
+    """
+
+    budget: int = 30_000_000
+    most_models: int = 8
+    exact: float = 1e-6
+    noise: float = 4.0
+    most_noise: float = 0.05
+    most_parents: int = 4
+    least_weight: float = 0.03
+    most_weight: float = 1.6
+    near: float = 0.8
+    aligned: float = 0.35
+    clearly_aligned: float = 0.35
+    atom: float = 0.02
+    atom_contrast: float = 6.0
+    level: float = 0.995
+    rank_share: float = 0.5
+    same_hours: float = 24.0
+    giving_up: float = 0.02
