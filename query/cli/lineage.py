@@ -38,17 +38,20 @@ def lineage(
     MODEL is an indexed id, any other Hub id, or a local checkpoint folder. At most 30 MB of weights are read.
     """
     from query.figures import checked_output
+    from query.lineage.stored import edges_of, store, stored_edges
 
     if (model is None) != every:
         raise click.UsageError("Name a MODEL, or ask for --all without one.")
     file = checked_output(out) if out else None
     with opened_atlas(atlas) as opened:
         if model is None:
-            answers = opened.lineages(base, dates=not no_dates, store=True)
+            told_base = opened.base_named(base)
+            answers = opened.lineages(told_base, dates=not no_dates)
             rows = [{"model": one.model, **row} for one in answers for row in one.to_rows()]
             emit([_short(row) for row in rows] if output == "table" else rows, output)
             notes = [f"{one.model}: {note}" for one in answers for note in one.notes]
-            told_base = opened.base_named(base)
+            # Behind the answers: where another process is writing, what was found out is not lost.
+            store(opened, told_base, answers)
         else:
             answer = opened.lineage(model, base, dates=not no_dates)
             rows = answer.to_rows()
@@ -60,7 +63,6 @@ def lineage(
         for note in dict.fromkeys(notes):
             say(note)
         if file is not None:
-            from query.lineage.stored import edges_of, stored_edges
             from query.lineage.tree import around, write_tree
 
             edges = stored_edges(opened, told_base)

@@ -151,7 +151,7 @@ class FactorStore:
         return plain / total, fitted / total
 
 
-def no_factors(atlas: AtlasReader, base: str) -> AtlasError:
+def no_factors(base: str) -> AtlasError:
     """What an atlas without records says when it is asked for lineage."""
     return AtlasError(
         f"Lineage is told from the records of {base}, and this atlas holds none with factors.",

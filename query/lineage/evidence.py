@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-# Relative spacing of each dtype's numbers.
-SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+# The largest distance of two neighbouring numbers of each dtype, relative to them.
+SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _grid(weight: NDArray[np.float32], spacing: float) -> Grid | None:
         steps = rows / np.where(largest == 0, 1, largest / 127)
         off = np.abs(steps - steps.round())
         # A part may not hold its row's largest entry: only whole rows can be told.
-        if np.median(off[np.abs(steps) > 0.5]) < max(0.02, 16 * spacing) and np.mean(off < 0.13) > 0.9:
+        if np.median(off[np.abs(steps) > 0.5]) < max(0.02, 8 * spacing) and np.mean(off < 0.13) > 0.9:
             return Grid("int8", axis)
     return None
 

@@ -51,7 +51,7 @@ ALIKE, UNSURE, APART = 0, 1, 2
 
 def _blur(first: ModelParts, second: ModelParts) -> float:
     """How far apart rows may be, relative to their norm, that were the same before they were stored."""
-    return max(1e-5, 1.5 * SPACING[first.precision], 1.5 * SPACING[second.precision])
+    return max(1e-5, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
 
 
 def _apart(first: NDArray[np.float32], second: NDArray[np.float32], blur: float) -> NDArray[np.int8]:

@@ -70,11 +70,23 @@ def every_lineage(
 
 
 class Tracer:
-    """Asks after models of one base, one after another; what it has read of one serves for the next."""
+    """Asks after models of one base, one after another; what it has read of one serves for the next.
 
-    def __init__(self, atlas: AtlasReader, base: str, *, dates: bool = True, limits: Limits | None = None) -> None:
+    ``embeddings``: whether embeddings of tokens may decide; without them blocks alone do, as where there are none.
+    """
+
+    def __init__(
+        self,
+        atlas: AtlasReader,
+        base: str,
+        *,
+        dates: bool = True,
+        embeddings: bool = True,
+        limits: Limits | None = None,
+    ) -> None:
         from indexer.deltas.parts import Parts
 
+        self.embeddings = embeddings
         self.atlas, self.base, self.dates, self.limits = atlas, base, dates, limits or Limits()
         self._published = atlas.published_base(base)
         self._candidates = {one.model_id: one for one in read_candidates(atlas, base)}
@@ -203,15 +215,17 @@ class Tracer:
     ) -> Lineage:
         store = self._store_for(key)
         others = [one for one in self._candidates.values() if one.model_id != asked.model_id]
-        held = store.hold(self._near(asked, earlier(others, asked.created, dates=self.dates)))
-        if others and not held and len(store.missing) >= len(others):
-            raise no_factors(self.atlas, self.base)
+        possible = self._near(asked, earlier(others, asked.created, dates=self.dates))
+        held = store.hold(possible)
+        if possible and not held:
+            raise no_factors(self.base)
         if store.missing:
             read.notes.append(
                 f"left out, as their records are not here or hold no factors: {len(store.missing)} models"
             )
         base = {str(name): weight.float().numpy() for name, weight in self._parts_for(key).base_weights.items()}
-        tokens = self._base_tokens(key, read) if held and m.tokens is not None else None
+        is_told = held and m.tokens is not None and self.embeddings
+        tokens = self._base_tokens(key, read) if is_told else None
         judge = Judge(asked, m, base, tokens, self.limits, dates=self.dates)
         search = Search(lambda one: self._read(one, key, read), judge, store, held, read)
         verdict = search.run([one for one in held if one.model in declared.models])

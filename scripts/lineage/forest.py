@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,8 +49,11 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
         shape: ``small`` or ``full``.
         seed: of the plan.
     """
+    told = fingerprint(architecture, shape, seed)
     if (root / TRUTH).exists():
-        return root
+        if read_truth(root).get("fingerprint") == told:
+            return root
+        shutil.rmtree(root)  # another forest: made by this, and to be made again
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -67,8 +73,16 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
     for node in nodes:
         forest.make(node)
     told = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
-    write_json(root / TRUTH, {"base": plan.base, "architecture": architecture, "nodes": told})
+    write_json(root / TRUTH, {"fingerprint": told, "base": plan.base, "architecture": architecture, "nodes": told})
     return root
+
+
+def fingerprint(architecture: str, shape: str, seed: int) -> str:
+    """Changes with what this package makes of a plan, comments apart."""
+    digest = hashlib.sha256(f"{architecture} {shape} {seed}".encode())
+    for name in ("plan.py", "merging.py", "forest.py"):
+        digest.update(ast.dump(ast.parse((Path(__file__).parent / name).read_bytes())).encode())
+    return digest.hexdigest()
 
 
 def _plan(architecture: str, shape: str) -> Plan:
@@ -223,3 +237,8 @@ def read_truth(root: Path) -> dict[str, Any]:
     """What ``make_forest`` wrote."""
     found: dict[str, Any] = json.loads((root / TRUTH).read_text(encoding="utf-8"))
     return found
+
+
+if __name__ == "__main__":
+    folder, architecture, shape, seed = sys.argv[1:]
+    make_forest(Path(folder), architecture, shape, int(seed))
