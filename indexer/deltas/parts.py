@@ -9,7 +9,7 @@ is stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -84,8 +84,9 @@ class Parts:
         return self.read(reference, commit_of(row), untyped_relation(row), listed_filenames(row))
 
     def read_base(self) -> ModelParts:
-        """The same of the base, from the Hub: its embeddings are not in the atlas. Raises ModelError."""
-        return self.read(ModelRef(self._published.base), self._published.commit, "finetune")
+        """The base's embeddings alone, from the Hub: its matrices are in the atlas. Raises ModelError."""
+        reference, commit = ModelRef.parse(self._published.base), self._published.commit
+        return self._opened(reference, commit, "finetune", None, _embeddings_alone)
 
     @property
     def names(self) -> list[str]:
@@ -100,18 +101,25 @@ class Parts:
         ``filenames`` saves asking the Hub where they are known. Raises ModelError where it cannot be read, or is not
         of the base's shape.
         """
-        install_session()
-        torch.set_num_threads(1)
         try:
-            return self._read(reference, commit, relation, filenames)
+            return self._opened(reference, commit, relation, filenames, self._parts_of)
         except Skipped:
             if filenames is None:
                 raise
-            return self._read(reference, commit, relation, None)  # the weights lie elsewhere than the atlas remembers
+            # The weights lie elsewhere than the atlas remembers.
+            return self._opened(reference, commit, relation, None, self._parts_of)
 
-    def _read(
-        self, reference: ModelRef, commit: str | None, relation: str, filenames: Sequence[str] | None
+    def _opened(
+        self,
+        reference: ModelRef,
+        commit: str | None,
+        relation: str,
+        filenames: Sequence[str] | None,
+        read: Callable[[Checkpoint], ModelParts],
     ) -> ModelParts:
+        install_session()
+        torch.set_num_threads(1)
+
         def conversion() -> str | None:
             return conversion_revision(reference.id)
 
@@ -124,7 +132,7 @@ class Parts:
         except Exception as error:
             raise as_model_error(error) from error
         try:
-            return self._parts_of(checkpoint)
+            return read(checkpoint)
         except (ModelError, AtlasError):
             raise
         except Exception as error:
@@ -186,6 +194,12 @@ class Parts:
                     a, b = matrix.extract_lora(module.a, module.b)
                     found[matrix.key] = module.scale * (b[: extent.rows].float() @ a[:, : extent.columns].float())
         yield from found.items()
+
+
+def _embeddings_alone(checkpoint: Checkpoint) -> ModelParts:
+    tokens = _tokens(checkpoint)
+    precision = "float32" if tokens is None else str(narrowest_dtype(torch.from_numpy(tokens))).removeprefix("torch.")
+    return ModelParts({}, {}, precision, checkpoint.bytes_read, is_adapter=False, tokens=tokens)
 
 
 def _tokens(checkpoint: Checkpoint) -> Floats | None:
