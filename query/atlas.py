@@ -57,12 +57,18 @@ class Atlas(AtlasReader):
         k: int | None = None,
         draws: int = 1000,
         seed: int = 0,
+        kin: bool = True,
     ) -> PurityResult:
-        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`."""
-        from query.population import read_population
+        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`.
+
+        ``kin``: whether a model's own family tree counts, which lies near it whatever it was tuned on.
+        """
+        from query.population import family_trees, read_population
         from query.purity.purity import purity
 
-        return purity(read_population(self, base, representation), k=k, draws=draws, seed=seed)
+        population = read_population(self, base, representation)
+        trees = None if kin else family_trees(self, population)
+        return purity(population, k=k, draws=draws, seed=seed, trees=trees)
 
     def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
         """Everything known of one model; see :func:`query.show.show`."""

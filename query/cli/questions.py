@@ -61,15 +61,18 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
 )
 @click.option("-k", "--neighbours", "k", type=click.IntRange(min=1),
               help="Look at the k nearest; by default at as many as share a dataset with the model.")  # fmt: skip
+@click.option("--no-kin", is_flag=True, help="Without models of its own family tree (after query lineage --all).")
 @atlas_option
 @output_options
-def purity(base: str | None, representation: str, by: str, k: int | None, atlas: str, output: str) -> None:
+def purity(
+    base: str | None, representation: str, by: str, k: int | None, no_kin: bool, atlas: str, output: str
+) -> None:
     """Measure whether models tuned on one dataset lie together.
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """
     with opened_atlas(atlas) as opened:
-        result = opened.purity(base, representation=representation, k=k)
+        result = opened.purity(base, representation=representation, k=k, kin=not no_kin)
         emit(result.to_dict(by_model=by == "model"), output)
 
 

@@ -97,6 +97,9 @@ class Judge:
         self.grid = grid_of(m)
         self.entries = Entries(m, base)
         self._low_ranks: dict[int, list[int] | None] = {}
+        # Whether it looks like a merge that drops entries, and which of its entries no parent accounts for so far.
+        self.is_sparse = float(self.entries.nothing.mean()) > limits.sparse
+        self.unexplained: NDArray[np.bool_] | None = None
 
     def verdict(self, read: Sequence[Reading]) -> Verdict:
         """What these models make of it, the surest explanation first."""
@@ -180,7 +183,14 @@ class Judge:
         if not found:
             return None
         best = min(
-            found, key=lambda one: (len(one.members), one.off > 0, _negative(one), float(np.abs(one.mean).sum()))
+            found,
+            key=lambda one: (
+                len(one.members),
+                one.spread > 0,
+                one.off > 0,
+                _negative(one),
+                float(np.abs(one.mean).sum()),
+            ),
         )
         chosen = [distinct[member] for member in best.members]
         if len(chosen) == 1 and chosen[0].parts.is_adapter:
@@ -247,7 +257,10 @@ class Judge:
             size = sum(weight.size for weight in self.m.weights.values())
             ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size)
             most = min(min(weight.shape) for weight in self.m.weights.values()) * self.limits.rank_share
-            self._low_ranks[key] = ranks if ranks and max(ranks) <= most else None
+            is_low = bool(ranks) and max(one.rank for one in ranks) <= most
+            # A smooth spectrum whose tail rounding hides is no LoRA.
+            is_low = is_low and float(np.median([one.drop for one in ranks])) >= self.limits.rank_drop
+            self._low_ranks[key] = [one.rank for one in ranks] if is_low else None
         found = self._low_ranks[key]
         return max(found) if found else None
 
@@ -256,6 +269,7 @@ class Judge:
         own = float(self.entries.nothing.mean())
         distinct = [one for one in _distinct(read) if own > unchanged_share(one.parts, self.base) + 0.005]
         left = ~self.entries.nothing
+        self.unexplained = None
         chosen: list[tuple[Reading, float]] = []
         while distinct:
             found = [(self.entries.atom(one.parts, left), one) for one in distinct]
@@ -267,6 +281,7 @@ class Judge:
             distinct = [other for other in distinct if other is not one]
         if not chosen:
             return None
+        self.unexplained = left
         parents = [one for one, _ in chosen]
         sum_ = Combinations(self.m, [one.parts for one in parents], self.base).of(range(len(parents)))
         links = tuple(
@@ -279,32 +294,66 @@ class Judge:
 
     def _continued(self, read: Sequence[Reading]) -> Verdict | None:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
-        proven: list[tuple[float, Reading, str, bool]] = []
-        likely: list[tuple[float, Reading, str, bool]] = []
-        for one in read:
-            seen = single(self.m, one.parts)
-            kin = kinship(self.m, one.parts, self.tokens)
-            before = self.is_before(one.candidate)
-            numeric = abs(seen.cosine) <= self.limits.aligned and abs(seen.cosine) < abs(seen.reverse)
-            if kin is not None and kin.only_p > max(2, 0.01 * (kin.shared + kin.both)):
-                continue  # p was trained on words that m still has as the base
-            if (kin is not None and kin.shared >= LEAST_SHARED) or seen.equal > 0:
-                direction = before is not None or (kin is not None and kin.only_m > LEAST_SHARED) or numeric
-                what = f"{kin.shared} embeddings of its training, inherited" if kin else "matrices that are the same"
-                proven.append((seen.left, one, what, direction))
-            elif seen.left <= self.limits.near and numeric:
-                likely.append((seen.left, one, "its change, and one of another direction", True))
-        found = proven or likely
+        found = [one for reading in read if (one := self._relative(reading)) is not None]
+        found = [one for one in found if one.is_proven or not any(other.is_proven for other in found)]
+        found = [one for one in found if not any(self._is_sister_beside(one, other) for other in found)]
         if not found:
             return None
-        left, first, because, direction = min(found, key=lambda item: (round(item[0], 9), _age(item[1].candidate)))
-        others = [one for share, one, _, _ in found if one is not first and abs(share - left) < 1e-9]
-        verdict = _one(first, CONTINUED, 1.0, left, because, direction, others)
-        link = replace(verdict.links[0], proven=bool(proven))
-        return Verdict((link,), settled=False)
+        most = max(one.shared for one in found) - self.limits.shared
+        near = [one for one in found if one.shared >= most]
+        first = min(near, key=lambda one: (round(one.left, 9), _age(one.reading.candidate)))
+        others = [one.reading for one in near if one is not first and abs(one.left - first.left) < 1e-9]
+        verdict = _one(first.reading, CONTINUED, 1.0, first.left, first.because, first.direction, others)
+        return Verdict((replace(verdict.links[0], proven=first.is_proven),), settled=False)
+
+    def _relative(self, reading: Reading) -> _Relative | None:
+        """The reading as a possible ancestor, None where it cannot be one."""
+        limits = self.limits
+        seen = single(self.m, reading.parts)
+        kin = kinship(self.m, reading.parts, self.tokens)
+        if kin is not None and kin.only_p > max(2, 0.01 * (kin.shared + kin.both)):
+            return None  # p was trained on words that m still has as the base
+        is_upright = abs(seen.cosine) < abs(seen.reverse)
+        is_before = self.is_before(reading.candidate) is not None
+        if seen.equal > 0:
+            direction = is_before or is_upright or (kin is not None and kin.only_m > limits.shared)
+            what = "matrices of its training, inherited"
+            return _Relative(reading, seen.left, what, direction, True, kin.shared if kin else 0)
+        if kin is not None and kin.shared >= limits.shared:
+            is_weak = kin.shared < limits.weak_share * (kin.shared + kin.both)
+            if is_weak and seen.left > limits.weak_near:
+                return None
+            direction = is_before or is_upright or kin.only_m > limits.shared
+            what = f"{kin.shared} embeddings of its training, inherited"
+            return _Relative(reading, seen.left, what, direction, not is_weak, kin.shared)
+        if seen.left <= limits.near and abs(seen.cosine) <= limits.aligned and is_upright:
+            return _Relative(reading, seen.left, "its change, and one of another direction", True, False, 0)
+        return None
+
+    def _is_sister_beside(self, one: _Relative, parent: _Relative) -> bool:
+        """Whether ``one`` went another way from ``parent`` than the asked model did, which holds no more of it."""
+        if one is parent or one.shared > parent.shared + self.limits.shared or parent.left <= one.left:
+            return False
+        after = before = along = 0.0
+        for name, weight in self.m.weights.items():
+            rest = weight - one.reading.parts.weights[name]
+            step = one.reading.parts.weights[name] - parent.reading.parts.weights[name]
+            along += float(np.vdot(rest, step))
+            after += float(np.vdot(rest, rest))
+            before += float(np.vdot(step, step))
+        return after > 0 and before > 0 and along / np.sqrt(after * before) < self.limits.sister
 
 
-LEAST_SHARED = 8
+@dataclass(frozen=True)
+class _Relative:
+    """A model that the asked one may have been continued from. ``shared``: embeddings of its training that it holds."""
+
+    reading: Reading
+    left: float
+    because: str
+    direction: bool
+    is_proven: bool
+    shared: int
 
 
 def _one(

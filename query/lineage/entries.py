@@ -48,6 +48,15 @@ class Entries:
     def _changes_of(self, parts: ModelParts) -> NDArray[np.float32]:
         return np.concatenate([(parts.weights[name] - self._base[name]).ravel() for name in self._names])
 
+    def cut(self, deltas: Mapping[str, NDArray[np.float32]], kept: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
+        """Deltas with only these entries left, zeros elsewhere."""
+        found, start = {}, 0
+        for name in self._names:
+            size = deltas[name].size
+            found[name] = deltas[name] * kept[start : start + size].reshape(deltas[name].shape)
+            start += size
+        return found
+
     @property
     def nothing(self) -> NDArray[np.bool_]:
         """Entries that the base has, too, or would have as they are stored."""

@@ -137,14 +137,25 @@ class Combinations:
         kept = weights[:, :-1] if spherical else weights
         return Combination(tuple(members), kept, left / self._total if self._total else 0.0, off)
 
+    def even(self, members: Sequence[int]) -> Combination:
+        """The best sum with one recipe for all matrices: where parents share some, only that tells their weights."""
+        rows = [member + 1 for member in members]
+        gram = self._gram.sum(axis=0)
+        inner, right = gram[np.ix_(rows, rows)], gram[rows, 0]
+        scale = np.sqrt(np.maximum(np.diag(inner), 1e-300))
+        w = np.linalg.lstsq(inner / np.outer(scale, scale), right / scale, rcond=1e-12)[0] / scale
+        left = max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
+        weights = np.tile(w, (len(self._names), 1))
+        return Combination(tuple(members), weights, left / self._total if self._total else 0.0)
+
     def all_of(self, most: int) -> list[Combination]:
-        """Every choice of up to ``most`` others; pairs also as SLERP joins them."""
-        return [
-            self.of(chosen, spherical=spherical)
-            for size in range(1, min(most, self._count) + 1)
-            for chosen in combinations(range(self._count), size)
-            for spherical in ((False, True) if size == 2 else (False,))
-        ]
+        """Every choice of up to ``most`` others: one recipe for all matrices, one for each, and pairs as by SLERP."""
+        found = []
+        for size in range(1, min(most, self._count) + 1):
+            for chosen in combinations(range(self._count), size):
+                found += [self.even(chosen), self.of(chosen)]
+                found += [self.of(chosen, spherical=True)] if size == 2 else []
+        return found
 
 
 def residual(m: ModelParts, others: Sequence[ModelParts], found: Combination) -> dict[str, NDArray[np.float32]]:
@@ -179,8 +190,16 @@ def as_stored(values: NDArray[np.float32], precision: str) -> NDArray[np.float32
     return values
 
 
-def ranks_of(differences: Mapping[str, NDArray[np.float32]], floor: float) -> list[int]:
-    """The numerical rank of every matrix that is not zero; ``floor``: energy a number that counts as nothing."""
+@dataclass(frozen=True)
+class Rank:
+    """The numerical rank of a matrix, and the energy of its last singular value over that of the one behind it."""
+
+    rank: int
+    drop: float
+
+
+def ranks_of(differences: Mapping[str, NDArray[np.float32]], floor: float) -> list[Rank]:
+    """Of every matrix that is not zero; ``floor``: energy a number that counts as nothing."""
     found = []
     for difference in differences.values():
         square = float(np.vdot(difference, difference))
@@ -189,5 +208,7 @@ def ranks_of(differences: Mapping[str, NDArray[np.float32]], floor: float) -> li
         values = np.linalg.svd(difference, compute_uv=False).astype(np.float64) ** 2
         allowed = max(4 * floor * difference.size, 1e-7 * square)
         behind = np.cumsum(values[::-1])[::-1]
-        found.append(int(np.count_nonzero(behind > allowed)))
+        rank = int(np.count_nonzero(behind > allowed))
+        drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
+        found.append(Rank(rank, float(drop)))
     return found

@@ -18,13 +18,18 @@ class Limits:
         most_parents: of a merge.
         least_weight: of a parent in a merge.
         most_weight: of a parent in a merge; larger ones only fit by cancelling.
-        near: left over after a parent with coefficient 1, at most.
+        near: left over after a parent with coefficient 1, at most, where nothing else speaks for it.
         aligned: |cosine| of what is left with the parent, at most.
-        clearly_aligned: from here on it is known to point along the parent, and the order is turned round.
+        sister: cosine of what is left after s with s − p, below which s went another way from p than the asked model.
+        shared: least embeddings of words that are evidence.
+        weak_share: of the embeddings that both changed, so few alike are weak evidence.
+        weak_near: left over, at most, where the evidence is weak.
         atom: share of a parent's entries that a merge holds at one fixed multiple.
         atom_contrast: how much denser that multiple is than those around it.
         level: share of the entries of a quantised copy that are where its source rounds to.
         rank_share: a LoRA's rank is at most this share of what a part could have.
+        rank_drop: energy of a LoRA's last singular value over that of the next, at least, in most matrices.
+        sparse: share of entries that are the base's, from which on a merge that drops entries is looked for.
         same_hours: uploads of one author on one data set within so many hours are a sweep.
         giving_up: gain of the best candidate below which nothing more is read.
     """
@@ -37,12 +42,17 @@ class Limits:
     most_parents: int = 4
     least_weight: float = 0.03
     most_weight: float = 1.6
-    near: float = 0.8
-    aligned: float = 0.35
-    clearly_aligned: float = 0.35
+    near: float = 0.6
+    aligned: float = 0.5
+    sister: float = -0.1
+    shared: int = 8
+    weak_share: float = 0.1
+    weak_near: float = 0.5
     atom: float = 0.02
     atom_contrast: float = 6.0
     level: float = 0.995
     rank_share: float = 0.5
+    rank_drop: float = 10.0
+    sparse: float = 0.02
     same_hours: float = 24.0
     giving_up: float = 0.02
