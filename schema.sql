@@ -401,7 +401,7 @@ COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN lineage.record_key IS 'Its record when this was told; a publish drops rows whose model was read again since.';
 COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base itself, or where the source is not in the atlas.';
 COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
-COMMENT ON COLUMN lineage.method IS 'Of a merge: linear, task arithmetic, slerp, ties or dare.';
+COMMENT ON COLUMN lineage.method IS 'Of a merge: linear, task arithmetic, slerp, layer by layer (another recipe in each matrix), or "ties or dare".';
 COMMENT ON COLUMN lineage.coefficient IS 'The parent''s weight: 1 but for merges.';
 COMMENT ON COLUMN lineage."left" IS 'Share of the energy of its change that all its parents together do not explain.';
 COMMENT ON COLUMN lineage.card IS 'Against the card: confirmed, contradicted, or not declared.';

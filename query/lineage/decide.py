@@ -186,7 +186,7 @@ class Judge:
             found,
             key=lambda one: (
                 len(one.members),
-                one.spread > 0,
+                one.spread > 1e-9,
                 one.off > 0,
                 _negative(one),
                 float(np.abs(one.mean).sum()),
@@ -196,10 +196,10 @@ class Judge:
         if len(chosen) == 1 and chosen[0].parts.is_adapter:
             link = Link(chosen[0].candidate, LORA, float(best.mean[0]), best.left, "the adapter's change, added")
             return Verdict((link,), settled=True)
-        is_even = best.spread < 0.01
-        method = (
-            "slerp" if best.off or not is_even else "linear" if abs(best.mean.sum() - 1) < 5e-3 else "task arithmetic"
-        )
+        if best.spread < 1e-9:
+            method = "linear" if abs(best.mean.sum() - 1) < 5e-3 else "task arithmetic"
+        else:
+            method = "slerp" if len(chosen) == 2 else "layer by layer"
         links = tuple(
             Link(one.candidate, MERGE, float(weight), best.left, "an exact sum of their changes", method)
             for one, weight in zip(chosen, best.mean, strict=True)
@@ -334,6 +334,8 @@ class Judge:
         """Whether ``one`` went another way from ``parent`` than the asked model did, which holds no more of it."""
         if one is parent or one.shared > parent.shared + self.limits.shared or parent.left <= one.left:
             return False
+        if not self._may_come_from(one.reading, parent.reading):
+            return False
         after = before = along = 0.0
         for name, weight in self.m.weights.items():
             rest = weight - one.reading.parts.weights[name]
@@ -342,6 +344,17 @@ class Judge:
             after += float(np.vdot(rest, rest))
             before += float(np.vdot(step, step))
         return after > 0 and before > 0 and along / np.sqrt(after * before) < self.limits.sister
+
+    def _may_come_from(self, one: Reading, parent: Reading) -> bool:
+        """Whether ``one`` may have been continued from ``parent``, with embeddings that say which way it went."""
+        if self.dates and _age(parent.candidate) > _age(one.candidate):
+            return False
+        seen = single(one.parts, parent.parts)
+        if abs(seen.cosine) > self.limits.aligned or abs(seen.cosine) >= abs(seen.reverse):
+            return False
+        kin = kinship(one.parts, parent.parts, self.tokens)
+        # With frozen embeddings the asked model could not hold more of it than of its parent.
+        return kin is None or (kin.only_p <= 2 and kin.both + kin.only_m > self.limits.shared)
 
 
 @dataclass(frozen=True)
