@@ -89,3 +89,16 @@ def test_a_prediction_does_not_learn_from_parent_or_child(tmp_path):
         assert relatives(atlas, 2) == {1}
     assert not any(voter.model == "mum/parent" for voter in prediction.voters)
     assert prediction.answers[0].dataset == "own-data"
+
+
+def test_the_report_tells_lineage_where_it_is_kept(families, tmp_path):
+    from query.report.lineage import write
+    from query.report.section import Source
+
+    with Atlas(families) as atlas:
+        body = str(write(Source(atlas, BASE, 0)).body)
+    assert "continued" in body
+    models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
+    with Atlas(plant_atlas(tmp_path / "bare", models)) as atlas:
+        body = str(write(Source(atlas, BASE, 0)).body)
+    assert "query lineage --base org/base --all" in body
