@@ -296,6 +296,7 @@ class Judge:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
         found = [one for reading in read if (one := self._relative(reading)) is not None]
         found = [one for one in found if one.is_proven or not any(other.is_proven for other in found)]
+        found = [one for one in found if one.direction or not any(other.direction for other in found)]
         found = [one for one in found if not any(self._is_sister_beside(one, other) for other in found)]
         if not found:
             return None
@@ -315,15 +316,18 @@ class Judge:
             return None  # p was trained on words that m still has as the base
         is_upright = abs(seen.cosine) < abs(seen.reverse)
         is_before = self.is_before(reading.candidate) is not None
+        is_told_by_words = kin is not None and kin.only_m > limits.shared
+        if not is_before and not is_told_by_words and abs(seen.cosine) > abs(seen.reverse) + limits.turned:
+            return None  # of the two, p looks like the one that was continued from m
         if seen.equal > 0:
-            direction = is_before or is_upright or (kin is not None and kin.only_m > limits.shared)
+            direction = is_before or is_upright or is_told_by_words
             what = "matrices of its training, inherited"
             return _Relative(reading, seen.left, what, direction, True, kin.shared if kin else 0)
         if kin is not None and kin.shared >= limits.shared:
             is_weak = kin.shared < limits.weak_share * (kin.shared + kin.both)
             if is_weak and seen.left > limits.weak_near:
                 return None
-            direction = is_before or is_upright or kin.only_m > limits.shared
+            direction = is_before or is_upright or is_told_by_words
             what = f"{kin.shared} embeddings of its training, inherited"
             return _Relative(reading, seen.left, what, direction, not is_weak, kin.shared)
         if seen.left <= limits.near and abs(seen.cosine) <= limits.aligned and is_upright:

@@ -20,6 +20,7 @@ class Limits:
         most_weight: of a parent in a merge; larger ones only fit by cancelling.
         near: left over after a parent with coefficient 1, at most, where nothing else speaks for it.
         aligned: |cosine| of what is left with the parent, at most.
+        turned: by so much more |cosine| one way than the other, the order is the other way round.
         sister: cosine of what is left after s with s − p, below which s went another way from p than the asked model.
         shared: least embeddings of words that are evidence.
         weak_share: of the embeddings that both changed, so few alike are weak evidence.
@@ -44,6 +45,7 @@ class Limits:
     most_weight: float = 1.6
     near: float = 0.6
     aligned: float = 0.5
+    turned: float = 0.1
     sister: float = -0.1
     shared: int = 8
     weak_share: float = 0.1
