@@ -381,6 +381,36 @@ COMMENT ON COLUMN compared_deltas.model_id IS 'The model with the smaller id, se
 COMMENT ON COLUMN compared_deltas.other_id IS 'The other model.';
 COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas; 0 where rounding to another dtype explains it.';
 
+CREATE TABLE lineage (
+    model_id INTEGER NOT NULL,
+    record_key VARCHAR NOT NULL,
+    parent_id INTEGER,
+    kind VARCHAR NOT NULL,
+    method VARCHAR,
+    coefficient DOUBLE NOT NULL,
+    "left" DOUBLE NOT NULL,
+    card VARCHAR NOT NULL,
+    direction VARCHAR NOT NULL,
+    because VARCHAR,
+    same VARCHAR[] NOT NULL,
+    bytes_read BIGINT NOT NULL,
+    told TIMESTAMP NOT NULL
+);
+COMMENT ON TABLE lineage IS 'Which model each was made from, by the weights: one row for each parent (query lineage --all).';
+COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN lineage.record_key IS 'Its record when this was told; a publish drops rows whose model was read again since.';
+COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base itself, or where the source is not in the atlas.';
+COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
+COMMENT ON COLUMN lineage.method IS 'Of a merge: linear, task arithmetic, slerp, layer by layer (another recipe in each matrix), or "ties or dare".';
+COMMENT ON COLUMN lineage.coefficient IS 'The parent''s weight: 1 but for merges.';
+COMMENT ON COLUMN lineage."left" IS 'Share of the energy of its change that all its parents together do not explain.';
+COMMENT ON COLUMN lineage.card IS 'Against the card: confirmed, contradicted, or not declared.';
+COMMENT ON COLUMN lineage.direction IS 'known, or unknown where neither weights nor dates tell which of the two was first.';
+COMMENT ON COLUMN lineage.because IS 'The evidence, in a few words.';
+COMMENT ON COLUMN lineage.same IS 'Models that the weights cannot tell from the parent.';
+COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that the answer took, all parents together.';
+COMMENT ON COLUMN lineage.told IS 'When.';
+
 CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
 COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
 COMMENT ON COLUMN bad_rows.base IS 'The base whose listing held it.';
@@ -537,6 +567,43 @@ FROM fine_tunes AS copy
 JOIN records ON records.model_id = copy.model_id
 JOIN fine_tunes AS first ON first.model_id = records.duplicate_of;
 COMMENT ON VIEW duplicates IS 'Models that repeat an earlier upload.';
+
+CREATE VIEW declared_lineage AS
+SELECT DISTINCT claimed.model_id, claimed.model, base, parent, found.model_id AS parent_id
+FROM (
+    SELECT model_id, fine_tunes.model, fine_tunes.base, regexp_extract(tag, '^base_model:(?:(?:finetune|adapter|merge|quantized):)?(.+)$', 1) AS parent
+    FROM fine_tunes JOIN tags USING (model_id) WHERE tag LIKE 'base_model:%'
+    UNION ALL SELECT model_id, model, base, parent FROM fine_tunes WHERE parent IS NOT NULL
+) AS claimed
+LEFT JOIN (SELECT model_id, model AS parent, base FROM fine_tunes) AS found USING (parent, base)
+WHERE parent <> '';
+COMMENT ON VIEW declared_lineage IS 'What cards and tags name as parents, the base among them.';
+COMMENT ON COLUMN declared_lineage.parent IS 'Id of the parent, as written.';
+COMMENT ON COLUMN declared_lineage.parent_id IS 'The parent, where it is a model of the same base in this atlas.';
+
+CREATE VIEW licence_conflicts AS
+SELECT child.base, child.model, child.licence, parent.model AS parent, parent.licence AS parent_licence, lineage.kind, child.downloads
+FROM lineage
+JOIN fine_tunes AS child ON child.model_id = lineage.model_id
+JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
+WHERE direction = 'known' AND parent.licence IS NOT NULL AND child.licence IS DISTINCT FROM parent.licence;
+COMMENT ON VIEW licence_conflicts IS 'Models under another licence than a model that they were made from, or under none; whether that is allowed a person must say.';
+COMMENT ON COLUMN licence_conflicts.licence IS 'Licence of the model; null where its card gives none.';
+COMMENT ON COLUMN licence_conflicts.parent_licence IS 'Licence of the parent.';
+
+CREATE VIEW merged_loras AS
+SELECT
+    base, model, max(deltas.relative_norm) AS relative_norm, count(*) FILTER (norm > 0) AS changed,
+    count(*) FILTER (norm = 0) AS untouched, min(energy) FILTER (norm > 0) AS energy
+FROM fine_tunes JOIN records USING (model_id) JOIN deltas USING (model_id)
+WHERE NOT is_copy AND NOT is_unrelated AND base_cosine IS NOT NULL
+GROUP BY base, model
+HAVING min(energy) FILTER (norm > 0) >= 0.999;
+COMMENT ON VIEW merged_loras IS 'Full models every change of which is of low rank: a LoRA was merged into the base. Ranks above the kept one are told by query lineage.';
+COMMENT ON COLUMN merged_loras.relative_norm IS 'The largest relative norm of its deltas.';
+COMMENT ON COLUMN merged_loras.changed IS 'Matrices that it changed.';
+COMMENT ON COLUMN merged_loras.untouched IS 'Matrices that are the base''s.';
+COMMENT ON COLUMN merged_loras.energy IS 'The least share of a change''s energy that the kept singular values hold.';
 
 CREATE VIEW rank_by_depth AS
 SELECT

@@ -58,6 +58,10 @@ class AtlasFolder:
         """The listing of one base."""
         return self.listings / f"{file_name(base)}.jsonl"
 
+    def lineage(self, base: str) -> Path:
+        """What the weights said of where the models of one base come from."""
+        return self.root / "lineage" / f"{file_name(base)}.jsonl"
+
     def base(self, base: str, commit: str) -> Path:
         """The block matrices of one base at one commit."""
         return self.bases / f"{file_name(base)}@{commit}.safetensors"

@@ -10,6 +10,7 @@ from query.reader import AtlasReader
 
 if TYPE_CHECKING:
     from query.clusters.clusters import Clusters
+    from query.lineage.answer import Lineage
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
     from query.predict.predict import Prediction
@@ -56,12 +57,18 @@ class Atlas(AtlasReader):
         k: int | None = None,
         draws: int = 1000,
         seed: int = 0,
+        kin: bool = True,
     ) -> PurityResult:
-        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`."""
-        from query.population import read_population
+        """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`.
+
+        ``kin``: whether a model's own family tree counts, which lies near it whatever it was tuned on.
+        """
+        from query.population import family_trees, read_population
         from query.purity.purity import purity
 
-        return purity(read_population(self, base, representation), k=k, draws=draws, seed=seed)
+        population = read_population(self, base, representation)
+        trees = None if kin else family_trees(self, population)
+        return purity(population, k=k, draws=draws, seed=seed, trees=trees)
 
     def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
         """Everything known of one model; see :func:`query.show.show`."""
@@ -150,6 +157,25 @@ class Atlas(AtlasReader):
         from query.predict.calibration import evaluate
 
         return evaluate(self, base, k=k, representation=representation)
+
+    def lineage(self, model: str | Path, base: str | None = None, *, dates: bool = True) -> Lineage:
+        """Which model ``model`` was made from; see :func:`query.lineage.lineage.lineage`."""
+        from query.lineage.lineage import lineage
+
+        return lineage(self, str(model), base, dates=dates)
+
+    def lineages(self, base: str | None = None, *, dates: bool = True, store: bool = False) -> list[Lineage]:
+        """The same of every indexed model of a base; with ``store`` the atlas keeps it (tables and views of lineage).
+
+        See :func:`query.lineage.lineage.every_lineage` and :func:`query.lineage.stored.store`.
+        """
+        from query.lineage.lineage import every_lineage
+        from query.lineage.stored import store as keep
+
+        answers = list(every_lineage(self, base, dates=dates))
+        if store:
+            keep(self, self.base_named(base), answers)
+        return answers
 
     def report(self, base: str | None = None, *, seed: int = 0) -> Report:
         """One page with everything there is to say of a base; see :func:`query.report.report.report`."""

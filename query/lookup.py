@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from indexer.deltas.single import Described
     from indexer.records.record import Record
+    from indexer.vectors.published import PublishedBase
     from query.reader import AtlasReader
 
 
@@ -86,6 +88,20 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
         vector=vector,
         record=record,
     )
+
+
+def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
+    """What a model that is not in the atlas says of itself, and the base to set it against. Raises AtlasError."""
+    from indexer.deltas.single import describe
+
+    try:
+        described = describe(reference)
+    except ModelError as error:
+        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
+            raise unknown_model(atlas, reference.id, f"It could not be read from the Hub: {why}.") from error
+        raise unreadable(reference.id, error) from error
+    return described, atlas.published_base(base, described.claims)
 
 
 def refuse_copy(asked: Asked) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from indexer.errors import AtlasError
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -150,3 +153,45 @@ def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
         for name in names:
             counts[name] = counts.get(name, 0) + 1
     return [min(names, key=lambda name: (-counts[name], name), default=None) for names in own]
+
+
+def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
+    """Models that one was made from, or that were made from it, as far as the atlas keeps lineage."""
+    rows = atlas.rows(
+        "SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL "
+        "UNION SELECT model_id FROM lineage WHERE parent_id = $1",
+        [model_id],
+    )
+    return {row["other"] for row in rows}
+
+
+def family_trees(atlas: AtlasReader, population: Population) -> Integers:
+    """For every model the number of its family tree: equal for two models that lineage joins, over others or not.
+
+    Raises AtlasError where the atlas keeps no lineage of the base.
+    """
+    edges = atlas.rows(
+        "SELECT model_id, parent_id FROM lineage JOIN fine_tunes USING (model_id) WHERE base = ?", [population.base]
+    )
+    if not edges:
+        raise AtlasError(
+            f"This atlas keeps no lineage of {population.base}.",
+            f"Ask for it once: query lineage --all --base {population.base}",
+        )
+    joined = [(edge["model_id"], edge["parent_id"]) for edge in edges if edge["parent_id"] is not None]
+    return components([int(identity) for identity in population.ids], joined)
+
+
+def components(members: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Integers:
+    """Numbers of the groups that ``pairs`` join ``members`` into, from 0 in order of first appearance."""
+    head: dict[int, int] = {}
+
+    def top(one: int) -> int:
+        while head.setdefault(one, one) != one:
+            head[one] = one = head[head[one]]
+        return one
+
+    for first, second in pairs:
+        head[top(first)] = top(second)
+    seen: dict[int, int] = {}
+    return np.array([seen.setdefault(top(one), len(seen)) for one in members], dtype=np.intp)

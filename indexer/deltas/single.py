@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ from indexer.vectors.published import PublishedBase
 class Described:
     """A model as its repository or folder describes itself, before a weight is read.
 
-    ``claims``: the bases it names, in falling order of trust.
+    ``claims``: the bases it names, in falling order of trust. ``created``: of the repository; a folder has none.
     """
 
     reference: ModelRef
     row: dict[str, Any]
     claims: tuple[str, ...]
     datasets: tuple[str, ...]
+    created: datetime | None = None
 
 
 def describe(reference: ModelRef) -> Described:
@@ -45,7 +47,9 @@ def describe(reference: ModelRef) -> Described:
     install_session()
     row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)
     facts = facts_of(row)
-    return Described(reference, row, tuple(claim.base for claim in facts.base_claims), tuple(facts.dataset_names))
+    claims = tuple(claim.base for claim in facts.base_claims)
+    created = facts.created if reference.folder is None else None
+    return Described(reference, row, claims, tuple(facts.dataset_names), created)
 
 
 def read_model(described: Described, base: PublishedBase) -> Record:

@@ -21,6 +21,7 @@ from indexer.errors import AtlasError
 from indexer.publish.aside import Aside
 from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.fitting import Fitting, Misfit, plain_json
+from indexer.publish.lineage_table import renew_lineage
 from indexer.publish.neighbour_table import NeighbourTable
 from indexer.publish.rows import Entry, Row
 from indexer.publish.rows_that_fit import fitting_listing_rows, measured
@@ -164,6 +165,7 @@ class _Publisher:
             self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
         if changed or withdrawn:
             duplicates.renew(touched)
+        renew_lineage(self.tables, self.base, self.folder.lineage(self.base))
         self._bad_rows()
         if self.aside.told:
             self.say(self.aside.told)

@@ -127,6 +127,18 @@ class Checkpoint:
         buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
         yield from read_ahead(self._read(names, buffers), lambda item: item[1].nbytes, ahead_bytes)
 
+    def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
+        """These rows of each of these matrices, and little more of the files. Raises as ``stream`` does."""
+        for name in rows:
+            if name not in self.tensors:
+                raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
+            check_readable(self.tensors[name])
+        for file in self._files:
+            located = [file.index.locate_rows(name, rows[name]) for name in rows if self._file_of[name] is file]
+            for tensors in plan_runs(located):
+                yield from _read_run(file.source, tensors, Buffers())
+            file.source.close()
+
     def _read(self, names: Collection[str], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
         for file in self._files:
             located = [file.index.locate(name) for name in set(names) if self._file_of[name] is file]

@@ -15,7 +15,7 @@ import torch
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource, Run
 from indexer.untrusted import element_count, is_count, shown
-from indexer.weights.stored_tensor import DTYPE_NAMES, Buffers, TensorInfo
+from indexer.weights.stored_tensor import DTYPE_NAMES, Buffers, TensorInfo, info_of_rows
 
 MOST_DIMENSIONS = 16
 
@@ -133,6 +133,13 @@ class Span:
         """The tensor, from a run that stands at ``first``."""
         flat = buffers.load_flat(run, self.last - self.first, self.info.dtype)
         return flat.as_strided(self.info.shape, self.stride)
+
+    def of_rows(self, rows: range) -> Span:
+        """The span of these rows of a matrix. Raises Skipped where its rows do not lie one behind the other."""
+        if len(self.info.shape) != 2 or self.stride != (self.info.shape[1], 1):
+            raise Skipped("unreadable_format", f"the rows of {shown(self.info.name)} do not lie together in the file")
+        info, offset = info_of_rows(self.info, rows)
+        return Span(info, self.first + offset, self.first + offset + info.nbytes, self.stride)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from indexer.network.byterange import ByteSource, Run
 from indexer.weights.safetensors_header import HeaderEntry, read_header
-from indexer.weights.stored_tensor import DTYPES, Buffers, TensorInfo, check_readable
+from indexer.weights.stored_tensor import DTYPES, Buffers, TensorInfo, check_readable, info_of_rows
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class SafetensorsIndex:
     def locate(self, name: str) -> SafetensorsTensor:
         """Where ``name`` lies. Raises KeyError."""
         return self._located[name]
+
+    def locate_rows(self, name: str, rows: range) -> SafetensorsTensor:
+        """Where these rows of the matrix ``name`` lie. Raises KeyError, Skipped("shape_mismatch")."""
+        tensor = self._located[name]
+        info, offset = info_of_rows(tensor.info, rows)
+        return SafetensorsTensor(info, tensor.start + offset, tensor.start + offset + info.nbytes)
 
     def read(self, source: ByteSource, name: str) -> torch.Tensor:
         """One tensor by itself. Raises KeyError, Failed, Skipped("unreadable_dtype")."""

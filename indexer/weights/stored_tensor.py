@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -98,6 +98,22 @@ class TensorIndex(Protocol):
     def locate(self, name: str) -> StoredTensor:
         """Where ``name`` lies. Raises KeyError, or Skipped where the file cannot hold what it claims."""
         ...
+
+    def locate_rows(self, name: str, rows: range) -> StoredTensor:
+        """Where these rows of the matrix ``name`` lie. Raises KeyError, or Skipped where they do not lie together."""
+        ...
+
+
+def info_of_rows(info: TensorInfo, rows: range) -> tuple[TensorInfo, int]:
+    """What is known of some rows of a matrix that lie together, and how many bytes of it lie before them.
+
+    Raises Skipped("shape_mismatch") where it does not have them.
+    """
+    if len(info.shape) != 2 or not 0 <= rows.start <= rows.stop <= info.shape[0]:
+        raise Skipped("shape_mismatch", f"{shown(info.name)} has no rows {rows.start} to {rows.stop}")
+    row_bytes = info.shape[1] * info.dtype.itemsize
+    kept = replace(info, shape=(len(rows), info.shape[1]), nbytes=len(rows) * row_bytes)
+    return kept, rows.start * row_bytes
 
 
 def check_readable(info: TensorInfo) -> None:

@@ -95,6 +95,11 @@ class LegacyIndex:
             return LegacyTensor(span, place, place + 8 + span.last, storage.elements)
         return PlacedTensor(span, place + 8 + span.first, place + 8 + span.last)
 
+    def locate_rows(self, name: str, rows: range) -> StoredTensor:
+        """Where these rows of the matrix ``name`` lie."""
+        span, place = self._spans[name].of_rows(rows), self._places[self._keys[name]]
+        return PlacedTensor(span, place + 8 + span.first, place + 8 + span.last)
+
     def _span(self, name: str, tensor: PickledTensor) -> Span:
         return span_of(self._source, name, tensor, self._storages[tensor.storage.key].nbytes)
 

@@ -94,7 +94,15 @@ class ZipIndex:
         entry = self._entries[key]
         if (span.first, span.last) == (0, entry.size):
             return ZipTensor(span, entry)
+        return self._placed(span, key)
+
+    def locate_rows(self, name: str, rows: range) -> StoredTensor:
+        """Where these rows of the matrix ``name`` lie; the storage's header is read to tell."""
+        return self._placed(self._spans[name].of_rows(rows), self._keys[name])
+
+    def _placed(self, span: Span, key: str) -> PlacedTensor:
         if key not in self._data_starts:
+            entry = self._entries[key]
             header = self._source.read(entry.header, entry.header + _LOCAL_HEADER)
             self._data_starts[key] = _data_start(entry, bytes(header))
         data = self._data_starts[key]

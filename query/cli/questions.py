@@ -10,6 +10,7 @@ import click
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
+from query.cli.lineage import lineage
 from query.cli.options import base_option, opened_atlas
 from query.cli.studies import STUDIES
 
@@ -60,15 +61,18 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
 )
 @click.option("-k", "--neighbours", "k", type=click.IntRange(min=1),
               help="Look at the k nearest; by default at as many as share a dataset with the model.")  # fmt: skip
+@click.option("--no-kin", is_flag=True, help="Without models of its own family tree (after query lineage --all).")
 @atlas_option
 @output_options
-def purity(base: str | None, representation: str, by: str, k: int | None, atlas: str, output: str) -> None:
+def purity(
+    base: str | None, representation: str, by: str, k: int | None, no_kin: bool, atlas: str, output: str
+) -> None:
     """Measure whether models tuned on one dataset lie together.
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """
     with opened_atlas(atlas) as opened:
-        result = opened.purity(base, representation=representation, k=k)
+        result = opened.purity(base, representation=representation, k=k, kin=not no_kin)
         emit(result.to_dict(by_model=by == "model"), output)
         for note in dict.fromkeys((result.interval_note, result.cross_author.interval_note)):
             if note:
@@ -134,5 +138,6 @@ def _tell_oddities(opened: AtlasReader, model: str, base: str | None) -> None:
         say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
 
 
+main.add_command(lineage)
 for study in STUDIES:
     main.add_command(study)

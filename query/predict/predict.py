@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
+from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
 from query.predict.documented import Documents, read_documents
 from query.predict.evidence import Evidence, Reals, Witnesses
@@ -118,7 +119,8 @@ def predict(
     if k < 1:
         raise AtlasError(f"-k is {k}; it must be at least 1.", "")
     subject = read_subject(atlas, model, base, representation)
-    without = () if subject.model_id is None else (subject.model_id,)
+    # Nor do models that it was made from, or that were made from it, speak: their data are not its own.
+    without = () if subject.model_id is None else (subject.model_id, *relatives(atlas, subject.model_id))
     documents = read_documents(atlas, subject.base, representation, without)
     return predict_subject(subject, documents, k=k, representation=representation)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from query.population import Population, representatives
+from query.population import Population, components, representatives
 from query.purity.labels import DatasetPurity, Floats, LabelledOrder
 from query.purity.without import interval
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
@@ -92,9 +92,13 @@ def _rows(rows: Sequence[DatasetPurity] | Sequence[ModelPurity]) -> list[dict[st
     return [asdict(row) for row in rows]
 
 
-def purity(population: Population, *, k: int | None = None, draws: int = 1000, seed: int = 0) -> PurityResult:
+def purity(
+    population: Population, *, k: int | None = None, draws: int = 1000, seed: int = 0, trees: Integers | None = None
+) -> PurityResult:
     """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
+    ``trees``: the family tree of every model of the population; models of one tree are then no candidates of each
+    other, and their label sets move as an author's do.
     ``k``: look at the k nearest instead of the m_f nearest (at all candidates where there are fewer).
     Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10): far finer than float32, far
     coarser than the noise of summing in another order, so that equal similarities are equal whatever the
@@ -124,7 +128,10 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
         names = [population.models[row] for row in rows]
         scores = []
         # Leaving out a model's author also leaves out the model, so one table serves both in turn.
-        for form, excluded in enumerate((np.arange(len(rows), dtype=np.intp), authors)):
+        alone = np.arange(len(rows), dtype=np.intp)
+        kin = alone if trees is None else codes_of(trees[rows].tolist())
+        families = authors if trees is None else _joined(authors, kin)
+        for form, excluded in enumerate((kin, families)):
             leave_out(order, excluded)
             trial = LabelledOrder(order, excluded, labels, k)
             scores.append(_score(trial, authors, names, draws, np.random.default_rng([seed, form])))
@@ -137,6 +144,15 @@ def purity(population: Population, *, k: int | None = None, draws: int = 1000, s
         k=k,
         cross_author=scores[1],
     )
+
+
+def _joined(authors: Integers, kin: Integers) -> Integers:
+    """Groups of models that an author or a family tree joins, over others or not."""
+    first: dict[int, int] = {}
+    pairs = [(row, first.setdefault(int(author), row)) for row, author in enumerate(authors)]
+    root: dict[int, int] = {}
+    pairs += [(row, root.setdefault(int(tree), row)) for row, tree in enumerate(kin)]
+    return components(range(len(authors)), pairs)
 
 
 def _score(
@@ -172,7 +188,7 @@ def _score(
 def _why_nothing(trial: LabelledOrder, authors: Integers) -> str:
     if len(authors) == 1:
         return "Only one model has both a vector and a known dataset."
-    if trial.excluded is not authors:
+    if len(set(trial.excluded.tolist())) == len(authors):
         return "No two models share a dataset."
     if len(set(authors.tolist())) == 1:
         return "All models with a known dataset are by one author."

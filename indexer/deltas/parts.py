@@ -1,0 +1,279 @@
+"""Parts of a model's block matrices for one question: the leading rows of a few of them, read by range.
+
+Who was made from whom shows in every matrix, and in a tenth of each: eight parts of 256 KiB, of different families
+and depths, are 2 MB of a roberta-base whose block matrices take 340. Some rows of the token embeddings come along:
+training leaves those of words that it never met as they were, so they say whose training they went through. Nothing
+is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+
+import torch
+
+from indexer.architectures.architecture import load_architecture
+from indexer.architectures.layout import Matrix
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.delta import layout_against
+from indexer.deltas.rounding import narrowest_dtype
+from indexer.deltas.single import Described
+from indexer.errors import AtlasError, ModelError, Skipped
+from indexer.listing.claims import untyped_relation
+from indexer.names import DeltaKey, ModelRef
+from indexer.network.hub import conversion_revision
+from indexer.network.rows import commit_of, listed_filenames
+from indexer.network.session import as_model_error, install_session
+from indexer.records.parts import Extent, Floats, ModelParts
+from indexer.vectors.published import PublishedBase
+from indexer.weights.adapter import lora_paths, read_lora
+from indexer.weights.checkpoint import Checkpoint, open_checkpoint
+from indexer.weights.stored_tensor import READABLE
+
+MATRICES = 8
+PART_BYTES = 256 << 10
+TOKEN_BYTES = 768 << 10
+# The first words of a vocabulary are in every text, the last in hardly any.
+TOKENS_FROM = 1 / 3
+# What embeddings of tokens are called, whatever prefix the head gives them.
+TOKEN_EMBEDDINGS = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
+# A part has at least so many rows, however wide its matrix: LoRA's ranks are to be told in it.
+LEAST_ROWS = 32
+
+
+class Parts:
+    """Which parts of a base's block matrices are read of every model, and the base's own.
+
+    ``changed``: names of the deltas that the asked model changed; others say nothing of where it comes from. Raises
+    AtlasError where the base's matrices are not in the atlas.
+    """
+
+    def __init__(self, base: PublishedBase, changed: Collection[str] | None = None) -> None:
+        if not base.file.is_file():
+            raise AtlasError(
+                f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
+                f"Fetch them: index build --base {base.base}",
+            )
+        self._base = BaseMatrices(base.file, resident=False)
+        self._published = base
+        self._leading: dict[str, int] = {}
+        self.extents: dict[DeltaKey, Extent] = {}
+        layout = self._base.layout
+        for tensor in _spread(list(layout.by_tensor.items()), changed):
+            matrices = layout.by_tensor[tensor]
+            rows = _leading_rows(matrices[0], self._base.item_bytes)
+            self._leading[tensor] = rows
+            for matrix in matrices:
+                extent = _extent(matrix, rows)
+                if extent.rows and extent.columns:
+                    self.extents[matrix.key] = extent
+
+    @cached_property
+    def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
+        """The base's parts in its own dtype; from the atlas, not from the Hub."""
+        found = {}
+        for key, extent in self.extents.items():
+            found[key] = self._base.matrix(key)[: extent.rows, : extent.columns].clone()
+        self._base.close()
+        return found
+
+    def read_described(self, described: Described) -> ModelParts:
+        """The same of a model as it describes itself. Raises ModelError."""
+        reference, row = described.reference, described.row
+        return self.read(reference, commit_of(row), untyped_relation(row), listed_filenames(row))
+
+    def read_base(self) -> ModelParts:
+        """The base's embeddings alone, from the Hub: its matrices are in the atlas. Raises ModelError."""
+        reference, commit = ModelRef.parse(self._published.base), self._published.commit
+        return self._opened(reference, commit, "finetune", None, _embeddings_alone)
+
+    @property
+    def names(self) -> list[str]:
+        """The deltas' names, in the order of the base's layout."""
+        return [str(key) for key in sorted(self.extents, key=lambda key: key.sort_key)]
+
+    def read(
+        self, reference: ModelRef, commit: str | None, relation: str, filenames: Sequence[str] | None = None
+    ) -> ModelParts:
+        """The parts of one model, from its folder, the cache or the Hub.
+
+        ``filenames`` saves asking the Hub where they are known. Raises ModelError where it cannot be read, or is not
+        of the base's shape.
+        """
+        try:
+            return self._opened(reference, commit, relation, filenames, self._parts_of)
+        except Skipped:
+            if filenames is None:
+                raise
+            # The weights lie elsewhere than the atlas remembers.
+            return self._opened(reference, commit, relation, None, self._parts_of)
+
+    def _opened(
+        self,
+        reference: ModelRef,
+        commit: str | None,
+        relation: str,
+        filenames: Sequence[str] | None,
+        read: Callable[[Checkpoint], ModelParts],
+    ) -> ModelParts:
+        install_session()
+        torch.set_num_threads(1)
+
+        def conversion() -> str | None:
+            return conversion_revision(reference.id)
+
+        try:
+            checkpoint = open_checkpoint(
+                reference, commit=commit, filenames=filenames, relation=relation, conversion=conversion
+            )
+        except (ModelError, AtlasError):
+            raise
+        except Exception as error:
+            raise as_model_error(error) from error
+        try:
+            return read(checkpoint)
+        except (ModelError, AtlasError):
+            raise
+        except Exception as error:
+            raise as_model_error(error) from error
+        finally:
+            checkpoint.close()
+
+    def _parts_of(self, checkpoint: Checkpoint) -> ModelParts:
+        is_adapter = checkpoint.kind == "adapter"
+        read = self._lora_deltas(checkpoint) if is_adapter else self._stored_weights(checkpoint)
+        weights: dict[str, Floats] = {}
+        deltas: dict[str, Floats] = {}
+        precisions = []
+        for key, found in read:
+            base = self.base_weights[key]
+            if is_adapter:
+                weight, delta = base.float() + found, found
+            else:
+                narrow = narrowest_dtype(found)
+                precisions.append(narrow)
+                weight, delta = found.float(), found.float() - base.to(narrow).to(found.dtype).float()
+            if not torch.isfinite(delta).all():
+                raise Skipped("not_finite", f"its matrix {key} holds NaN or infinite values")
+            weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
+        tokens = None if is_adapter else _tokens(checkpoint)
+        widest = max(precisions, key=_significand, default=torch.float32)
+        return ModelParts(
+            weights=weights,
+            deltas=deltas,
+            precision=str(widest).removeprefix("torch."),
+            bytes_read=checkpoint.bytes_read,
+            is_adapter=is_adapter,
+            tokens=tokens,
+        )
+
+    def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+        layout = layout_against(checkpoint, self._base)
+        own = {matrix.key: matrix for matrix in self._base.layout.matrices}
+        wanted: dict[str, range] = {}
+        for name, matrices in layout.by_tensor.items():
+            for matrix in matrices:
+                if matrix.key in self.extents:
+                    alike = own[matrix.key]
+                    is_stored_alike = (alike.transposed, alike.rows) == (matrix.transposed, matrix.rows)
+                    rows = self._leading[alike.tensor] if is_stored_alike else checkpoint.tensors[name].shape[0]
+                    wanted[name] = range(max(len(wanted.get(name, ())), rows))
+        for name, tensor in checkpoint.rows(wanted):
+            for matrix in layout.by_tensor[name]:
+                if (extent := self.extents.get(matrix.key)) is not None:
+                    yield matrix.key, _cut(matrix, tensor)[: extent.rows, : extent.columns]
+
+    def _lora_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
+        architecture = load_architecture(str(self._base.config["model_type"]))
+        located = architecture.locate_modules(lora_paths(checkpoint), self._base.layout).matrices
+        found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
+        for module in read_lora(checkpoint):
+            for matrix in located.get(module.path, ()):
+                if (extent := self.extents.get(matrix.key)) is not None:
+                    a, b = matrix.extract_lora(module.a, module.b)
+                    found[matrix.key] = module.scale * (b[: extent.rows].float() @ a[:, : extent.columns].float())
+        yield from found.items()
+
+
+def _embeddings_alone(checkpoint: Checkpoint) -> ModelParts:
+    tokens = _tokens(checkpoint)
+    precision = "float32" if tokens is None else str(narrowest_dtype(torch.from_numpy(tokens))).removeprefix("torch.")
+    return ModelParts({}, {}, precision, checkpoint.bytes_read, is_adapter=False, tokens=tokens)
+
+
+def _tokens(checkpoint: Checkpoint) -> Floats | None:
+    """Rows of the token embeddings; which ones follows from their number alone, so that models can be compared."""
+    names = [name for name in checkpoint.tensors if TOKEN_EMBEDDINGS.search(name)]
+    if len(names) != 1:
+        return None
+    info = checkpoint.tensors[names[0]]
+    if len(info.shape) != 2 or info.dtype not in READABLE:
+        return None
+    first = int(TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
+    count = min(TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
+    ((_, found),) = checkpoint.rows({names[0]: range(first, first + count)})
+    return found.float().numpy()
+
+
+def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collection[str] | None) -> list[str]:
+    """So many tensors that families take turns while the depth goes from the first layer to the last."""
+    usable = [
+        (name, matrices)
+        for name, matrices in tensors
+        if changed is None or any(str(matrix.key) in changed for matrix in matrices)
+    ]
+    places = sorted({(matrices[0].key.stack == "decoder", matrices[0].key.layer) for _, matrices in usable})
+    families = list(dict.fromkeys((matrices[0].key.stack, matrices[0].key.family) for _, matrices in usable))
+    by_place: dict[tuple[bool, int], list[tuple[str, int]]] = {}
+    for name, matrices in usable:
+        key = matrices[0].key
+        by_place.setdefault((key.stack == "decoder", key.layer), []).append(
+            (name, families.index((key.stack, key.family)))
+        )
+    chosen: list[str] = []
+    for turn in range(min(MATRICES, len(usable))):
+        place = places[round(turn * (len(places) - 1) / max(MATRICES - 1, 1))]
+        left = [one for one in by_place[place] if one[0] not in chosen]
+        left = left or [one for ones in by_place.values() for one in ones if one[0] not in chosen]
+        chosen.append(min(left, key=lambda one: ((one[1] - turn) % len(families), one[0]))[0])
+    return chosen
+
+
+def _leading_rows(matrix: Matrix, item_bytes: int) -> int:
+    """How many stored rows of the tensor make a part; of interleaved matrices whole groups."""
+    stored = (matrix.shape[1], matrix.stored_rows) if matrix.transposed else (matrix.stored_rows, matrix.shape[1])
+    rows = max(LEAST_ROWS, PART_BYTES // (stored[1] * item_bytes))
+    if matrix.rows is not None and not matrix.transposed and matrix.rows.groups > 1:
+        rows = max(rows // matrix.rows.size, 1) * matrix.rows.size
+    return min(rows, stored[0])
+
+
+def _extent(matrix: Matrix, rows: int) -> Extent:
+    """What the leading ``rows`` of the stored tensor hold of a matrix."""
+    if matrix.transposed:
+        return Extent(matrix.shape[0], min(rows, matrix.shape[1]))
+    if matrix.rows is None:
+        return Extent(min(rows, matrix.shape[0]), matrix.shape[1])
+    if matrix.rows.groups == 1:
+        return Extent(max(0, min(rows, matrix.rows.stop) - matrix.rows.start), matrix.shape[1])
+    return Extent(rows // matrix.rows.size * (matrix.rows.stop - matrix.rows.start), matrix.shape[1])
+
+
+def _cut(matrix: Matrix, leading: torch.Tensor) -> torch.Tensor:
+    """The matrix's part of the leading rows of its tensor, (out, in)."""
+    if matrix.transposed:
+        oriented = leading.mT
+        return matrix.rows.take(oriented) if matrix.rows else oriented
+    if matrix.rows is None:
+        return leading
+    if matrix.rows.groups == 1:
+        return leading[matrix.rows.start : matrix.rows.stop]
+    groups = leading.shape[0] // matrix.rows.size
+    blocks = leading[: groups * matrix.rows.size].unflatten(0, (groups, matrix.rows.size))
+    return blocks[:, matrix.rows.start : matrix.rows.stop].flatten(0, 1)
+
+
+def _significand(dtype: torch.dtype) -> float:
+    return -torch.finfo(dtype).eps

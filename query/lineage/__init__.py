@@ -1,0 +1,1 @@
+"""Which model a model was made from: what the weights say, and whether the card agrees."""

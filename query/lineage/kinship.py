@@ -1,0 +1,67 @@
+"""What embeddings of tokens say of whose training a model went through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query.lineage.evidence import SPACING
+
+if TYPE_CHECKING:
+    from indexer.records.parts import ModelParts
+
+
+@dataclass(frozen=True)
+class Kin:
+    """Embeddings of tokens that two models changed: ``shared`` alike in both and not the base's, the rest by one alone.
+
+    Training leaves the row of a word that it never meets as it was (weight decay shrinks all such rows alike). So rows
+    that p changed and m has exactly as p are p's training, inherited; and if m was made from p, there is no row that p
+    changed and m has as the base. ``both`` changed rows are changed in each, and differ.
+    """
+
+    shared: int
+    only_m: int
+    only_p: int
+    both: int
+
+
+def kinship(m: ModelParts, p: ModelParts, base: ModelParts | None) -> Kin | None:
+    """See :class:`Kin`; None where one of the three has no embeddings to compare."""
+    if base is None or m.tokens is None or p.tokens is None or base.tokens is None:
+        return None
+    if not m.tokens.shape == p.tokens.shape == base.tokens.shape:
+        return None
+    same_m = _apart(m.tokens, base.tokens, _blur(m, base))
+    same_p = _apart(p.tokens, base.tokens, _blur(p, base))
+    same = _apart(m.tokens, p.tokens, _blur(m, p))
+    return Kin(
+        shared=int(np.count_nonzero((same == ALIKE) & (same_p == APART) & (same_m == APART))),
+        only_m=int(np.count_nonzero((same_m == APART) & (same_p == ALIKE))),
+        only_p=int(np.count_nonzero((same_p == APART) & (same_m == ALIKE))),
+        both=int(np.count_nonzero((same_m == APART) & (same_p == APART) & (same == APART))),
+    )
+
+
+ALIKE, UNSURE, APART = 0, 1, 2
+
+
+def _blur(first: ModelParts, second: ModelParts) -> float:
+    """How far apart rows may be, relative to their norm, that were the same before they were stored."""
+    return max(1e-5, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
+
+
+def _apart(first: NDArray[np.float32], second: NDArray[np.float32], blur: float) -> NDArray[np.int8]:
+    """Row by row whether one is a multiple of the other: ALIKE, APART, or UNSURE between."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    square = (b * b).sum(axis=1)
+    scale = (a * b).sum(axis=1) / np.where(square == 0, 1, square)
+    left = np.linalg.norm(a - scale[:, None] * b, axis=1)
+    relative = left / np.maximum(np.linalg.norm(a, axis=1), 1e-30)
+    found = np.full(len(a), UNSURE, dtype=np.int8)
+    found[relative <= blur] = ALIKE
+    found[relative > 4 * blur] = APART
+    return found

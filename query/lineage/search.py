@@ -1,0 +1,139 @@
+"""Which candidates' weights are read for one model, and when enough of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import ModelError
+from query.lineage.candidates import Candidate, FactorStore
+from query.lineage.decide import CONTINUED, Judge, Link, Reading, Verdict
+from query.lineage.evidence import Combinations, residual
+
+if TYPE_CHECKING:
+    from indexer.records.parts import ModelParts
+
+# Gives the parts of a candidate, or why they cannot be had.
+Reader = Callable[[Candidate], "ModelParts | ModelError"]
+
+
+@dataclass
+class Spending:
+    """What one answer has read so far."""
+
+    spent: int = 0
+    largest: int = 0
+    models: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Search:
+    """Which candidates to read, and when to stop."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        judge: Judge,
+        store: FactorStore,
+        candidates: Sequence[Candidate],
+        spending: Spending,
+    ) -> None:
+        self.reader, self.judge, self.store, self.spending = reader, judge, store, spending
+        self.waiting = list(candidates)
+        self.readings: list[Reading] = []
+        self.gains: dict[int, float] = {}
+        self.unread: list[tuple[float, Candidate]] = []
+        self.originals: list[Candidate] = []
+
+    def run(self, declared: Sequence[Candidate]) -> Verdict:
+        """Read until the answer is settled, nothing promising is left, or the budget is spent."""
+        m, limits = self.judge.m, self.judge.limits
+        if self.waiting:
+            plain, _ = self.store.fit(self.waiting, m.deltas)
+            self.gains = {one.model_id: float(gain) for one, gain in zip(self.waiting, plain, strict=True)}
+        verdict = Verdict((), settled=False)
+        for turn in range(limits.most_models):
+            if not self.waiting or self.spending.spent + self.spending.largest > limits.budget:
+                break
+            chosen = self._next(turn, verdict)
+            if chosen is None:
+                break
+            self._take(chosen)
+            verdict = self.judge.verdict(self.readings)
+            if verdict.settled:
+                break
+        for one in declared:
+            is_affordable = self.spending.spent + self.spending.largest <= limits.budget
+            if not verdict.settled and one in self.waiting and is_affordable:
+                self._take(one)
+                verdict = self.judge.verdict(self.readings)
+        return verdict if verdict.links else self._by_factors()
+
+    def _take(self, one: Candidate) -> None:
+        self.waiting.remove(one)
+        found = self.reader(one)
+        if isinstance(found, ModelError):
+            self.unread.append((self.gains[one.model_id], one))
+            self.spending.notes.append(f"{one.model} cannot be read any more: {found.detail.rstrip('.')}")
+            return
+        self.readings.append(Reading(one, found))
+        if found.precision != "float32" and self.waiting:
+            # It may be a recast copy: then whoever was made from it was rather made from the original.
+            plain, _ = self.store.fit(self.waiting, found.deltas)
+            if plain.max() > ORIGINAL_GAIN:
+                self.originals.append(self.waiting[int(plain.argmax())])
+
+    def _next(self, turn: int, verdict: Verdict) -> Candidate | None:
+        """In turns the best parent by coefficient 1 and the best for what is left; None where neither promises much."""
+        limits = self.judge.limits
+        while self.originals:
+            if (original := self.originals.pop()) in self.waiting:
+                return original
+        nearest = max(self.waiting, key=lambda one: self.gains[one.model_id])
+        gain = self.gains[nearest.model_id]
+        left = self._left()
+        _, fitted = self.store.fit(self.waiting, left)
+        best = self.waiting[int(fitted.argmax())]
+        known = [self.gains[link.parent.model_id] for link in verdict.links if link.parent and link.kind == CONTINUED]
+        if self.judge.is_sparse:
+            return nearest if turn == 0 and gain > 0 else best
+        if known and all(link.proven for link in verdict.links) and verdict.links[0].left < limits.near:
+            return nearest if turn < 3 or (turn < 6 and gain > 0.8 * min(known)) else None
+        if turn >= 3 and float(fitted.max()) < limits.giving_up and gain <= 0:
+            return None
+        if turn >= 4 and self._share_left(left) > (0.3 if known else 0.85):
+            return None
+        return nearest if turn % 2 == 0 and gain > 0 else best
+
+    def _left(self) -> Mapping[str, NDArray[np.float32]]:
+        """What nobody who was read accounts for: of a merge that drops entries, those; else what a sum leaves."""
+        if not self.readings:
+            return self.judge.m.deltas
+        parts = [one.parts for one in self.readings]
+        found = Combinations(self.judge.m, parts, self.judge.base).of(range(len(parts)))
+        left = residual(self.judge.m, parts, found)
+        if self.judge.unexplained is None or len(self.readings) % 2:
+            return left
+        return self.judge.entries.cut(left, self.judge.unexplained)
+
+    def _share_left(self, left: Mapping[str, NDArray[np.float32]]) -> float:
+        return sum(float(np.vdot(one, one)) for one in left.values()) / self.judge.total
+
+    def _by_factors(self) -> Verdict:
+        """Where a likely parent cannot be read any more: what its record alone says, if that is clear."""
+        likely = [(gain, one) for gain, one in self.unread if gain >= LIKELY_GAIN]
+        if not likely:
+            return Verdict((), settled=False)
+        gain, one = max(likely, key=lambda pair: pair[0])
+        because = "by its record alone: its weights cannot be read any more"
+        return Verdict((Link(one, CONTINUED, 1.0, 1 - gain, because),), settled=False)
+
+
+# A copy in fewer bits leaves so much of the gain of its original.
+ORIGINAL_GAIN = 0.9
+# By factors alone a parent must explain so much of the energy with coefficient 1; other runs on its data do not.
+LIKELY_GAIN = 0.35

@@ -1,0 +1,141 @@
+"""A family tree as a picture: the base on the left, every generation one column further, lines coloured by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from query.figures import THEMES, draw, label, new_figure, write_output
+from query.lineage.decide import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
+from query.lineage.stored import Edge
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
+TALLEST = 180.0
+KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED)
+DASHED = (0, (3, 2))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model stands: generations from the base, and rows from the top."""
+
+    column: int
+    row: float
+
+
+def around(edges: Sequence[Edge], model: str) -> list[Edge]:
+    """The edges that lead to ``model`` from the base, and on to everything made from it."""
+    up = _closure(edges, model, lambda edge: (edge.child, edge.parent))
+    down = _closure(edges, model, lambda edge: (edge.parent, edge.child))
+    return [edge for edge in edges if edge.child in up or (edge.parent is not None and edge.parent in down)]
+
+
+def _closure(edges: Sequence[Edge], start: str, ends: Any) -> set[str]:
+    reached, waiting = {start}, [start]
+    while waiting:
+        here = waiting.pop()
+        for edge in edges:
+            near, far = ends(edge)
+            if near == here and far is not None and far not in reached:
+                reached.add(far)
+                waiting.append(far)
+    return reached
+
+
+def places(edges: Sequence[Edge], base: str) -> dict[str, Place]:
+    """A place for the base and every model: children below each other beside their first parent.
+
+    Edges may contradict each other (an atlas is what somebody wrote): one that would close a circle is passed over.
+    """
+    parents: dict[str, list[str]] = {}
+    for edge in edges:
+        parents.setdefault(edge.child, []).append(edge.parent or base)
+        if edge.parent is not None:
+            parents.setdefault(edge.parent, [])
+    columns: dict[str, int] = {base: 0}
+
+    def column(model: str, seen: frozenset[str]) -> int:
+        if model not in columns:
+            before = [column(one, seen | {model}) for one in parents.get(model, []) if one not in seen | {model}]
+            columns[model] = 1 + max(before, default=0)
+        return columns[model]
+
+    children: dict[str, list[str]] = {}
+    for model, above in parents.items():
+        column(model, frozenset())
+        first = next((one for one in above if columns.get(one, 0) < columns[model]), base)
+        children.setdefault(first, []).append(model)
+    found: dict[str, Place] = {}
+    row = 0.0
+    waiting: list[tuple[str, bool]] = [(base, False)]
+    while waiting:
+        model, is_done = waiting.pop()
+        below = children.get(model, [])
+        if is_done:
+            found[model] = Place(columns[model], sum(found[one].row for one in below) / len(below))
+        elif below:
+            waiting.append((model, True))
+            waiting.extend((one, False) for one in reversed(below))
+        else:
+            found[model] = Place(columns[model], row)
+            row += 1
+    return found
+
+
+def tree_figure(edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None) -> Figure:
+    """The tree; a merge's lines come from all its parents, and dashed ones have no known direction."""
+    found = places(edges, base)
+    colours = THEMES[theme]
+    columns = 1 + max(place.column for place in found.values())
+    rows = 1 + max(place.row for place in found.values())
+    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, TALLEST), theme)
+    axes.set_axis_off()
+    for edge in edges:
+        start, end = found[edge.parent or base], found[edge.child]
+        middle = end.column - 0.35
+        axes.plot(
+            [start.column, middle, end.column - 0.03],
+            [-start.row, -end.row, -end.row],
+            color=_colour(edge.kind, colours.palette),
+            linewidth=0.9,
+            linestyle="-" if edge.direction == "known" else DASHED,
+            solid_joinstyle="round",
+            zorder=1,
+        )
+    for model, place in found.items():
+        is_marked = model in (base, marked)
+        axes.plot([place.column], [-place.row], ".", color=colours.ink, markersize=6 if is_marked else 3, zorder=3)
+        axes.annotate(
+            label(model, 40), (place.column, -place.row), xytext=(4, 0), textcoords="offset points", fontsize=6,
+            verticalalignment="center", color=colours.ink, fontweight="bold" if is_marked else "normal", zorder=4,
+            bbox={"facecolor": colours.background, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        )  # fmt: skip
+    axes.set_xlim(-0.1, columns - 1 + 0.95)
+    axes.set_ylim(-rows, 1)
+    _legend(figure, edges, colours)
+    return figure
+
+
+def _colour(kind: str, palette: Sequence[str]) -> str:
+    return palette[KINDS.index(kind) % len(palette)] if kind in KINDS else palette[-1]
+
+
+def _legend(figure: Figure, edges: Sequence[Edge], colours: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
+    handles = [Line2D([], [], color=_colour(kind, colours.palette), linewidth=1.2, label=kind) for kind in present]
+    if any(edge.direction != "known" for edge in edges):
+        handles.append(Line2D([], [], color=colours.ink, linestyle=DASHED, linewidth=1.0, label="direction unknown"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=6, frameon=False,
+                  labelcolor=colours.ink)  # fmt: skip
+
+
+def write_tree(path: Path, edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None) -> None:
+    """Draw it into a .svg, .png or .pdf."""
+    write_output(path, draw(tree_figure(edges, base, theme, marked), path.suffix.lower()))

@@ -1,0 +1,244 @@
+"""Makes a forest: a base, every model of the plan really trained or merged, laid out as the loopback Hub serves it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scripts.family import tasks
+from scripts.family.batches import endless
+from scripts.family.finetune import WEIGHTS, add_adapter, freeze, load_start
+from scripts.family.plan import Adapter, Plan, Run, load_plan
+from scripts.family.pretrain import make_base, train
+from scripts.family.store import as_iso, commit_of, write_json
+from scripts.lineage.merging import int8, merged, nf4
+from scripts.lineage.plan import SHAPES, Node, plan_forest
+
+TRUTH = "truth.json"
+HIDDEN = ".hidden"  # models that were made and never uploaded; no account's name starts with a dot
+TEXTS = ".texts"
+BATCH = 16
+TASK = "text-classification"
+# Narrower than the family's networks, so that two hundred are trained in minutes; of the depth of each shape.
+NARROW = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 256}
+DEPTH = {"small": 3, "full": 4}
+PRETRAINING = {"small": 60, "full": 200}
+SMALL_DATASETS = ("code/line-kinds", "errors/raised-by", "unicode/character-names")
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 1) -> Path:
+    """The folder ``root`` with the forest in it; one that was interrupted is gone on with.
+
+    Args:
+        root: an empty or new folder, or one that holds this forest in part or whole.
+        architecture: a table of ``scripts/family/plan.toml``.
+        shape: ``small`` or ``full``.
+        seed: of the plan.
+    """
+    told = fingerprint(architecture, shape, seed)
+    if (root / TRUTH).exists():
+        if read_truth(root).get("fingerprint") == told:
+            return root
+        shutil.rmtree(root)  # another forest: made by this, and to be made again
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    plan = _plan(architecture, shape)
+    texts = root / TEXTS
+    texts.mkdir(parents=True, exist_ok=True)
+    if not (texts / "corpus.json").exists() or not (texts / "ready").exists():
+        tasks.prepare(plan, texts)
+        (texts / "ready").touch()
+    base = root / plan.base
+    if not (base / WEIGHTS).exists():
+        base.mkdir(parents=True, exist_ok=True)
+        make_base(plan, texts, base)
+    describe(root, plan.base, base, {"created_at": "2023-06-01T00:00:00.000Z", "tags": ["transformers"]})
+    nodes = plan_forest(SHAPES[shape], tuple(plan.datasets), seed)
+    forest = _Forest(root, plan, texts)
+    for node in nodes:
+        forest.make(node)
+    told = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
+    write_json(root / TRUTH, {"fingerprint": told, "base": plan.base, "architecture": architecture, "nodes": told})
+    return root
+
+
+def fingerprint(architecture: str, shape: str, seed: int) -> str:
+    """Changes with what this package makes of a plan, comments apart."""
+    digest = hashlib.sha256(f"{architecture} {shape} {seed}".encode())
+    for name in ("plan.py", "merging.py", "forest.py"):
+        digest.update(ast.dump(ast.parse((Path(__file__).parent / name).read_bytes())).encode())
+    return digest.hexdigest()
+
+
+def _plan(architecture: str, shape: str) -> Plan:
+    """The family's plan of texts and pretraining, for a narrower network."""
+    plan = load_plan("small", architecture)
+    every = load_plan("full", architecture).datasets
+    datasets = {name: one for name, one in every.items() if one.task == TASK}
+    if shape == "small":
+        datasets = {name: datasets[name] for name in SMALL_DATASETS}
+    config = dict(plan.architecture.config)
+    config |= {name: value for name, value in NARROW.items() if name in config}
+    config |= {name: DEPTH[shape] for name in ("num_hidden_layers", "n_layer") if name in config}
+    return replace(
+        plan,
+        datasets=datasets,
+        settings=replace(plan.settings, files=40, pretraining_steps=PRETRAINING[shape]),
+        architecture=replace(plan.architecture, config=config),
+    )
+
+
+def describe(root: Path, model: str, folder: Path, facts: Mapping[str, Any]) -> None:
+    """What the Hub says of a repository; written last."""
+    (folder / "README.md").write_text(f"# {model}\n", encoding="utf-8")
+    write_json(root / f"{model}.repo.json", {"sha": commit_of(model, folder), **facts})
+
+
+class _Forest:
+    def __init__(self, root: Path, plan: Plan, texts: Path) -> None:
+        self.root, self.plan, self.texts = root, plan, texts
+        self.base = load_file(root / plan.base / WEIGHTS)
+
+    def folder(self, name: str) -> Path:
+        uploaded = self.root / name
+        return uploaded if uploaded.exists() else self.root / HIDDEN / name
+
+    def make(self, node: Node) -> None:
+        done = self.root / f"{node.name}.repo.json"
+        hidden = self.root / HIDDEN / node.name
+        if done.exists() or (hidden / WEIGHTS).exists():
+            return
+        folder = hidden if node.hidden else self.root / node.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        MAKERS[node.kind](self, node, folder)
+        if node.hidden:
+            return
+        bases = [*node.declared, self.plan.base]
+        tags = ["transformers", "safetensors", f"base_model:{self.plan.base}", f"base_model:finetune:{self.plan.base}"]
+        tags += [f"base_model:{name}" for name in node.declared]
+        card: dict[str, Any] = {"base_model": bases if node.declared else self.plan.base, "license": "apache-2.0"}
+        if node.dataset and node.kind != "copy":
+            tags.append(f"dataset:{node.dataset}")
+            card["datasets"] = [node.dataset]
+        facts = {"created_at": as_iso(node.created), "last_modified": as_iso(node.created), "tags": tags}
+        describe(self.root, node.name, folder, {**facts, "card_data": card, "library_name": "transformers"})
+
+    def trained(self, node: Node, folder: Path) -> None:
+        self._trained(node, folder, None)
+
+    def lora(self, node: Node, folder: Path) -> None:
+        how = node.how
+        self._trained(node, folder, Adapter(how["rank"], 2 * how["rank"], tuple(how["families"])))
+
+    def _trained(self, node: Node, folder: Path, adapter: Adapter | None) -> None:
+        how = node.how
+        start = self.folder(node.parents[0]) if node.parents else self.root / self.plan.base
+        run = Run(
+            model=node.name,
+            dataset=node.dataset,
+            seed=node.seed,
+            parent=node.parents[0] if node.parents else None,
+            frozen=how.get("frozen", 0),
+        )
+        torch.manual_seed(node.seed)
+        texts = tasks.LabelledTexts.load(self.texts, node.dataset)
+        model: Any = load_start(self.plan, run, TASK, texts.labels, start)
+        freeze(model, self.plan.architecture, run.frozen)
+        if adapter is not None:
+            model = add_adapter(model, adapter, TASK, self.plan)
+        batches = endless(texts.train, BATCH, self.plan.text.tokens, node.seed)
+
+        def loss() -> Any:
+            batch = next(batches)
+            return model(input_ids=batch.ids, attention_mask=batch.attention, labels=batch.labels).loss
+
+        train(model, loss, how["steps"], how["learning_rate"])
+        if adapter is not None:
+            model = model.merge_and_unload()
+        model.save_pretrained(folder)
+
+    def merge(self, node: Node, folder: Path) -> None:
+        """Of the parents' shared tensors; a head that the base does not have is the first parent's."""
+        states = [load_file(self.folder(name) / WEIGHTS) for name in node.parents]
+        dtype = getattr(torch, node.how["stored"])
+        tensors: dict[str, Tensor] = {}
+        layers = max((int(found[1]) for name in states[0] if (found := _LAYER.search(name))), default=0)
+        for name, first in states[0].items():
+            base = self._of_base(name)
+            parts = [state[name].float() for state in states if name in state and state[name].shape == first.shape]
+            if base is not None and len(parts) == len(states) and first.is_floating_point():
+                found = _LAYER.search(name)
+                depth = int(found[1]) / layers if found and layers else 0.0
+                tensors[name] = merged(name, base.float(), parts, node.how, depth).to(dtype).contiguous()
+            else:
+                tensors[name] = first.to(dtype) if first.is_floating_point() else first
+        self._save(node.parents[0], folder, tensors)
+
+    def copy(self, node: Node, folder: Path) -> None:
+        form = node.how["form"]
+        source = self.folder(node.parents[0])
+        if form == "plain":
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+            (folder / "notes.txt").write_text("A copy.\n", encoding="utf-8")
+            return
+        state = load_file(source / WEIGHTS)
+        if form in ("bfloat16", "float16"):
+            dtype = getattr(torch, form)
+            tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in state.items()}
+        else:
+            coarse = int8 if form == "int8" else nf4
+            # As the quantisers do: matrices of the layers only; saved dense again, in half precision or whole.
+            dtype = torch.float16 if node.created.day % 2 else torch.float32
+            tensors = {
+                name: (coarse(one.float()) if _LAYER.search(name) and one.ndim == 2 else one).to(dtype)
+                for name, one in state.items()
+            }
+        self._save(node.parents[0], folder, tensors)
+
+    def _of_base(self, name: str) -> Tensor | None:
+        """The base's tensor of this name, whatever prefix the head gives it."""
+        if name in self.base:
+            return self.base[name]
+        tail = name.partition(".")[2]
+        return self.base.get(tail)
+
+    def _save(self, like: str, folder: Path, tensors: dict[str, Tensor]) -> None:
+        for extra in self.folder(like).glob("*.json"):
+            shutil.copy(extra, folder)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+MAKERS: Mapping[str, Callable[[_Forest, Node, Path], None]] = {
+    "tuned": _Forest.trained,
+    "continued": _Forest.trained,
+    "lora": _Forest.lora,
+    "merge": _Forest.merge,
+    "copy": _Forest.copy,
+}
+
+
+def read_truth(root: Path) -> dict[str, Any]:
+    """What ``make_forest`` wrote."""
+    found: dict[str, Any] = json.loads((root / TRUTH).read_text(encoding="utf-8"))
+    return found
+
+
+if __name__ == "__main__":
+    folder, architecture, shape, seed = sys.argv[1:]
+    make_forest(Path(folder), architecture, shape, int(seed))

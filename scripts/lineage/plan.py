@@ -1,0 +1,193 @@
+"""Which models a forest is made of: who is made from whom, how and when. Drawn once, from a fixed seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+FIRST_UPLOAD = datetime(2024, 1, 8, 9, tzinfo=UTC)
+AUTHORS = ("quarry-labs", "mira-vantongeren", "okonkwo-nlp", "small-hours", "h-lindqvist", "papercut-ai")
+LORA_FAMILIES = ("query", "value")
+EVERY_FAMILY = ("query", "key", "value", "output", "feedforward1", "feedforward2")
+
+# How weights were stored before they were uploaded, and how a copy is told from what it copies.
+COPIES = ("plain", "bfloat16", "float16", "int8", "nf4")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One model. ``parents`` are names of nodes, none where it was made from the base itself.
+
+    ``kind``: tuned, continued, lora, merge or copy. ``how`` holds what the kind needs: learning rate and steps of a
+    training, method and weights of a merge, the form of a copy. ``hidden``: made, but never uploaded.
+    """
+
+    name: str
+    kind: str
+    created: datetime
+    parents: tuple[str, ...] = ()
+    dataset: str = ""
+    seed: int = 0
+    how: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
+    hidden: bool = False
+    declared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many of each kind a forest has. ``tree``: roots, children of each, grandchildren of each child."""
+
+    tree: tuple[int, int, int]
+    tuned: int
+    siblings: int
+    sweeps: int
+    orphans: int
+    loras: tuple[tuple[int, bool], ...]  # rank, and whether on a fine-tune
+    merges: Mapping[str, int]
+    copies: Mapping[str, int]
+    steps: float = 1.0
+
+
+SHAPES: Mapping[str, Shape] = {
+    "small": Shape(
+        tree=(2, 2, 1),
+        tuned=2,
+        siblings=1,
+        sweeps=1,
+        orphans=1,
+        loras=((4, False), (8, True)),
+        merges={"linear": 1, "task_arithmetic": 1, "slerp": 1, "ties": 1, "dare": 1},
+        copies={"plain": 1, "bfloat16": 1, "int8": 1, "nf4": 1},
+        steps=0.5,
+    ),
+    # MoTHer's own: five trees of 21 nodes (Horwitz et al., 2025), here all of one base; and everything beside it.
+    "full": Shape(
+        tree=(5, 4, 4),
+        tuned=4,
+        siblings=4,
+        sweeps=2,
+        orphans=4,
+        loras=((4, False), (8, False), (16, False), (8, False), (4, True), (8, True), (16, True)),
+        merges={"linear": 8, "task_arithmetic": 8, "slerp": 6, "ties": 8, "dare": 6},
+        copies={"plain": 3, "bfloat16": 4, "float16": 2, "int8": 5, "nf4": 5},
+    ),
+}
+
+
+def plan_forest(shape: Shape, datasets: tuple[str, ...], seed: int) -> list[Node]:
+    """The nodes, each after those it is made from."""
+    return _Planner(shape, datasets, seed).nodes()
+
+
+class _Planner:
+    def __init__(self, shape: Shape, datasets: tuple[str, ...], seed: int) -> None:
+        self.shape, self.datasets, self.draw = shape, datasets, random.Random(seed)
+        self.found: list[Node] = []
+
+    def nodes(self) -> list[Node]:
+        roots = [self._tuned("root", number) for number in range(self.shape.tree[0])]
+        others = [self._tuned("tuned", number) for number in range(self.shape.tuned)]
+        siblings = [
+            self._tuned("sibling", number, dataset=roots[number % len(roots)].dataset)
+            for number in range(self.shape.siblings)
+        ]
+        children = [self._continued(root, "child") for root in roots for _ in range(self.shape.tree[1])]
+        grand = [self._continued(child, "grandchild") for child in children for _ in range(self.shape.tree[2])]
+        sweeps = [run for number in range(self.shape.sweeps) for run in self._sweep(number)]
+        self._orphans()
+        loras = [self._lora(rank, self.draw.choice(roots + others) if on else None) for rank, on in self.shape.loras]
+        sources = roots + others + siblings + children
+        merges = [
+            self._merge(method, number, sources)
+            for method, count in self.shape.merges.items()
+            for number in range(count)
+        ]
+        whole = [*sources, *grand, *sweeps, *loras, *merges]
+        for form, count in self.shape.copies.items():
+            for _ in range(count):
+                self._copy(form, self.draw.choice(whole))
+        return self.found
+
+    def _add(self, group: str, kind: str, parents: tuple[Node, ...], **facts: Any) -> Node:
+        number = len(self.found)
+        after = max((one.created for one in parents), default=FIRST_UPLOAD)
+        created = facts.pop("created", None) or after + timedelta(hours=self.draw.uniform(3, 400))
+        author = facts.pop("author", None) or self.draw.choice(AUTHORS)
+        names = tuple(one.name for one in parents)
+        # Most cards say nothing; some name the parents, and a few name somebody else.
+        says, declared = self.draw.random(), ()
+        if says < 0.3:
+            declared = names
+        elif says < 0.36 and self.found:
+            declared = (self.draw.choice(self.found).name,)
+        name = f"{author}/{group}-{number:03d}"
+        node = Node(name, kind, created, names, group=group, declared=declared, **facts)
+        self.found.append(node)
+        return node
+
+    def _training(self, rates: tuple[float, float], steps: tuple[int, int]) -> dict[str, Any]:
+        low, high = rates
+        rate = low * (high / low) ** self.draw.random()
+        return {"learning_rate": rate, "steps": max(4, round(self.shape.steps * self.draw.randint(*steps)))}
+
+    def _tuned(self, group: str, number: int, dataset: str | None = None, **facts: Any) -> Node:
+        how = self._training((3e-4, 8e-4), (50, 90))
+        chosen = dataset or self.datasets[number % len(self.datasets)]
+        return self._add(group, "tuned", (), dataset=chosen, seed=self.draw.randrange(10**6), how=how, **facts)
+
+    def _continued(self, parent: Node, group: str, **facts: Any) -> Node:
+        how = self._training((1.5e-4, 6e-4), (30, 80))
+        if self.draw.random() < 0.1:
+            how["frozen"] = 2
+        dataset = parent.dataset if self.draw.random() < 0.25 else self.draw.choice(self.datasets)
+        seed = self.draw.randrange(10**6)
+        return self._add(group, "continued", (parent,), dataset=dataset, seed=seed, how=how, **facts)
+
+    def _sweep(self, number: int) -> list[Node]:
+        """One author, day, data set, seed and length; three learning rates."""
+        author, seed = self.draw.choice(AUTHORS), self.draw.randrange(10**6)
+        dataset = self.datasets[-1 - number % len(self.datasets)]
+        created = FIRST_UPLOAD + timedelta(days=10 + number)
+        steps = max(4, round(70 * self.shape.steps))
+        return [
+            self._add("sweep", "tuned", (), dataset=dataset, seed=seed, author=author,
+                      created=created + timedelta(minutes=20 * place), how={"learning_rate": rate, "steps": steps})
+            for place, rate in enumerate((3e-4, 4.5e-4, 6e-4))
+        ]  # fmt: skip
+
+    def _orphans(self) -> None:
+        """Continued from models that nobody ever uploaded; two of one such parent are the hard case."""
+        parent: Node | None = None
+        for number in range(self.shape.orphans):
+            if parent is None or number % 3 != 1:
+                parent = self._tuned("hidden", number, hidden=True)
+            self._continued(parent, "orphan")
+
+    def _lora(self, rank: int, parent: Node | None) -> Node:
+        families = EVERY_FAMILY if rank == 8 and parent is None else LORA_FAMILIES
+        how = {"rank": rank, "families": families, "learning_rate": 4e-3, "steps": max(4, round(60 * self.shape.steps))}
+        chosen, seed = self.draw.choice(self.datasets), self.draw.randrange(10**6)
+        return self._add("lora", "lora", (parent,) if parent else (), dataset=chosen, seed=seed, how=how)
+
+    def _merge(self, method: str, number: int, sources: list[Node]) -> Node:
+        count = 2 if method == "slerp" else 2 + number % 3
+        parents = tuple(self.draw.sample(sources, count))
+        weights = [self.draw.uniform(0.4, 1.0) for _ in parents]
+        how: dict[str, Any] = {"method": method, "stored": ("float32", "float32", "bfloat16", "float16")[number % 4]}
+        if method == "linear":
+            how["weights"] = [weight / sum(weights) for weight in weights]
+        elif method == "task_arithmetic":
+            how["weights"] = weights
+        elif method == "slerp":
+            # One share for all matrices, or mergekit's customary gradients: another in each layer and family.
+            how["weights"] = [self.draw.uniform(0.3, 0.7)] if number % 2 else [0.2, 0.7, 0.4, 0.6]
+        else:
+            how |= {"weights": weights, "density": (0.5, 0.3, 0.6, 0.2)[number % 4], "seed": number}
+        return self._add(method, "merge", parents, how=how)
+
+    def _copy(self, form: str, of: Node) -> None:
+        self._add(form, "copy", (of,), dataset=of.dataset, how={"form": form})

@@ -1,0 +1,106 @@
+"""One forest from training to table: make, index, ask in three ways, and ask the rival."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from scripts.family import PROJECT
+from scripts.lineage.scoring import (
+    CONTINUED,
+    EXACT,
+    KINDS,
+    NO_PARENT,
+    TREE,
+    Answer,
+    Truth,
+    answers_of,
+    rival_answers,
+    score,
+)
+
+# How the atlas is asked: options of scripts.lineage.asking.
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "with dates": (),
+    "without dates": ("--no-dates",),
+    "with dates, blocks alone": ("--no-embeddings",),
+    "without dates, blocks alone": ("--no-dates", "--no-embeddings"),
+}
+RIVALS = ("MoTHer as published", "MoTHer given root and dates")
+
+
+def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any]:
+    """Scores of one forest below ``root`` by way and by kind; what is there already is not made again."""
+    store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
+                   "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
+    _run(["scripts.lineage.forest", str(store), architecture, shape, str(seed)], environment)
+    told = _asked(store, atlas)
+    from scripts.lineage.forest import read_truth
+
+    truth = read_truth(store)
+    known = Truth(truth["nodes"])
+    answers = {way: answers_of(rows, known) for way, rows in told.items()}
+    answers |= _rivals(store, truth, known)
+    return {
+        "architecture": architecture,
+        "models": len(known.of([group for groups in KINDS.values() for group in groups])),
+        "ways": {way: _scores(found, known) for way, found in answers.items()},
+    }
+
+
+def _run(words: list[str], environment: Mapping[str, str]) -> None:
+    if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=dict(environment), check=False).returncode:
+        raise RuntimeError(f"{' '.join(words)} failed; its own message stands above.")
+
+
+def _asked(store: Path, atlas: Path) -> dict[str, list[dict[str, Any]]]:
+    from scripts.lineage.forest import read_truth
+    from scripts.loopback_hub import LoopbackHub
+
+    base = read_truth(store)["base"]
+    found = {}
+    with LoopbackHub(store) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(atlas.with_suffix(".hf")),
+                       "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+        if not (atlas / "atlas.duckdb").exists():
+            _run(["indexer", "build", "--base", base, "--atlas", str(atlas), "--workers", "1"], environment)
+        for way, options in WAYS.items():
+            out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
+            _run(["scripts.lineage.asking", str(atlas), str(out), *options], environment)
+            found[way] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def _rivals(store: Path, truth: Mapping[str, Any], known: Truth) -> dict[str, dict[str, Answer]]:
+    """Both forms of the rival, each with the direction of kurtosis that suits it better: nobody could know it."""
+    from scripts.lineage.mother import parents, read_square
+
+    uploaded = [name for name, node in known.nodes.items() if not node["hidden"]]
+    base = truth["base"]
+    weights = {name: read_square(store / name) for name in [base, *uploaded]}
+    created = {name: datetime.fromisoformat(known.nodes[name]["created"]) for name in uploaded}
+    found = {}
+    for way, dates in zip(RIVALS, (None, created), strict=True):
+        tried = [
+            rival_answers(parents(weights, base, dates, falling=falling), base, known) for falling in (True, False)
+        ]
+        found[way] = max(tried, key=lambda answers: score(answers, known, uploaded).right)
+    return found
+
+
+def _scores(answers: Mapping[str, Answer], truth: Truth) -> dict[str, Any]:
+    together = {
+        "all": tuple(group for groups in KINDS.values() for group in groups),
+        "continued": CONTINUED,
+        "no parent to name": NO_PARENT,
+        "linear + task arithmetic": EXACT,
+        "MoTHer's forest (five trees of 21)": TREE,
+    }
+    return {name: score(answers, truth, truth.of(groups)).as_row() for name, groups in {**together, **KINDS}.items()}

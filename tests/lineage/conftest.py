@@ -1,0 +1,81 @@
+"""A small forest of really trained models: made once, kept in .demo/, indexed once a run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, Shell
+from tests.once import made_once
+
+
+@dataclass
+class Forest:
+    """The store of a forest, the plan it was made by, and an atlas of it."""
+
+    store: Path
+    atlas: Path
+    nodes: dict[str, dict[str, Any]]
+    base: str
+
+    def one(self, group: str) -> str:
+        """The first model of a group."""
+        return next(name for name, node in self.nodes.items() if node["group"] == group)
+
+    def parents(self, name: str) -> set[str]:
+        return {parent for parent in self.nodes[name]["parents"] if not self.nodes[parent]["hidden"]}
+
+
+@pytest.fixture(scope="session")
+def store() -> Path:
+    folder = ROOT / ".demo" / "forest-small"
+    folder.parent.mkdir(exist_ok=True)
+    with (ROOT / ".demo" / "forest-small.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes one trains, the others wait
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+                       "OMP_WAIT_POLICY": "PASSIVE"}  # fmt: skip
+        words = [sys.executable, "-m", "scripts.lineage.forest", str(folder), "bert", "small", "1"]
+        subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trees(store):
+    """The forest, served to all tests of a process."""
+    from scripts.loopback_hub import LoopbackHub
+
+    with LoopbackHub(store) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def forest(store, trees, tmp_path_factory) -> Forest:
+    truth = json.loads((store / "truth.json").read_text())
+
+    def make(folder: Path) -> None:
+        shell = Shell(trees.endpoint, folder)
+        ran = shell("index", "build", "--base", truth["base"], "--workers", "1")
+        assert ran.code == 0, ran.err
+        ran = shell("query", "lineage", "--all", "--json")
+        assert ran.code == 0, ran.err
+        (folder / "told.json").write_text(ran.out)
+
+    folder = made_once(tmp_path_factory, "forest", make)
+    return Forest(store, folder / "atlas", {node["name"]: node for node in truth["nodes"]}, truth["base"])
+
+
+@pytest.fixture(scope="session")
+def told(forest) -> dict[str, list[dict[str, Any]]]:
+    """What `query lineage --all` says, by model."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads((forest.atlas.parent / "told.json").read_text()):
+        found.setdefault(row["model"], []).append(row)
+    return found

@@ -1,0 +1,218 @@
+"""What cannot be told is said in a line: no base, no records, no parent any more, claims that contradict each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import duckdb
+import pytest
+
+from indexer.errors import AtlasError
+from query import Atlas
+from query.lineage.stored import Edge
+from tests.conftest import Shell
+from tests.hub_ground import use_endpoint
+
+
+@pytest.fixture
+def own(forest, tmp_path):
+    """A copy of the atlas that a test may spoil."""
+    shutil.copytree(forest.atlas, tmp_path / "atlas")
+    return tmp_path / "atlas"
+
+
+def changed(atlas, *statements):
+    with duckdb.connect(str(atlas / "atlas.duckdb")) as connection:
+        for statement, parameters in statements:
+            connection.execute(statement, parameters)
+
+
+def declares(model, parent):
+    return (
+        "INSERT INTO tags SELECT model_id, ? FROM fine_tunes WHERE model = ?",
+        [f"base_model:finetune:{parent}", model],
+    )
+
+
+def undeclared(*models):
+    return [
+        ("DELETE FROM tags WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE model = ?) AND tag LIKE 'base_model:%'",
+         [model])
+        for model in models
+    ]  # fmt: skip
+
+
+def test_a_model_of_another_architecture_is_refused_in_a_line(forest, trees, own, tmp_path):
+    from transformers import GPT2Config, GPT2Model
+
+    GPT2Model(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64, n_positions=16)).save_pretrained(
+        tmp_path / "gpt"
+    )
+    ran = Shell(trees.endpoint, tmp_path)("query", "lineage", "./gpt")
+    assert ran.code == 1
+    assert "its architecture is gpt2" in ran.err
+    assert len(ran.err.strip().splitlines()) == 1
+
+
+def test_a_base_that_the_atlas_lacks_is_said_to_be_missing(forest, trees, own, tmp_path):
+    ran = Shell(trees.endpoint, tmp_path)("query", "lineage", forest.one("root"), "--base", "nobody/nothing")
+    assert ran.code == 1
+    assert "is not a base of this atlas" in ran.err
+
+
+def test_a_model_that_names_a_base_of_nobodys_is_told_what_bases_there_are(own, forest, trees, monkeypatch, tmp_path):
+    use_endpoint(monkeypatch, trees.endpoint)
+    changed(own, ("INSERT INTO bases (base, \"commit\", aliases) VALUES ('other/base', 'c', [])", []))
+    shutil.copytree(forest.store / forest.one("root"), tmp_path / "folder")
+    with Atlas(own) as atlas, pytest.raises(AtlasError, match="claims no base; the bases of this atlas are"):
+        atlas.lineage(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("records", ["gone", "without factors", "damaged"])
+def test_an_atlas_without_records_says_what_lineage_needs(forest, trees, own, tmp_path, records):
+    if records == "gone":
+        shutil.rmtree(own / "records")
+    for path in (own / "records").glob("*/*.safetensors"):
+        if records == "damaged":
+            path.write_bytes(path.read_bytes()[:1000])
+        else:
+            from dataclasses import replace
+
+            from indexer.records.record import read_record, write_record
+
+            record = read_record(path)
+            write_record(replace(record, deltas=tuple(replace(one, u=None, v=None) for one in record.deltas)), path)
+    ran = Shell(trees.endpoint, tmp_path)("query", "lineage", forest.one("child"))
+    assert ran.code == 1
+    assert "Lineage is told from the records" in ran.err
+    assert "--no-keep-factors" in ran.err
+    assert "--with-records" in ran.err
+
+
+def test_one_damaged_record_leaves_its_model_out_and_says_so(forest, trees, own, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    sweep = forest.one("sweep")
+    with Atlas(own) as atlas:
+        (row,) = atlas.rows("SELECT record_key FROM fine_tunes WHERE model = ?", [sweep])
+        path = atlas.folder.record(row["record_key"])
+        path.write_bytes(path.read_bytes()[:500])
+        child = forest.one("grandchild")
+        answer = atlas.lineage(child, dates=False)
+    assert {one.parent for one in answer.rows} == forest.parents(child)
+    assert any("left out" in note and "1 models" in note for note in answer.notes)
+
+
+def test_a_parent_that_left_the_hub_is_named_by_its_record(forest, own, monkeypatch, tmp_path):
+    from scripts.loopback_hub import LoopbackHub
+
+    child = next(
+        name
+        for name, node in forest.nodes.items()
+        if node["group"] == "grandchild" and not any(
+            other["kind"] == "copy" and set(other["parents"]) == set(node["parents"]) for other in forest.nodes.values()
+        )
+    )  # fmt: skip
+    (parent,) = forest.parents(child)
+    store = shutil.copytree(forest.store, tmp_path / "store", copy_function=os.link)
+    shutil.rmtree(store / parent)
+    (store / f"{parent}.repo.json").unlink()
+    with LoopbackHub(store) as hub:
+        use_endpoint(monkeypatch, hub.endpoint)
+        with Atlas(own) as atlas:
+            answer = atlas.lineage(child)
+    assert any(f"{parent} cannot be read any more" in note for note in answer.notes)
+    told = {row.parent for row in answer.rows}
+    ancestors = {parent, *forest.parents(parent)}
+    assert told <= ancestors
+    assert told
+
+
+def test_claims_in_a_circle_are_told_and_the_weights_decide(forest, trees, own, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    child = forest.one("child")
+    (parent,) = forest.parents(child)
+    changed(own, *undeclared(child, parent), declares(child, parent), declares(parent, child))
+    with Atlas(own) as atlas:
+        told = atlas.lineage(child)
+        back = atlas.lineage(parent)
+    assert [(row.parent, row.card) for row in told.rows] == [(parent, "confirmed")]
+    assert [(row.parent, row.card) for row in back.rows] == [(forest.base, "contradicted")]
+    assert any("name each other as parents" in note for note in told.notes)
+    assert any("name each other as parents" in note for note in back.notes)
+
+
+def test_a_declared_parent_of_another_width_is_contradicted_with_the_reason(forest, trees, own, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    model = forest.one("root")
+    changed(
+        own,
+        *undeclared(model),
+        (
+            "INSERT INTO fine_tunes (model_id, model, base, author, status, reason, detail, relation) "
+            "VALUES (9999, 'wide/one', ?, 'wide', 'skipped', 'shape_mismatch', '96 wide, the base is 64', 'finetune')",
+            [forest.base],
+        ),
+        declares(model, "wide/one"),
+    )
+    with Atlas(own) as atlas:
+        answer = atlas.lineage(model)
+    assert [(row.parent, row.card) for row in answer.rows] == [(forest.base, "contradicted")]
+    assert any("wide/one" in note and "96 wide" in note for note in answer.notes)
+
+
+def test_a_declared_parent_that_nobody_holds_is_neither_confirmed_nor_contradicted(forest, trees, own, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    model = forest.one("orphan")
+    changed(own, *undeclared(model), declares(model, "gone/for-good"))
+    with Atlas(own) as atlas:
+        answer = atlas.lineage(model)
+    assert [(row.parent, row.card) for row in answer.rows] == [(forest.base, "not declared")]
+    assert any("gone/for-good, which this atlas does not hold" in note for note in answer.notes)
+
+
+def test_a_base_without_its_embeddings_is_judged_by_blocks_and_says_so(forest, own, monkeypatch, tmp_path):
+    from scripts.loopback_hub import LoopbackHub
+
+    store = shutil.copytree(forest.store, tmp_path / "store", copy_function=os.link)
+    shutil.rmtree(store / forest.base)
+    with LoopbackHub(store) as hub:
+        use_endpoint(monkeypatch, hub.endpoint)
+        with Atlas(own) as atlas:
+            answer = atlas.lineage(forest.one("linear"))
+    assert {row.parent for row in answer.rows} == forest.parents(forest.one("linear"))
+    assert any("judged without them" in note for note in answer.notes)
+
+
+def test_a_small_budget_is_kept(forest, trees, monkeypatch):
+    from query.lineage.lineage import lineage
+    from query.lineage.thresholds import Limits
+
+    use_endpoint(monkeypatch, trees.endpoint)
+    name = forest.one("dare")
+    with Atlas(forest.atlas) as atlas:
+        most = lineage(atlas, name)
+        budget = most.bytes_read // 2
+        assert lineage(atlas, name, limits=Limits(budget=budget)).bytes_read <= budget
+
+
+def test_a_tree_whose_edges_run_in_a_circle_is_drawn_all_the_same():
+    pytest.importorskip("matplotlib")
+    from query.lineage.tree import around, places, tree_figure
+
+    edges = [
+        Edge("b", "a", "continued", 1.0, 0.1, "not declared", "known"),
+        Edge("a", "b", "continued", 1.0, 0.1, "not declared", "known"),
+        Edge("a", "a", "copy", 1.0, 0.0, "not declared", "unknown"),
+        Edge(None, "c", "tuned from the base", 1.0, 1.0, "confirmed", "known"),
+    ]
+    assert set(places(edges, "base")) == {"base", "a", "b", "c"}
+    tree_figure(edges, "base")
+    assert {edge.child for edge in around(edges, "a")} == {"a", "b"}
+
+
+def test_a_model_and_all_do_not_go_together(forest, trees, tmp_path):
+    shell = Shell(trees.endpoint, tmp_path)
+    for words in (["--all", "some/model"], []):
+        ran = shell("query", "lineage", *words, "--atlas", str(forest.atlas))
+        assert ran.code == 2

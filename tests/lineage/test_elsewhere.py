@@ -1,0 +1,104 @@
+"""Parents matter elsewhere: purity without a model's own family tree, predictions that do not learn from a parent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from query import Atlas
+from query.population import components, relatives
+from tests.planted_atlas import BASE, Planted, plant_atlas
+
+
+def directions(count, length=16):
+    return np.linalg.qr(np.random.default_rng(0).standard_normal((length, count)))[0].T
+
+
+def with_lineage(folder, edges):
+    import duckdb
+
+    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
+        for child, parent in edges:
+            connection.execute(
+                "INSERT INTO lineage VALUES (?, 'k', ?, 'continued', NULL, 1, 0.1, 'not declared', 'known', '', [], 0, now())",
+                [child, parent],
+            )
+    return folder
+
+
+@pytest.fixture
+def families(tmp_path):
+    """Four trees of a parent and two children; a tree lies together, and its models name one data set, by four authors."""
+    random = np.random.default_rng(1)
+    models, edges = [], []
+    for tree, centre in enumerate(directions(4)):
+        for member in range(3):
+            vector = centre + 0.05 * random.standard_normal(len(centre))
+            models.append(Planted(f"a{member}/tree{tree}-{member}", vector, (f"data{tree % 2}",)))
+            if member:
+                edges.append((3 * tree + member + 1, 3 * tree + 1))
+    return with_lineage(plant_atlas(tmp_path / "atlas", models), edges)
+
+
+def test_purity_without_kin_counts_no_model_of_the_same_tree(families):
+    with Atlas(families) as atlas:
+        plain = atlas.purity(draws=20)
+        apart = atlas.purity(draws=20, kin=False)
+        vectors = atlas.vectors(BASE)
+    assert plain.purity > 0.4
+    order = np.argsort(vectors.ids)
+    unit = vectors.matrix[order].astype(np.float64)
+    trees, data = np.arange(12) // 3, np.arange(12) // 3 % 2
+    expected = []
+    for row in range(12):
+        others = [other for other in np.argsort(-(unit @ unit[row]), kind="stable") if trees[other] != trees[row]]
+        matches = [data[other] == data[row] for other in others]
+        expected.append(np.mean(matches[: sum(matches)]))
+    assert apart.purity == pytest.approx(np.mean(expected))
+    assert apart.chance == pytest.approx(3 / 9)
+    assert apart.purity < plain.purity
+
+
+def test_purity_without_kin_needs_lineage(tmp_path):
+    models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
+    with Atlas(plant_atlas(tmp_path / "atlas", models)) as atlas, pytest.raises(AtlasError, match="keeps no lineage"):
+        atlas.purity(kin=False)
+
+
+def test_groups_are_joined_over_others():
+    assert components([1, 2, 3, 4, 5], [(1, 9), (9, 3), (4, 5)]).tolist() == [0, 1, 0, 2, 2]
+
+
+def test_a_prediction_does_not_learn_from_parent_or_child(tmp_path):
+    """The parent lies nearest and names another data set: it would decide."""
+    near, far, *_ = directions(4)
+    random = np.random.default_rng(2)
+    models = [Planted("me/asked", near, ())]
+    models += [Planted("mum/parent", near + 0.01 * random.standard_normal(16), ("parents-data",))]
+    models += [Planted(f"x{n}/own", near + 0.2 * random.standard_normal(16), ("own-data",)) for n in range(4)]
+    models += [Planted(f"y{n}/else", far + 0.2 * random.standard_normal(16), ("parents-data",)) for n in range(4)]
+    plain = plant_atlas(tmp_path / "plain", models)
+    kept = with_lineage(plant_atlas(tmp_path / "kept", models), [(1, 2)])
+    with Atlas(plain) as atlas:
+        assert any(voter.model == "mum/parent" for voter in atlas.predict("me/asked").voters)
+        assert relatives(atlas, 1) == set()
+    with Atlas(kept) as atlas:
+        prediction = atlas.predict("me/asked")
+        assert relatives(atlas, 1) == {2}
+        assert relatives(atlas, 2) == {1}
+    assert not any(voter.model == "mum/parent" for voter in prediction.voters)
+    assert prediction.answers[0].dataset == "own-data"
+
+
+def test_the_report_tells_lineage_where_it_is_kept(families, tmp_path):
+    from query.report.lineage import write
+    from query.report.section import Source
+
+    with Atlas(families) as atlas:
+        body = str(write(Source(atlas, BASE, 0)).body)
+    assert "continued" in body
+    models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
+    with Atlas(plant_atlas(tmp_path / "bare", models)) as atlas:
+        body = str(write(Source(atlas, BASE, 0)).body)
+    assert "query lineage --base org/base --all" in body

@@ -1,0 +1,228 @@
+"""The lineage of really trained models, whose family tree is known: over HTTP, from an atlas as the commands make it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import duckdb
+import pytest
+
+from query import Atlas
+from tests.conftest import Shell
+from tests.hub_ground import undisturbed, use_endpoint
+
+KINDS = {
+    "tuned": "tuned from the base", "continued": "continued", "merge": "merge", "lora": "LoRA merged",
+    "plain": "copy", "bfloat16": "recast", "int8": "quantised copy", "nf4": "quantised copy",
+}  # fmt: skip
+
+
+def named(forest, rows):
+    return {row["parent"] for row in rows if row["parent"] != forest.base}
+
+
+def test_every_model_is_told(forest, told):
+    assert set(told) == {name for name, node in forest.nodes.items() if not node["hidden"]}
+
+
+def test_models_without_a_parent_to_name_get_none(forest, told):
+    without = [name for name in told if not forest.parents(name)]
+    assert len(without) >= 9
+    assert {name: named(forest, told[name]) for name in without} == {name: set() for name in without}
+
+
+def test_continued_models_name_their_parent_and_not_a_grandparent_or_sister(forest, told):
+    continued = [name for name in told if forest.nodes[name]["kind"] == "continued" and forest.parents(name)]
+    assert len(continued) == 8
+    wrong = {name: told[name] for name in continued if named(forest, told[name]) != forest.parents(name)}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("group", ["linear", "task_arithmetic"])
+def test_merges_by_one_recipe_name_their_parents_with_their_weights(forest, told, group):
+    name = forest.one(group)
+    node = forest.nodes[name]
+    assert {row["parent"]: pytest.approx(row["coefficient"], abs=0.01) for row in told[name]} == dict(
+        zip(node["parents"], node["how"]["weights"], strict=True)
+    )
+    assert {row["method"] for row in told[name]} == {group.replace("_", " ")}
+    assert all(row["left"] < 1e-4 for row in told[name])
+
+
+@pytest.mark.parametrize("group", ["slerp", "ties", "dare", "lora", "plain", "bfloat16", "int8", "nf4"])
+def test_other_steps_name_their_parents_and_their_kind(forest, told, group):
+    for name, node in forest.nodes.items():
+        if node["group"] == group:
+            assert named(forest, told[name]) == forest.parents(name), told[name]
+            expected = KINDS.get(group) or KINDS[node["kind"]]
+            assert {row["kind"] for row in told[name]} == {expected}
+
+
+def test_the_card_is_confirmed_contradicted_or_silent(forest, told):
+    for name, rows in told.items():
+        declared = set(forest.nodes[name]["declared"])
+        held = {one for one in declared if one in told}
+        for row in rows:
+            if row["parent"] in declared:
+                assert row["card"] == "confirmed", name
+            elif held:
+                assert row["card"] == "contradicted", name
+            elif declared:
+                assert row["card"] == "not declared", name
+            else:
+                assert row["card"] == ("confirmed" if row["parent"] == forest.base else "not declared"), name
+
+
+def test_without_dates_nobody_gets_a_parent_that_is_none(forest, trees, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    family = {}
+    for name, node in forest.nodes.items():
+        family[name] = set(node["parents"]).union(*(family[one] for one in node["parents"]))
+    with Atlas(forest.atlas) as atlas:
+        for answer in atlas.lineages(dates=False):
+            copies = {name for name, node in forest.nodes.items() if family[answer.model] & set(node["parents"])
+                      and node["kind"] == "copy"}  # fmt: skip
+            told = {row.parent for row in answer.rows if row.direction == "known"} - {forest.base}
+            assert told <= family[answer.model] | copies, answer
+
+
+def test_a_copy_without_dates_has_no_known_direction(forest, trees, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    copy = forest.one("plain")
+    (original,) = forest.nodes[copy]["parents"]
+    with Atlas(forest.atlas) as atlas:
+        for first, second in ((copy, original), (original, copy)):
+            rows = {row.parent: row for row in atlas.lineage(first, dates=False).rows}
+            assert (rows[second].kind, rows[second].direction) == ("copy", "unknown")
+
+
+def test_bytes_are_counted_and_little_is_read(forest, trees, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    name = forest.one("ties")
+    with undisturbed(trees), Atlas(forest.atlas) as atlas:
+        answer = atlas.lineage(name)
+        sent = sum(trees.body_bytes(model, "model.safetensors") for model in [*forest.nodes, forest.base])
+        small = sum(trees.body_bytes(model, "config.json") for model in [*forest.nodes, forest.base])
+    assert answer.bytes_read == sent + small
+    assert answer.models_read == 3
+    assert answer.to_rows()[0]["bytes_read"] == answer.bytes_read
+
+
+def test_a_folder_is_traced_as_its_upload_is(forest, trees, monkeypatch):
+    use_endpoint(monkeypatch, trees.endpoint)
+    name = forest.one("grandchild")
+    with Atlas(forest.atlas) as atlas:
+        answer = atlas.lineage(forest.store / name)
+    found = {row.parent: row.kind for row in answer.rows}
+    assert found == {**dict.fromkeys(forest.parents(name), "continued"), name: "copy"}
+
+
+def rows_of(atlas, statement):
+    with duckdb.connect(str(atlas / "atlas.duckdb"), read_only=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_edges_are_stored_as_they_are_told(forest, told):
+    stored = rows_of(
+        forest.atlas,
+        "SELECT child.model, coalesce(parent.model, child.base), kind, round(coefficient, 4), card FROM lineage "
+        "JOIN fine_tunes child USING (model_id) LEFT JOIN fine_tunes parent ON parent.model_id = parent_id",
+    )
+    assert set(stored) == {
+        (row["model"], row["parent"], row["kind"], row["coefficient"], row["card"])
+        for rows in told.values()
+        for row in rows
+    }
+
+
+def test_views_name_declared_parents_and_merged_loras(forest):
+    declared = set(rows_of(forest.atlas, "SELECT model, parent FROM declared_lineage WHERE parent <> base"))
+    assert declared == {
+        (name, parent) for name, node in forest.nodes.items() if not node["hidden"] for parent in node["declared"]
+    }
+    on_base = {name for name, node in forest.nodes.items() if node["kind"] == "lora" and not node["parents"]}
+    assert {model for (model,) in rows_of(forest.atlas, "SELECT model FROM merged_loras")} == on_base
+
+
+def test_a_licence_that_is_not_the_parents_is_listed(forest, tmp_path):
+    import shutil
+
+    shutil.copytree(forest.atlas, tmp_path / "atlas")
+    child = forest.one("child")
+    (parent,) = forest.parents(child)
+    with duckdb.connect(str(tmp_path / "atlas" / "atlas.duckdb")) as connection:
+        connection.execute("UPDATE fine_tunes SET licence = 'cc-by-nc-4.0' WHERE model = ?", [parent])
+    found = rows_of(tmp_path / "atlas", "SELECT model, licence, parent, parent_licence FROM licence_conflicts")
+    assert (child, "apache-2.0", parent, "cc-by-nc-4.0") in found
+    assert {row[2] for row in found} | {row[0] for row in found} >= {parent}
+    assert all(parent in (row[0], row[2]) for row in found)
+
+
+def test_what_is_stored_outlives_a_publish_and_a_rebuild(forest, trees, tmp_path):
+    import shutil
+
+    shutil.copytree(forest.atlas, tmp_path / "atlas")
+    shell = Shell(trees.endpoint, tmp_path)
+    before = rows_of(tmp_path / "atlas", "SELECT * EXCLUDE told FROM lineage ORDER BY ALL")
+    for words in (["represent", "output"], ["rebuild"]):
+        ran = shell("index", *words)
+        assert ran.code == 0, ran.err
+        assert rows_of(tmp_path / "atlas", "SELECT * EXCLUDE told FROM lineage ORDER BY ALL") == before
+
+
+def test_a_model_that_is_another_since_has_no_lineage_until_it_is_asked_again(forest, trees, tmp_path):
+    """Nor has a model that was said to be made from it."""
+    import shutil
+
+    shutil.copytree(forest.atlas, tmp_path / "atlas")
+    file = next((tmp_path / "atlas" / "lineage").glob("*.jsonl"))
+    child = forest.one("child")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line["model"] == child:
+            line["record_key"] = "0" * 64
+        if line["parent"] == child:
+            line["parent_key"] = "0" * 64
+    file.write_text("\n".join([*map(json.dumps, lines), "no line", '{"model": 3}', '["told"]', ""]))
+    ran = Shell(trees.endpoint, tmp_path)("index", "rebuild")
+    assert ran.code == 0, ran.err
+    kept = rows_of(
+        tmp_path / "atlas",
+        "SELECT c.model, p.model FROM lineage JOIN fine_tunes c USING (model_id) "
+        "LEFT JOIN fine_tunes p ON p.model_id = parent_id",
+    )
+    assert len(kept) == sum(line["model"] != child and line["parent"] != child for line in lines)
+    assert not [pair for pair in kept if child in pair]
+
+
+def test_two_writers_do_not_meet(forest, trees, tmp_path):
+    import shutil
+
+    from indexer.atlas import AtlasFolder
+
+    shutil.copytree(forest.atlas, tmp_path / "atlas")
+    with AtlasFolder(tmp_path / "atlas").locked("index build"):
+        ran = Shell(trees.endpoint, tmp_path)("query", "lineage", "--all", "--json")
+    assert ran.code == 1
+    assert "is being written to by `index build`" in ran.err
+    assert json.loads(ran.out)  # what was found out is not lost
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_tree_is_drawn(forest, trees, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    shell = Shell(trees.endpoint, tmp_path)
+    name = forest.one("grandchild")
+    ran = shell("query", "lineage", name, "--atlas", str(forest.atlas), "--out", f"tree{suffix}")
+    assert ran.code == 0, ran.err
+    payload = (tmp_path / f"tree{suffix}").read_bytes()
+    if suffix == ".svg":
+        texts = {
+            "".join(one.itertext()).strip()
+            for one in ElementTree.fromstring(payload).iter()
+            if one.tag.endswith("text")
+        }
+        assert {name, forest.base, *forest.parents(name)} <= texts
+    else:
+        assert payload.startswith(b"\x89PNG")

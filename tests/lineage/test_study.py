@@ -1,0 +1,111 @@
+"""The rival's rule and the scores against small cases worked out by hand; the whole study on MoTHer's shape is slow."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from scripts.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
+from scripts.lineage.mother import parents
+from scripts.lineage.plan import SHAPES, plan_forest
+from scripts.lineage.scoring import Answer, Truth, rival_answers, score
+
+DATA = ("a", "b", "c")
+
+
+def node(name, group, *above, kind="continued", hidden=False, **how):
+    return {"name": name, "group": group, "parents": list(above), "kind": kind, "hidden": hidden, "how": how}
+
+
+def test_a_full_forest_has_mothers_shape():
+    nodes = plan_forest(SHAPES["full"], DATA, seed=1)
+    count = {group: sum(one.group == group for one in nodes) for group in ("root", "child", "grandchild")}
+    assert count == {"root": 5, "child": 20, "grandchild": 80}
+    by_name = {one.name: one for one in nodes}
+    assert len(by_name) == len(nodes)
+    for one in nodes:
+        assert all(by_name[parent].created < one.created for parent in one.parents)
+    assert plan_forest(SHAPES["full"], DATA, seed=1) == nodes
+    assert plan_forest(SHAPES["full"], DATA, seed=2) != nodes
+    merges = [one for one in nodes if one.kind == "merge"]
+    assert {len(one.parents) for one in merges} == {2, 3, 4}
+
+
+def test_the_rival_finds_a_chain_given_root_and_dates():
+    random = np.random.default_rng(0)
+    base = random.standard_normal((2, 16, 16)).astype(np.float32)
+    first = base + 0.1 * random.standard_normal(base.shape).astype(np.float32)
+    second = first + 0.1 * random.standard_normal(base.shape).astype(np.float32)
+    weights = {"base": base, "first": first, "second": second}
+    begun = datetime(2024, 1, 1)
+    created = {"first": begun, "second": begun + timedelta(days=3)}
+    assert parents(weights, "base", created) == {"base": None, "first": "base", "second": "first"}
+    free = parents(weights, "base")
+    assert list(free.values()).count(None) == 1
+
+
+def test_scores_count_exactly_right_answers_and_hidden_parents_as_none():
+    truth = Truth(
+        [
+            node("r", "root", kind="tuned"),
+            node("h", "hidden", kind="tuned", hidden=True),
+            node("o", "orphan", "h"),
+            node("c", "child", "r"),
+            node("k", "plain", "c", kind="copy", form="plain"),
+            node("m", "linear", "r", "c", kind="merge", weights=[0.25, 0.75]),
+        ]
+    )
+    answers = {
+        "r": Answer(frozenset(), {}),
+        "o": Answer(frozenset({"r"}), {}),
+        "c": Answer(frozenset({"r"}), {}),
+        "k": Answer(frozenset({"c"}), {}),
+        "m": Answer(frozenset({"r", "c"}), {"r": 0.26, "c": 0.74}, bytes=7_000_000),
+    }
+    found = score(answers, truth, truth.of(("root", "orphan", "child", "plain", "linear")))
+    assert (found.models, found.right) == (5, 4)
+    assert (found.named, found.true, found.hit) == (5, 4, 4)
+    assert found.worst_weight == pytest.approx(0.01)
+    assert found.megabytes == 7.0
+    told = rival_answers({"base": None, "r": "base", "c": "r", "k": "c"}, "base", truth)
+    assert told["r"].parents == frozenset()
+    assert told["c"].parents == {"r"}
+
+
+def test_merges_are_those_that_mergekit_defines():
+    import torch
+
+    base = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    first = base + torch.tensor([[1.0, -2.0, 0.1, 0.0]])
+    second = base + torch.tensor([[3.0, 1.0, 0.2, -4.0]])
+    both = [first, second]
+    assert torch.allclose(linear("w", base, both, {"weights": [1.0, 3.0]}, 0), (first + 3 * second) / 4)
+    added = task_arithmetic("w", base, both, {"weights": [0.5, 0.25]}, 0)
+    assert torch.allclose(added - base, torch.tensor([[1.25, -0.75, 0.1, -1.0]]))
+    # Density .5 keeps 1 and −2 of the first, 3 and −4 of the second; where both keep an entry they agree.
+    merged = ties("w", base, both, {"weights": [1.0, 1.0], "density": 0.5}, 0)
+    assert torch.allclose(merged - base, torch.tensor([[2.0, -2.0, 0.0, -4.0]]))
+    right_angle = [torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
+    half = slerp("w", torch.zeros(1, 2), right_angle, {"weights": [0.5]}, 0)
+    assert torch.allclose(half, torch.full((1, 2), 0.5**0.5))
+    assert nf4(torch.randn(4, 64)).unique(dim=1).shape[1] <= 64
+    assert all(len(row.unique()) <= 16 for row in nf4(torch.randn(8, 64)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_lineage_is_told_on_a_family_that_the_limits_were_not_set_on(tmp_path):
+    """Two hundred models of GPT-2's architecture; twenty minutes."""
+    from scripts.lineage.study import study
+
+    ways = study(tmp_path, "gpt2", "full", seed=22)["ways"]
+    told = ways["with dates"]
+    assert told["continued"]["right"] >= 0.95
+    assert told["no parent to name"]["right"] >= 0.95
+    assert told["linear + task arithmetic"]["right"] >= 0.95
+    assert told["linear + task arithmetic"]["worst_weight"] <= 0.01
+    assert told["TIES"]["precision"] >= 0.9
+    assert told["all"]["right"] >= 0.9
+    assert told["all"]["right"] > ways["MoTHer given root and dates"]["all"]["right"]
