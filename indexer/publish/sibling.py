@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.database import catalog
 from indexer.database.door import NAME, attached_for_writing, quoted, use
-from indexer.database.reading import catalog, earlier_rows
+from indexer.database.reading import earlier_rows
 from indexer.publish.database_checksum import note_coming
 from indexer.regular_files import open_regular
 

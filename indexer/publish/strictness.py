@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from indexer.atlas import AtlasFolder
+from indexer.database import catalog
 from indexer.database.connection import Connection
 from indexer.database.door import attached
 from indexer.database.failures import failures_told
-from indexer.database.reading import Reading, catalog
+from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.publish.neighbour_table import NEIGHBOURS
 from indexer.publish.rows import delta_rows, record_row, whole_rows
