@@ -32,23 +32,6 @@ from indexer.profiles.tolerance import Tolerance, tolerances
 # Sequences that gradients of reach are taken of: M is pooled over them.
 REACH_SEQUENCES = 8
 
-COLUMNS = (
-    "tolerance",
-    "tolerance_own",
-    "readable",
-    "recovered",
-    "recovered_seed",
-    "closer",
-    "closer_ratio",
-    "verified",
-    "reach",
-    "own",
-    "start_share",
-    "cka",
-    "drift",
-    "image_error",
-)
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -172,7 +155,8 @@ class _Subject:
 
     def _note(self, name: str, value: float | torch.Tensor, error: float | None = None) -> None:
         if isinstance(value, torch.Tensor):
-            value, error = float(value.double().mean()), standard_error(value)
+            error = standard_error(value)
+            value = float(value.double().mean())
         self.values[name] = value
         if error is not None:
             self.errors[name] = error

@@ -64,6 +64,21 @@ class Probe:
         return layers.embed(self.ids)
 
 
+def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
+    """How many tokens a sequence may have: ``wanted``, or less where the model has fewer positions.
+
+    Raises AtlasError where not even FEWEST_TOKENS fit.
+    """
+    for tokens in range(wanted, FEWEST_TOKENS - 1, -1):
+        try:
+            with torch.no_grad():
+                layers.state(layers.embed(layers.ordinary_ids[:1].expand(1, tokens)), 1)
+        except (IndexError, RuntimeError):
+            continue
+        return tokens
+    raise AtlasError(f"The model takes fewer than {FEWEST_TOKENS} tokens at a time.", "Choose another model.")
+
+
 def random_probe(layers: Layers, sequences: int = SEQUENCES, tokens: int = TOKENS, seed: int = 0) -> Probe:
     """Tokens drawn evenly, special ones left out: a padding id would shift the positions of a RoBERTa."""
     return Probe("random", random_ids(layers, sequences, tokens, seed, "probe"))

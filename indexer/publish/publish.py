@@ -18,6 +18,7 @@ from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.profile_tables import ProfileTables, depth_vectors
 from indexer.publish.rows import Entry, Row, delta_rows, listing_rows, record_row, whole_rows
 from indexer.publish.sibling import private_copy
 from indexer.publish.tables import Tables
@@ -146,13 +147,21 @@ class _Publisher:
         touched = duplicates.members_with(stale)
         self._listing_tables(changed, ids)
         self._last_seen(ids)
+        has_new_profiles = ProfileTables(self.folder, self.tables, self.base, self.say).renew()
         published = self._wanted(representations)
         incoming = {vectors: Incoming(self.folder.root, self.base, vectors.representation) for vectors in published}
         # Where everything is new, one pass over the records is enough.
-        streamed = [arriving for vectors, arriving in incoming.items() if not (vectors.is_new and before)]
+        streamed = [
+            arriving
+            for vectors, arriving in incoming.items()
+            if not ((vectors.is_new and before) or vectors.representation.of_profiles)
+        ]
         self._record_tables(reread, ids, streamed)
         self._unrelated()
         for vectors, arriving in incoming.items():
+            if vectors.representation.of_profiles:
+                self._depth(vectors, arriving, ids.values(), has_new_profiles or bool(stale))
+                continue
             self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
         if changed:
             duplicates.renew(touched)
@@ -268,6 +277,18 @@ class _Publisher:
         if change is not None:
             table = NeighbourTable(self.tables, self.base, name)
             table.change(change.index, change.added, change.removed)
+
+    def _depth(self, vectors: PublishedVectors, arriving: Incoming, ids: Iterable[int], is_changed: bool) -> None:
+        """Vectors of profiles: in units of all of them, so that one more moves every one."""
+        if not (is_changed or vectors.is_new or self.publication.index):
+            return
+        for model_id, vector in depth_vectors(self.tables, self.base).items():
+            arriving.add(model_id, vector)
+        change = vectors.change(arriving, list(ids), self.publication.index)
+        if change is not None:
+            NeighbourTable(self.tables, self.base, vectors.representation.name).change(
+                change.index, change.added, change.removed
+            )
 
     def _add(self, arriving: Incoming, model_id: int, record: Record) -> None:
         """The vector of one model, where its record holds what it is made of."""

@@ -12,6 +12,9 @@ from indexer.database import reader, rows_of
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.profiles.store import ProfileStore
+from indexer.publish.profile_tables import depth_vectors
+from indexer.publish.tables import Tables
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from indexer.vectors.files import check_file
@@ -45,6 +48,12 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
             if (found_here := read_published(connection, row["base"], row["representation"])) is not None
         ]
         bases = rows_of(connection, 'SELECT base, "commit" FROM bases ORDER BY base')
+        profiles = {row["profile_key"] for row in rows_of(connection, "SELECT profile_key FROM profiles")}
+        profiled = {
+            row["base"]: {model_id for model_id, vector in depth_vectors(Tables(connection), row["base"]).items()
+                          if vector.any()}
+            for row in bases
+        }  # fmt: skip
         zero = {row["model_id"] for row in rows_of(connection, "SELECT model_id FROM records WHERE is_copy")}
         doubled = rows_of(
             connection,
@@ -75,8 +84,12 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
             found.append(Disagreement("record", row["model"], error.message))
     for one in published:
         progress(f"vectors of {one.base}, {one.representation}")
+        if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
+            found.extend(_check_vectors(folder, one, profiled.get(one.base, set())))
+            continue
         expected = {key["model_id"] for key in keys if key["base"] == one.base and key["record_key"]} - zero
         found.extend(_check_vectors(folder, one, expected - without[one.representation]))
+    found.extend(_check_profiles(folder, profiles))
     for path in sorted(folder.listings.glob("*.jsonl")):
         try:
             for problem in Listing(path).problems():
@@ -101,6 +114,26 @@ def _unnamed(store: RecordStore, named: set[str], current: set[tuple[str, str]])
             continue
         if (identity.model, identity.base) not in current:
             yield digest
+
+
+def _check_profiles(folder: AtlasFolder, named: set[str]) -> Iterator[Disagreement]:
+    """Every profile against its checksum, and the files against the rows."""
+    store = ProfileStore(folder)
+    there = set(store.digests())
+    for digest in sorted(named - there):
+        yield Disagreement("profile", digest, "is in the database and not on disk: run `index publish`")
+    for digest in sorted(there):
+        try:
+            profile = store.read(digest)
+        except AtlasError as error:
+            yield Disagreement("profile", digest, error.message)
+            continue
+        if digest not in named:
+            yield Disagreement(
+                "profile", profile.identity.model, "its profile is not in the database: run `index publish`"
+            )
+        if profile.identity.digest != digest:
+            yield Disagreement("profile", digest, "its file is that of another profile")
 
 
 def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagreement]:
