@@ -10,6 +10,7 @@ import click
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
+from query.depths import DEPTHS
 from query.opening import base_option, opened_atlas
 from query.studies import STUDIES
 
@@ -131,5 +132,5 @@ def _tell_oddities(opened: Atlas, model: str, base: str | None) -> None:
         say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
 
 
-for study in STUDIES:
+for study in (*STUDIES, *DEPTHS):
     main.add_command(study)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
     from query.clusters.clusters import Clusters
+    from query.depth.depth import Depth
+    from query.depth.study import DepthStudy
+    from query.features.features import FeatureGrid
+    from query.invert.invert import ImagesBack, WordsBack
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
     from query.predict.predict import Prediction
@@ -153,6 +157,67 @@ class Atlas:
         from query.report.report import report
 
         return report(self, base, seed=seed)
+
+    def depth(self, model: str | Path, *, against: str = "base", base: str | None = None, **wishes: Any) -> Depth:
+        """What each layer of a model keeps of its input; see :func:`query.depth.depth.depth`."""
+        from query.depth.depth import depth
+
+        return depth(self, str(model), against=str(against), base=base, wishes=wishes)
+
+    def depth_study(self, base: str | None = None, *, seed: int = 0) -> DepthStudy:
+        """All profiled models of a base beside their weight changes; see :func:`query.depth.study.depth_study`."""
+        from query.depth.study import depth_study
+
+        return depth_study(self, base, seed=seed)
+
+    def invert(
+        self,
+        model: str | Path,
+        text: str | None = None,
+        *,
+        images: Sequence[str | Path] = (),
+        layers: Sequence[int] | None = None,
+        recipe: str = "default",
+        top: int = 1,
+        keep: str | None = None,
+        restrict: bool = False,
+        stem: str | None = None,
+        base: str | None = None,
+        seed: int = 0,
+        shift: float | None = None,
+        steps: int | None = None,
+        rate: float | None = None,
+        device: str = "cpu",
+    ) -> WordsBack | ImagesBack:
+        """Words or images again from each layer; see :func:`query.invert.invert.invert`."""
+        from query.invert.invert import invert
+
+        return invert(
+            self, str(model), text, images=images, layers=layers, recipe=recipe, top=top, keep=keep, restrict=restrict,
+            stem=stem, base=base, seed=seed, shift=shift, steps=steps, rate=rate, device=device,
+        )  # fmt: skip
+
+    def features(
+        self,
+        model: str | Path,
+        *,
+        layers: Sequence[int] | None = None,
+        neurons: str | Sequence[int] = "0-7",
+        patch: int | None = None,
+        stem: str | None = None,
+        recipe: str = "default",
+        plain: bool = False,
+        base: str | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> FeatureGrid:
+        """What neurons look for; see :func:`query.features.features.features`."""
+        from query.features.features import features
+
+        return features(
+            self, str(model), layers=layers, neurons=neurons, patch=patch, stem=stem, recipe=recipe, plain=plain,
+            base=base, seed=seed, device=device,
+        )  # fmt: skip
 
     # ---- what the questions stand on ----------------------------------------------------------------------------
 

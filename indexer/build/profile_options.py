@@ -11,9 +11,7 @@ from indexer.build.profiling import ProfileOptions
 from indexer.database import reader, rows_of
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from indexer.profiles.asking import ProbeChoice, checked_asked
-
-MOST_LAYERS = 1000
+from indexer.profiles.asking import ProbeChoice, checked_asked, layers_in
 
 
 def profile_options(chosen: Mapping[str, Any]) -> ProfileOptions:
@@ -41,19 +39,6 @@ def profile_options(chosen: Mapping[str, Any]) -> ProfileOptions:
         limit=chosen.get("limit"),
         device=chosen["device"],
     )
-
-
-def layers_in(text: str | None) -> tuple[int, ...] | None:
-    """Numbers as in 1,6,12. Raises AtlasError on anything else."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) > MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
-        raise AtlasError(f"--layers {text[:40]!r} is no list of layers.", "Write it like 1,6,12.")
-    found = tuple(sorted({int(part) for part in parts}))
-    if found[0] < 1:
-        raise AtlasError("There is no layer 0: that is the input of the first block.", "Layers count from 1.")
-    return found
 
 
 def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]) -> tuple[str, list[str]]:

@@ -21,7 +21,7 @@ from indexer.profiles.probes import (
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokens import needed
 
-PROBES = ("random", "text", "image")
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -102,3 +102,16 @@ def checked_asked(
         steps=steps,
         rate=rate,
     )
+
+
+def layers_in(text: str | None) -> tuple[int, ...] | None:
+    """Numbers as in 1,6,12. Raises AtlasError on anything else."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+        raise AtlasError(f"--layers {text[:40]!r} is no list of layers.", "Write it like 1,6,12.")
+    found = tuple(sorted({int(part) for part in parts}))
+    if found[0] < 1:
+        raise AtlasError("There is no layer 0: that is the input of the first block.", "Layers count from 1.")
+    return found
