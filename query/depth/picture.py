@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 PANEL = (2.1, 1.75)  # inches
 PANELS = {
-    "tolerance": "tolerance: noise borne",
-    "tolerance_own": "tolerance to noise of its kind",
+    "tolerance": "tolerance: white noise borne",
+    "tolerance_own": "tolerance_own: noise of its kind",
     "readable": "readable: share read off",
-    "recovered": "recovered: share found by descent",
+    "recovered": "recovered: found by descent",
     "recovered_seed": "recovered, the seeds' recipe",
     "verified": "verified (a certificate)",
     "reach": "reach: positions looked at",
-    "start_share": "share of the first quarter",
     "image_error": "error of recovered images",
-    "cka": "likeness to the base (CKA)",
-    "drift": "drift from the base",
+    "cka": "cka: likeness to the base",
+    "drift": "drift: distance from the base",
     "delta": "‖δW‖/‖W‖ up to here",
 }
-SHARES = ("readable", "recovered", "recovered_seed", "verified", "start_share", "cka")
+SHARES = ("readable", "recovered", "recovered_seed", "verified", "cka")
 
 
 def depth_figure(depth: Depth, theme: str = "light") -> Figure:

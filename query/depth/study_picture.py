@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PANEL = (1.35, 1.05)  # inches
 COLUMNS = 6
 MOST = 60
+HIGH = 0.95
 
 
 def study_figure(study: DepthStudy, theme: str = "light") -> Figure:
@@ -27,15 +28,18 @@ def study_figure(study: DepthStudy, theme: str = "light") -> Figure:
     figure, axes = styled_grid(PANEL[0] * columns + 0.6, PANEL[1] * rows + 1.0, rows, columns, theme)
     grid = np.reshape(axes, (rows, columns))
     highest = max(row["drift"] or 0 for one in models for row in one.layers)
-    most_delta = max(row["delta"] or 0 for one in models for row in one.layers) or 1.0
+    # One model that changed far more than the rest must not press the others flat.
+    most_delta = float(np.quantile([one.layers[-1]["delta"] or 0 for one in models], HIGH)) or 1.0
     forgetful = {one.model for one in study.forgetful}
-    for one, panel in zip(models, grid.flat, strict=False):
+    for place_in_grid, (one, panel) in enumerate(zip(models, grid.flat, strict=False)):
         layers = [row["layer"] for row in one.layers]
         for name, scale, place in (("delta", most_delta, 0), ("drift", highest or 1.0, 1)):
             values = [np.nan if row[name] is None else row[name] / scale for row in one.layers]
             panel.plot(layers, values, color=colours.palette[place], linewidth=1.3, marker="o", markersize=2)
         panel.set_ylim(-0.05, 1.08)
         panel.set_xticks(layers if len(layers) <= 6 else layers[1::2])
+        if place_in_grid + columns < len(models):
+            panel.set_xticklabels([])
         panel.set_yticks([0, 1], ["", ""])
         panel.tick_params(labelsize=6, length=2)
         name = one.model.rpartition("/")[2] if "/" in one.model else one.model
@@ -56,10 +60,10 @@ def _legend(figure: Figure, colours: Any, most_delta: float, highest: float, has
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=colour, linewidth=1.3, label=f"{what} (top: {most:.2g})")
-        for colour, what, most in (
-            (colours.palette[0], "weights: ‖δW‖/‖W‖ up to here", most_delta),
-            (colours.palette[1], "function: drift from the base", highest),
+        Line2D([], [], color=colour, linewidth=1.3, label=f"{what} ({more} {most:.2g})")
+        for colour, what, more, most in (
+            (colours.palette[0], "weights: ‖δW‖/‖W‖ up to here", "top and more:", most_delta),
+            (colours.palette[1], "function: drift from the base", "top:", highest),
         )
     ]  # fmt: skip
     if has_forgetful:
