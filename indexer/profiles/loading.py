@@ -222,9 +222,12 @@ def blocks_of(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Modu
 
 
 def _common(names: list[str]) -> str:
-    """The module that holds all these tensors."""
+    """The block that holds all these tensors: what they have in common, up to the block's number."""
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    return ".".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts))
+    shared = [one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts)]
+    while shared and not shared[-1].isdigit():
+        shared.pop()  # T5 keeps its sublayers in a list below the block
+    return ".".join(shared)
 
 
 def _of_images(
