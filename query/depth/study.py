@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from query.depth.profiled import Profiled, read_profiled
+from query.statistics.ranks import spearman
 
 if TYPE_CHECKING:
     import pandas
@@ -231,8 +232,7 @@ class _Table:
         if is_known.sum() < LEAST_MODELS or np.ptp(right[is_known]) == 0:
             return None
         left, right, authors = left[is_known], right[is_known], self.authors[is_known]
-        rho = _spearman(left, right)
-        low, high = _interval(lambda rows: _spearman(left[rows], right[rows]), authors, self.random)
+        rho, low, high = spearman(left, right, authors, self.random, DRAWS)
         layer = None if place is None else self.layers[place]
         return Agreement(name, layer, of, int(is_known.sum()), rho, low, high)
 
@@ -259,33 +259,6 @@ def _column(one: Profiled, name: str, layers: Sequence[int]) -> Floats:
     by_layer = {row["layer"]: row[name] for row in one.layers}
     found = [by_layer.get(layer) for layer in layers]
     return np.array([np.nan if value is None else value for value in found], dtype=float)
-
-
-def _spearman(left: Floats, right: Floats) -> float:
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(one.ravel()) for one in (left, right)]
-    centred = [one - one.mean() for one in ranks]
-    size = np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum())
-    return float((centred[0] * centred[1]).sum() / size) if size > 0 else 0.0
-
-
-def _interval(
-    statistic: Callable[[NDArray[np.intp]], float], authors: NDArray[Any], random: np.random.Generator
-) -> tuple[float, float]:
-    """The 95 % interval by bootstrap over authors (over models, where there is one author)."""
-    names = np.unique(authors)
-    groups = (
-        [np.flatnonzero(authors == name) for name in names]
-        if len(names) > 1
-        else list(np.arange(len(authors))[:, None])
-    )
-    found = []
-    for _ in range(DRAWS):
-        drawn = random.integers(len(groups), size=len(groups))
-        found.append(statistic(np.concatenate([groups[one] for one in drawn])))
-    low, high = np.percentile(found, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _eta_squared(values: Floats, groups: NDArray[Any]) -> float:

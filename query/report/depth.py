@@ -66,8 +66,8 @@ def _write_forgetful(source: Source, study: DepthStudy, writer: Writer) -> None:
         return
     writer.paragraph(
         f"{counted(len(study.forgetful), 'model')} of {study.models}: at the last layer fewer words are found than "
-        "from the base, by more than four standard errors. A lower share found by descent says that the layer is harder to "
-        "invert, not that the words are gone: a linear map still reads most of them off."
+        "from the base, by more than four standard errors. That says that the layer is harder to invert, not that the "
+        "words are gone: a linear map still reads most of them off."
     )
     writer.table(
         "Worst first",
