@@ -129,6 +129,11 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     return shown.replace("$", r"\$")
 
 
+def model_label(name: str, longest: int = LONGEST_LABEL) -> str:
+    """A model's name in a picture: of a folder its last part."""
+    return label(Path(name).name if name.startswith("/") else name, longest)
+
+
 def draw(figure: Figure, suffix: str) -> bytes:
     """The figure as a file of the kind of ``suffix``; the same figure gives the same bytes."""
     import matplotlib

@@ -158,11 +158,28 @@ class Atlas:
 
         return report(self, base, seed=seed)
 
-    def depth(self, model: str | Path, *, against: str = "base", base: str | None = None, **wishes: Any) -> Depth:
-        """What each layer of a model keeps of its input; see :func:`query.depth.depth.depth`."""
+    def depth(
+        self,
+        model: str | Path,
+        *,
+        against: str = "base",
+        base: str | None = None,
+        recover: bool = False,
+        exact: bool = False,
+        layers: Sequence[int] | None = None,
+        recipe: str = "default",
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> Depth:
+        """What each layer of a model keeps of its input; see :func:`query.depth.depth.depth`.
+
+        What follows ``base`` is for a model without a profile, which is measured now.
+        """
         from query.depth.depth import depth
 
-        return depth(self, str(model), against=str(against), base=base, wishes=wishes)
+        wishes = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed, "device": device}
+        chosen = None if layers is None else tuple(layers)
+        return depth(self, str(model), against=against, base=base, wishes={**wishes, "layers": chosen})
 
     def depth_study(self, base: str | None = None, *, seed: int = 0) -> DepthStudy:
         """All profiled models of a base beside their weight changes; see :func:`query.depth.study.depth_study`."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from query.figures import THEMES, Theme, label, styled_grid
+from query.figures import THEMES, Theme, model_label, styled_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def depth_figure(depth: Depth, theme: str = "light") -> Figure:
         panel.set_xlabel("layer", fontsize=8)
     _legend(figure, depth, colours)
     probe = f"{depth.sequences} × {depth.tokens} {depth.probe} tokens" if depth.tokens else f"{depth.sequences} images"
-    title = f"What the layers of {label(depth.model, 60)} keep\nasked with {probe}; shaded: ± a standard error"
+    title = f"What the layers of {model_label(depth.model, 60)} keep\nasked with {probe}; shaded: ± a standard error"
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
     return figure
 
@@ -88,11 +88,11 @@ def _curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str, orde
 def _legend(figure: Figure, depth: Depth, colours: Theme) -> None:
     from matplotlib.lines import Line2D
 
-    name = {"base": "its base", "untrained": "an untrained twin"}.get(depth.against, label(depth.against))
+    name = {"base": "its base", "untrained": "an untrained twin"}.get(depth.against, model_label(depth.against))
     if depth.model == depth.base and depth.against == "base":
         name = "an untrained twin"
     handles = [Line2D([], [], color=colours.palette[0], linewidth=1.4, marker="o", markersize=2.5,
-                      label=label(depth.model))]  # fmt: skip
+                      label=model_label(depth.model))]  # fmt: skip
     if depth.against_layers:
         handles.append(Line2D([], [], color=colours.rest, linewidth=1.4, marker="o", markersize=2.5, label=name))
     if depth.untrained_layers and depth.against != "untrained" and name != "an untrained twin":

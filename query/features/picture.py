@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from query.figures import THEMES, label, styled_grid
+from query.figures import THEMES, model_label, styled_grid
 from query.invert.picture import change_bars, show_pixels
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def features_figure(found: FeatureGrid, theme: str = "light") -> Figure:
     grid[0][count].set_title("change by row", fontsize=7, color=colours.ink, pad=3)
     where = "" if found.patch is None else f" at patch {found.patch}"
     figure.suptitle(
-        f"What neurons of {label(found.model, 48)} look for{where}\n"
+        f"What neurons of {model_label(found.model, 48)} look for{where}\n"
         "below: the activation reached (that of the best of 16 images)",
         x=0.01, horizontalalignment="left", fontsize=8.5, color=colours.ink,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from query.figures import THEMES, label, new_figure, styled_grid
+from query.figures import THEMES, label, model_label, new_figure, styled_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def words_figure(found: WordsBack, theme: str = "light") -> Figure:
             axes.add_patch(_cell(column, row, colour, 0.45 if is_right else 0.5))
             axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", LONGEST_WORD), fontsize=6.5,
                       color=colours.ink, horizontalalignment="center", verticalalignment="center")  # fmt: skip
-    axes.set_title(f"What layers of {label(found.model, 48)} give back (recipe: {found.recipe})\n"
+    axes.set_title(f"What layers of {model_label(found.model, 48)} give back (recipe: {found.recipe})\n"
                    "green: the right token; at the right: their share",
                    loc="left", fontsize=8, color=colours.ink)  # fmt: skip
     return figure
@@ -75,7 +75,7 @@ def images_figure(found: ImagesBack, theme: str = "light") -> Figure:
         change_bars(last, one.rows, colours)
         last.set_title(f"error {one.error:.2f}", fontsize=7, color=colours.ink, loc="left")
     grid[-1][count].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
-    figure.suptitle(f"Images as layers of {label(found.model, 48)} give them back", x=0.01,
+    figure.suptitle(f"Images as layers of {model_label(found.model, 48)} give them back", x=0.01,
                     horizontalalignment="left", fontsize=9, color=colours.ink)  # fmt: skip
     return figure
 

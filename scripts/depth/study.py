@@ -118,7 +118,7 @@ def patches(models: Models) -> Iterator[Row]:
             start = _start(layers)
             change = patches_of((found.image - start)[None].double().square(), layers.patch).sum(dim=2)[0]
             share = change / change.sum()
-            entropy = -(share * share.clamp_min(1e-300).log()).sum().exp()
+            entropy = (-share * share.clamp_min(1e-300).log()).sum().exp()
             yield {"model": name, "layer": layer, "own": float(share[MIDDLE]), "before": float(share[:MIDDLE].sum()),
                    "behind": float(share[MIDDLE + 1 :].sum()), "patches": float(entropy)}  # fmt: skip
 
