@@ -291,7 +291,7 @@ CREATE TABLE representations (
 );
 COMMENT ON TABLE representations IS 'Published vectors: one row for each (base, representation); the files stand in segments and compressed_indexes.';
 COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN representations.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum.';
+COMMENT ON COLUMN representations.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth.';
 COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions never meet.';
 COMMENT ON COLUMN representations.rank IS 'Singular triplets that the vectors were made from.';
 COMMENT ON COLUMN representations.length IS 'Length of a vector.';
@@ -410,6 +410,122 @@ COMMENT ON COLUMN lineage.because IS 'The evidence, in a few words.';
 COMMENT ON COLUMN lineage.same IS 'Models that the weights cannot tell from the parent.';
 COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that the answer took, all parents together.';
 COMMENT ON COLUMN lineage.told IS 'When.';
+
+CREATE TABLE profiles (
+    profile_id INTEGER NOT NULL,
+    model_id INTEGER,
+    base VARCHAR NOT NULL,
+    subject VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    "commit" VARCHAR,
+    base_commit VARCHAR,
+    probe VARCHAR NOT NULL,
+    probe_sha256 VARCHAR,
+    sequences INTEGER,
+    tokens INTEGER,
+    seed BIGINT,
+    method VARCHAR NOT NULL,
+    recipe VARCHAR NOT NULL,
+    asked VARCHAR[] NOT NULL,
+    is_complete BOOLEAN NOT NULL,
+    profile_key VARCHAR NOT NULL,
+    device VARCHAR,
+    threads INTEGER,
+    cpu_seconds DOUBLE,
+    made TIMESTAMP
+);
+COMMENT ON TABLE profiles IS 'Depth profiles (index profile): what each layer of a model keeps of its input. One row for each file under profiles/.';
+COMMENT ON COLUMN profiles.profile_id IS 'Ties it to its layers; given anew by every publish that reads it again.';
+COMMENT ON COLUMN profiles.model_id IS 'The model, see fine_tunes; null for a base and for an untrained twin.';
+COMMENT ON COLUMN profiles.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN profiles.subject IS 'base, fine_tune, or untrained (the base''s architecture with fresh weights).';
+COMMENT ON COLUMN profiles.model IS 'Id of the model; of the base for a base and an untrained twin.';
+COMMENT ON COLUMN profiles."commit" IS 'Commit whose weights were profiled.';
+COMMENT ON COLUMN profiles.base_commit IS 'Commit of the base that drift and cka are taken against.';
+COMMENT ON COLUMN profiles.probe IS 'random, text or image: what it was asked with.';
+COMMENT ON COLUMN profiles.probe_sha256 IS 'sha256 of the ids or pixels: profiles of different probes are not compared.';
+COMMENT ON COLUMN profiles.sequences IS 'Sequences or images of the probe.';
+COMMENT ON COLUMN profiles.tokens IS 'Tokens of a sequence; null for images.';
+COMMENT ON COLUMN profiles.seed IS 'Seed of all draws.';
+COMMENT ON COLUMN profiles.method IS 'Version of the measures.';
+COMMENT ON COLUMN profiles.recipe IS 'default, or seed: the seeds'' own descent.';
+COMMENT ON COLUMN profiles.asked IS 'Which measures: default, recover, exact.';
+COMMENT ON COLUMN profiles.is_complete IS 'False where the run was stopped: the layers that are there are whole.';
+COMMENT ON COLUMN profiles.profile_key IS 'Name of its file under profiles/.';
+COMMENT ON COLUMN profiles.device IS 'Where it was measured: cpu or cuda.';
+COMMENT ON COLUMN profiles.threads IS 'Threads it was measured with; other counts differ in the last bits.';
+COMMENT ON COLUMN profiles.cpu_seconds IS 'Seconds of processor time that it took.';
+COMMENT ON COLUMN profiles.made IS 'When it was made.';
+
+CREATE TABLE profile_layers (
+    profile_id INTEGER NOT NULL,
+    stack VARCHAR NOT NULL,
+    layer INTEGER NOT NULL,
+    is_constant BOOLEAN NOT NULL,
+    tolerance FLOAT,
+    tolerance_error FLOAT,
+    tolerance_own FLOAT,
+    tolerance_own_error FLOAT,
+    readable FLOAT,
+    readable_error FLOAT,
+    recovered FLOAT,
+    recovered_error FLOAT,
+    recovered_seed FLOAT,
+    recovered_seed_error FLOAT,
+    closer FLOAT,
+    closer_error FLOAT,
+    closer_ratio FLOAT,
+    closer_ratio_error FLOAT,
+    verified FLOAT,
+    verified_error FLOAT,
+    reach FLOAT,
+    reach_error FLOAT,
+    own FLOAT,
+    own_error FLOAT,
+    start_share FLOAT,
+    start_share_error FLOAT,
+    cka FLOAT,
+    cka_error FLOAT,
+    drift FLOAT,
+    drift_error FLOAT,
+    image_error FLOAT,
+    image_error_error FLOAT,
+    spread FLOAT
+);
+COMMENT ON TABLE profile_layers IS 'One layer of a depth profile. NULL: not asked, or says nothing here; never 0.';
+COMMENT ON COLUMN profile_layers.profile_id IS 'The profile, see profiles.';
+COMMENT ON COLUMN profile_layers.stack IS 'encoder where the model has two stacks; else empty.';
+COMMENT ON COLUMN profile_layers.layer IS 'Behind this block, from 1; deltas.layer counts the same block from 0.';
+COMMENT ON COLUMN profile_layers.is_constant IS 'Its outputs do not depend on the input.';
+COMMENT ON COLUMN profile_layers.tolerance IS 'Noise in units of spread at which half of the tokens are lost to the best decoder that knows all others; 0 where the layer is constant. It does not see rank.';
+COMMENT ON COLUMN profile_layers.tolerance_error IS 'Standard error of tolerance.';
+COMMENT ON COLUMN profile_layers.tolerance_own IS 'The same with noise of the layer''s own covariance, which does see rank.';
+COMMENT ON COLUMN profile_layers.tolerance_own_error IS 'Standard error of tolerance_own.';
+COMMENT ON COLUMN profile_layers.readable IS 'Share of tokens that a linear map, fitted on random tokens, reads off at their position; 1 at all layers of healthy encoders.';
+COMMENT ON COLUMN profile_layers.readable_error IS 'Standard error of readable.';
+COMMENT ON COLUMN profile_layers.recovered IS 'Share of tokens found by 30 steps of descent on embeddings from a blank start; low also where the layer is ill-conditioned.';
+COMMENT ON COLUMN profile_layers.recovered_error IS 'Standard error of recovered.';
+COMMENT ON COLUMN profile_layers.recovered_seed IS 'The same by the seeds'' recipe (index profile --recipe seed).';
+COMMENT ON COLUMN profile_layers.recovered_seed_error IS 'Standard error of recovered_seed.';
+COMMENT ON COLUMN profile_layers.closer IS 'Share of sequences whose recovered input gives an output nearer than a shifted input does: the seeds'' criterion.';
+COMMENT ON COLUMN profile_layers.closer_error IS 'Standard error of closer.';
+COMMENT ON COLUMN profile_layers.closer_ratio IS 'How many times nearer it lies, on average.';
+COMMENT ON COLUMN profile_layers.closer_ratio_error IS 'Standard error of closer_ratio.';
+COMMENT ON COLUMN profile_layers.verified IS 'Share of tokens in sequences that were found exactly, with a certificate (index profile --exact). 1 nearly everywhere: no measure of depth.';
+COMMENT ON COLUMN profile_layers.verified_error IS 'Standard error of verified.';
+COMMENT ON COLUMN profile_layers.reach IS 'How many input positions an output looks at: the exponential of an entropy of squared gradients.';
+COMMENT ON COLUMN profile_layers.reach_error IS 'Standard error of reach.';
+COMMENT ON COLUMN profile_layers.own IS 'Share of its own position in that.';
+COMMENT ON COLUMN profile_layers.own_error IS 'Standard error of own.';
+COMMENT ON COLUMN profile_layers.start_share IS 'Share of the first quarter of the input in all squared gradients.';
+COMMENT ON COLUMN profile_layers.start_share_error IS 'Standard error of start_share.';
+COMMENT ON COLUMN profile_layers.cka IS 'Linear CKA with the same layer of the base on the same probe.';
+COMMENT ON COLUMN profile_layers.cka_error IS 'Standard error of cka.';
+COMMENT ON COLUMN profile_layers.drift IS '‖h − h_base‖ over ‖h_base − its mean‖ on the same probe.';
+COMMENT ON COLUMN profile_layers.drift_error IS 'Standard error of drift.';
+COMMENT ON COLUMN profile_layers.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images found from this layer''s output.';
+COMMENT ON COLUMN profile_layers.image_error_error IS 'Standard error of image_error.';
+COMMENT ON COLUMN profile_layers.spread IS 'The unit of noise: median over positions of the rms deviation of outputs from their mean.';
 
 CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
 COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
@@ -630,6 +746,26 @@ COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth; copies, un
 COMMENT ON COLUMN rank_by_depth.family IS 'A family, or the name of a fused matrix taken whole (query_key_value).';
 COMMENT ON COLUMN rank_by_depth.models IS 'Models whose δW is not zero.';
 COMMENT ON COLUMN rank_by_depth.with_spectra IS 'Models whose records have all singular values.';
+
+CREATE VIEW depth_of_models AS
+WITH changes AS (
+    SELECT
+        model_id, stack, layer + 1 AS layer, sqrt(sum(relative_norm ** 2)) AS own_delta,
+        sqrt(sum(sum(relative_norm ** 2)) OVER (PARTITION BY model_id, stack ORDER BY layer)) AS delta
+    FROM deltas GROUP BY model_id, stack, layer
+)
+SELECT
+    profiles.profile_id, profiles.model_id, profiles.base, profiles.subject, profiles.model, fine_tunes.author,
+    profiles.probe, profiles.probe_sha256, profiles.seed, profiles.recipe, profiles.asked, profiles.is_complete,
+    profiles.made, one_layer.* EXCLUDE (profile_id), changes.own_delta, changes.delta
+FROM profiles
+JOIN profile_layers AS one_layer USING (profile_id)
+LEFT JOIN fine_tunes ON fine_tunes.model_id = profiles.model_id
+LEFT JOIN changes
+    ON changes.model_id = profiles.model_id AND changes.stack = one_layer.stack AND changes.layer = one_layer.layer;
+COMMENT ON VIEW depth_of_models IS 'Depth profiles beside the weight changes, layer by layer.';
+COMMENT ON COLUMN depth_of_models.own_delta IS 'Root of the sum of squared relative norms of this layer''s deltas; null for bases.';
+COMMENT ON COLUMN depth_of_models.delta IS 'The same over this layer and all below it.';
 
 CREATE MACRO nearest(name, k := 10) AS TABLE
 SELECT rank, neighbour AS model, similarity, author, relation, datasets

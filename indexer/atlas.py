@@ -54,6 +54,11 @@ class AtlasFolder:
         """Folder of records and of outcomes in place of records."""
         return self.root / "records"
 
+    @property
+    def profiles(self) -> Path:
+        """Folder of depth profiles."""
+        return self.root / "profiles"
+
     def listing(self, base: str) -> Path:
         """The listing of one base."""
         return self.listings / f"{file_name(base)}.jsonl"
@@ -73,6 +78,10 @@ class AtlasFolder:
     def outcome(self, digest: str) -> Path:
         """What stands in place of a record that could not be made."""
         return self.records / digest[:2] / f"{digest}.json"
+
+    def profile(self, digest: str) -> Path:
+        """The depth profile with this identity."""
+        return self.profiles / digest[:2] / f"{digest}.safetensors"
 
     def require(self) -> AtlasFolder:
         """Raises AtlasError where there is no published atlas."""

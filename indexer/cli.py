@@ -190,6 +190,59 @@ def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
 
 
 @main.command()
+@click.argument("models", nargs=-1)
+@click.option("--base", metavar="ID", help="Profile the fine-tunes of this base; default the atlas's only one.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only so many of them, most downloads first.")
+@click.option("--with-untrained", is_flag=True, help="Also the base's architecture with fresh weights, as a yardstick.")
+@click.option(
+    "--probe", type=click.Choice(["random", "text", "image"]), help="What to ask with; default random, or image."
+)
+@click.option("--text", metavar="FILE", help="Ask with this text instead of the sentences shipped.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="Ask with this image; give it again for more.")
+@click.option("--recover", is_flag=True, help="Also find the input again by gradients, layer by layer.")
+@click.option("--exact", is_flag=True, help="Also find it exactly, by search: a certificate, no measure of depth.")
+@click.option("--layers", metavar="1,6,12", help="Only these; default all, or 12 evenly spaced.")
+@click.option(
+    "--recipe",
+    type=click.Choice(["default", "seed"]),
+    default="default",
+    show_default=True,
+    help="seed: also the seeds' own descent.",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the seeds' recipe.")
+@click.option("--rate", type=FiniteRange(0, 1e6), help="Its first rate.")
+@click.option(
+    "--shift", type=FiniteRange(0, 1e6), help="σ of the seeds' criterion; default .35 of the embeddings' own."
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31), help="Seed of all draws.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+@click.option("--dry-run", is_flag=True, help="Only say how many models, bytes and seconds.")
+@atlas_option
+@output_options
+def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
+    """Measure what each layer of MODELS, or of a base's fine-tunes, keeps of its input.
+
+    Noise it bears, what is read off linearly, how broadly it looks, and how far it has moved from the base. Profiles
+    of small models are no promise for large ones.
+    """
+    from indexer.atlas import AtlasFolder
+    from indexer.build.profile_options import base_and_models, profile_options
+    from indexer.build.profiling import profile_base, profile_plan
+
+    folder = AtlasFolder(atlas).require()
+    options = profile_options(chosen)
+    canonical, named = base_and_models(folder, base, models)
+    if dry_run:
+        emit(profile_plan(folder, canonical, named, options), output)
+        return
+    with folder.locked("index profile"):
+        report = profile_base(folder, canonical, named, options)
+    emit(report.as_row(), output)
+    if not report.is_success:
+        raise AtlasError("No model was profiled.", "The reasons stand above." if report.refused else "None is indexed.")
+
+
+@main.command()
 @atlas_option
 @output_options
 def status(atlas: str, output: str) -> None:
@@ -245,7 +298,7 @@ def rebuild(force: bool, atlas: str, output: str) -> None:
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Publish another representation (output, delta, seed, seed_scaled, spectrum) from the records.
+    """Publish another representation (output, delta, seed, seed_scaled, spectrum, depth) from the records.
 
     With --index the vectors of all representations are searched that way from now on.
     """

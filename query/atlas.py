@@ -10,6 +10,10 @@ from query.reader import AtlasReader
 
 if TYPE_CHECKING:
     from query.clusters.clusters import Clusters
+    from query.depth.depth import Depth
+    from query.depth.study import DepthStudy
+    from query.features.features import FeatureGrid
+    from query.invert.invert import ImagesBack, WordsBack
     from query.lineage.answer import Lineage
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
@@ -182,3 +186,81 @@ class Atlas(AtlasReader):
         from query.report.report import report
 
         return report(self, base, seed=seed)
+
+    def depth(
+        self,
+        model: str | Path,
+        *,
+        against: str = "base",
+        base: str | None = None,
+        recover: bool = False,
+        exact: bool = False,
+        layers: Sequence[int] | None = None,
+        recipe: str = "default",
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> Depth:
+        """What each layer of a model keeps of its input; see :func:`query.depth.depth.depth`.
+
+        What follows ``base`` is for a model without a profile, which is measured now.
+        """
+        from query.depth.depth import depth
+
+        wishes = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed, "device": device}
+        chosen = None if layers is None else tuple(layers)
+        return depth(self, str(model), against=against, base=base, wishes={**wishes, "layers": chosen})
+
+    def depth_study(self, base: str | None = None, *, seed: int = 0) -> DepthStudy:
+        """All profiled models of a base beside their weight changes; see :func:`query.depth.study.depth_study`."""
+        from query.depth.study import depth_study
+
+        return depth_study(self, base, seed=seed)
+
+    def invert(
+        self,
+        model: str | Path,
+        text: str | None = None,
+        *,
+        images: Sequence[str | Path] = (),
+        layers: Sequence[int] | None = None,
+        recipe: str = "default",
+        top: int = 1,
+        keep: str | None = None,
+        restrict: bool = False,
+        stem: str | None = None,
+        base: str | None = None,
+        seed: int = 0,
+        shift: float | None = None,
+        steps: int | None = None,
+        rate: float | None = None,
+        device: str = "cpu",
+    ) -> WordsBack | ImagesBack:
+        """Words or images again from each layer; see :func:`query.invert.invert.invert`."""
+        from query.invert.invert import invert
+
+        return invert(
+            self, str(model), text, images=images, layers=layers, recipe=recipe, top=top, keep=keep, restrict=restrict,
+            stem=stem, base=base, seed=seed, shift=shift, steps=steps, rate=rate, device=device,
+        )  # fmt: skip
+
+    def features(
+        self,
+        model: str | Path,
+        *,
+        layers: Sequence[int] | None = None,
+        neurons: str | Sequence[int] = "0-7",
+        patch: int | None = None,
+        stem: str | None = None,
+        recipe: str = "default",
+        plain: bool = False,
+        base: str | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> FeatureGrid:
+        """What neurons look for; see :func:`query.features.features.features`."""
+        from query.features.features import features
+
+        return features(
+            self, str(model), layers=layers, neurons=neurons, patch=patch, stem=stem, recipe=recipe, plain=plain,
+            base=base, seed=seed, device=device,
+        )  # fmt: skip

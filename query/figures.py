@@ -129,6 +129,11 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     return shown.replace("$", r"\$")
 
 
+def model_label(name: str, longest: int = LONGEST_LABEL) -> str:
+    """A model's name in a picture: of a folder its last part."""
+    return label(Path(name).name if name.startswith("/") else name, longest)
+
+
 def draw(figure: Figure, suffix: str) -> bytes:
     """The figure as a file of the kind of ``suffix``; the same figure gives the same bytes."""
     import matplotlib
@@ -164,3 +169,27 @@ def write_output(path: Path, payload: bytes) -> None:
         raise AtlasError(f"{path} cannot be written: {error.strerror}.", "Choose another place with --out.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def show_pixels(panel: Any, image: Any) -> None:
+    """An image (channels, height, width) from 0 to 1, without axes."""
+    import numpy as np
+
+    pixels = np.asarray(image)
+    shown = np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels[:3]
+    panel.imshow(shown.transpose(1, 2, 0), interpolation="nearest")
+    panel.set_xticks([])
+    panel.set_yticks([])
+
+
+def change_bars(panel: Any, shares: Any, colours: Any) -> None:
+    """A bar for each row of patches, the top one at the top; the dashed line is an even share."""
+    import numpy as np
+
+    panel.barh(np.arange(len(shares)), shares, color=colours.palette[0], height=0.8)
+    panel.axvline(1 / len(shares), color=colours.rest, linewidth=0.8, linestyle=(0, (3, 2)))
+    panel.invert_yaxis()
+    panel.set_yticks([])
+    panel.tick_params(labelsize=6, length=2)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)

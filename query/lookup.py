@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.deltas.single import Described
+    from indexer.profiles.single import Reference
     from indexer.records.record import Record
     from indexer.vectors.published import PublishedBase
     from query.reader import AtlasReader
@@ -102,6 +103,33 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
             raise unknown_model(atlas, reference.id, f"It could not be read from the Hub: {why}.") from error
         raise unreadable(reference.id, error) from error
     return described, atlas.published_base(base, described.claims)
+
+
+def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
+    """What is known of a model before it is read: its commit and relation where it is indexed, and its base's.
+
+    Of a model that is not, the base is the one named, else the atlas's only one where the model's config fits no
+    other: it is only used by adapters and for comparison.
+    """
+    from indexer.profiles.single import Reference
+
+    try:
+        canonical = atlas.base_named(model)
+        (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [canonical])
+        return Reference(canonical, row["commit"])
+    except AtlasError:
+        pass
+    parsed = ModelRef.parse(model)
+    known = atlas.find(parsed, base) if parsed.folder is None else None
+    if known is not None:
+        (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [known.base])
+        (of_model,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
+        return Reference(known.model, known.commit, of_model["relation"], known.base, row["commit"])
+    if base is None:
+        return Reference(model)
+    canonical = atlas.base_named(base)
+    (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [canonical])
+    return Reference(model, None, "finetune", canonical, row["commit"])
 
 
 def refuse_copy(asked: Asked) -> None:

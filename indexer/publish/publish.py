@@ -23,6 +23,7 @@ from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.fitting import Fitting, Misfit, plain_json
 from indexer.publish.lineage_table import renew_lineage
 from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.profile_tables import ProfileTables, depth_vectors
 from indexer.publish.rows import Entry, Row
 from indexer.publish.rows_that_fit import fitting_listing_rows, measured
 from indexer.publish.sibling import private_copy
@@ -155,13 +156,21 @@ class _Publisher:
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.aside.unlisted]
         self._last_seen(ids)
+        has_new_profiles = ProfileTables(self.folder, self.tables, self.base, self.say).renew()
         published = self._wanted(representations)
         incoming = {vectors: Incoming(self.folder.root, self.base, vectors.representation) for vectors in published}
         # Where everything is new, one pass over the records is enough.
-        streamed = [arriving for vectors, arriving in incoming.items() if not (vectors.is_new and before)]
+        streamed = [
+            arriving
+            for vectors, arriving in incoming.items()
+            if not ((vectors.is_new and before) or vectors.representation.of_profiles)
+        ]
         self._record_tables(reread, ids, streamed)
         self._unrelated()
         for vectors, arriving in incoming.items():
+            if vectors.representation.of_profiles:
+                self._depth(vectors, arriving, ids.values(), has_new_profiles or bool(stale))
+                continue
             self._vectors(vectors, arriving, stale, is_complete=arriving in streamed)
         if changed or withdrawn:
             duplicates.renew(touched)
@@ -301,6 +310,18 @@ class _Publisher:
         if change is not None:
             table = NeighbourTable(self.tables, self.base, name)
             table.change(change.index, change.added, change.removed)
+
+    def _depth(self, vectors: PublishedVectors, arriving: Incoming, ids: Iterable[int], is_changed: bool) -> None:
+        """Vectors of profiles: in units of all of them, so that one more moves every one."""
+        if not (is_changed or vectors.is_new or self.publication.index):
+            return
+        for model_id, vector in depth_vectors(self.tables.rows, self.base).items():
+            arriving.add(model_id, vector)
+        change = vectors.change(arriving, list(ids), self.publication.index)
+        if change is not None:
+            NeighbourTable(self.tables, self.base, vectors.representation.name).change(
+                change.index, change.added, change.removed
+            )
 
     def _add(self, arriving: Incoming, model_id: int, vectors: dict[str, Vector]) -> None:
         """The vector of one model, where its record holds what it is made of."""

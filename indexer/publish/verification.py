@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.profiles.store import ProfileStore
 from indexer.publish import database_checksum
+from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.table_checks import damaged_in_words, problems_of_tables
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
@@ -80,9 +82,16 @@ class _Published:
     vectors: Sequence[Published]
     bases: Sequence[dict[str, Any]]
     copies: frozenset[int]
+    profiles: frozenset[str] = frozenset()
+    profiled: Mapping[str, set[int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, connection: Connection) -> _Published:
+        bases = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
+        depths = {
+            row["base"]: depth_vectors(lambda text, with_: connection.execute(text, with_).fetchall(), row["base"])
+            for row in bases
+        }
         return cls(
             models=connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id"),
             vectors=[
@@ -90,7 +99,12 @@ class _Published:
                 for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")
                 if (found_here := read_published(connection, row["base"], row["representation"])) is not None
             ],
-            bases=connection.rows('SELECT base, "commit" FROM bases ORDER BY base'),
+            bases=bases,
+            profiles=frozenset(row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")),
+            profiled={
+                base: {model_id for model_id, vector in vectors.items() if vector.any()}
+                for base, vectors in depths.items()
+            },
             copies=frozenset(row["model_id"] for row in connection.rows("SELECT model_id FROM records WHERE is_copy")),
         )
 
@@ -123,8 +137,12 @@ def _check_records(
             yield Disagreement("record", row["model"], "its record is that of another model: run `index rebuild`")
     for one in published.vectors:
         progress(f"vectors of {one.base}, {one.representation}")
+        if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
+            yield from _check_vectors(folder, one, published.profiled.get(one.base, set()))
+            continue
         expected = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
         yield from _check_vectors(folder, one, expected - published.copies - without[one.representation])
+    yield from _check_profiles(folder, published.profiles)
     yield from _check_unnamed(store, named, current, is_known)
     for digest in store.outcome_digests():
         try:
@@ -147,6 +165,26 @@ def _check_unnamed(
             continue
         if is_known and (identity.model, identity.base) not in current:
             yield Disagreement("record", digest, "is on disk but not in the database: run `index publish`")
+
+
+def _check_profiles(folder: AtlasFolder, named: Collection[str]) -> Iterator[Disagreement]:
+    """Every profile against its checksum, and the files against the rows."""
+    store = ProfileStore(folder)
+    there = set(store.digests())
+    for digest in sorted(set(named) - there):
+        yield Disagreement("profile", digest, "is in the database and not on disk: run `index publish`")
+    for digest in sorted(there):
+        try:
+            profile = store.read(digest)
+        except AtlasError as error:
+            yield Disagreement("profile", digest, error.message)
+            continue
+        if digest not in named:
+            yield Disagreement(
+                "profile", profile.identity.model, "its profile is not in the database: run `index publish`"
+            )
+        if profile.identity.digest != digest:
+            yield Disagreement("profile", digest, "its file is that of another profile")
 
 
 def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagreement]:

@@ -222,7 +222,7 @@ def write_record(record: Record, path: Path) -> None:
     from safetensors.numpy import save
 
     text = canonical_json(header)
-    payload = save(arrays, metadata={"record": text, "checksum": _checksum(text, arrays)})
+    payload = save(arrays, metadata={"record": text, "checksum": checksum(text, arrays)})
     write_atomically(path, payload)
 
 
@@ -241,7 +241,7 @@ def read_record(path: Path) -> Record:
         length = int.from_bytes(payload[:8], "little")
         metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
         text = metadata["record"]
-        if metadata["checksum"] != _checksum(text, arrays):
+        if metadata["checksum"] != checksum(text, arrays):
             raise AtlasError(f"The record {path.name} was altered: its checksum does not fit.", hint)
         return _from_header(json.loads(text), arrays)
     except AtlasError:
@@ -321,7 +321,8 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
     )
 
 
-def _checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+def checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """sha256 (hex) of a header and of all arrays with their names, dtypes and shapes."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

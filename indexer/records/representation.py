@@ -30,7 +30,8 @@ class Representation:
 
     ``per_delta`` says that the vector is a concatenation of equally long blocks, one per delta in the order of
     ``DeltaKey.sort_key``: only then can a similarity be explained by layer and family. ``compute`` returns a
-    float32 vector, not normalised as a whole.
+    float32 vector, not normalised as a whole. ``of_profiles``: made of depth profiles instead, in units of their
+    standard deviation over the atlas, so that no record alone can give it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Representation:
     description: str
     per_delta: bool
     compute: Callable[[Record], Vector]
+    of_profiles: bool = False
 
     @property
     def tag(self) -> str:
@@ -47,6 +49,8 @@ class Representation:
     def is_held_by(self, record: Record) -> bool:
         """Whether ``record`` has the vector, or what it is computed from."""
         is_kept = self.tag in record.vectors
+        if self.of_profiles:
+            return False
         return is_kept or self.name == "spectrum" or all(delta.u is not None for delta in record.deltas)
 
     def vector(self, record: Record) -> Vector:
@@ -57,6 +61,8 @@ class Representation:
         stored = record.vectors.get(self.tag)
         if stored is not None:
             return stored
+        if self.of_profiles:
+            return self.compute(record)
         if not self.is_held_by(record):
             raise AtlasError(
                 f"The record of {record.identity.model} holds no factors, so {self.name!r} cannot be computed.",
@@ -162,6 +168,13 @@ def _spectrum_vector(record: Record) -> Vector:
     return np.concatenate([delta.s for delta in record.deltas]).astype(np.float32)
 
 
+def _no_record(record: Record) -> Vector:
+    raise AtlasError(
+        f"{record.identity.model} has no depth profile in this atlas, so 'depth' cannot be computed.",
+        f"Make one: index profile {record.identity.model}",
+    )
+
+
 REPRESENTATIONS: dict[str, Representation] = {
     made.name: made
     for made in (
@@ -171,6 +184,9 @@ REPRESENTATIONS: dict[str, Representation] = {
         Representation("seed", 1, "U_r with fixed signs, layers averaged (the original method)", False, _seed(False)),
         Representation("seed_scaled", 1, "U_r Σ_r with fixed signs, layers averaged", False, _seed(True)),
         Representation("spectrum", 1, "top singular values of every delta", True, _spectrum_vector),
+        Representation(
+            "depth", 1, "what layers keep, against the base; only of profiled models", False, _no_record, True
+        ),
     )
 }
 

@@ -146,6 +146,16 @@ class Checkpoint:
                 yield from _read_run(file.source, tensors, buffers)
             file.source.close()
 
+    def read_beside(self, name: str, limit: int) -> bytes | None:
+        """A small file of the same repository (tokenizer.json), by its folder's first; None where there is none.
+
+        Raises Skipped("malformed") where it is longer than ``limit``, Failed where another try may work.
+        """
+        for path in dict.fromkeys((self.folder + name, name)):
+            if path in self._repository.filenames:
+                return self._repository.read_small(path, limit)
+        return None
+
     def close(self) -> None:
         """Let go of files and connections."""
         for file in self._files:

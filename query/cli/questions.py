@@ -10,6 +10,7 @@ import click
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
+from query.cli.depths import DEPTHS
 from query.cli.lineage import lineage
 from query.cli.options import base_option, opened_atlas
 from query.cli.studies import STUDIES
@@ -139,5 +140,5 @@ def _tell_oddities(opened: AtlasReader, model: str, base: str | None) -> None:
 
 
 main.add_command(lineage)
-for study in STUDIES:
+for study in (*STUDIES, *DEPTHS):
     main.add_command(study)

@@ -23,6 +23,7 @@ ROWS = {
     "memory": ("scripts.bench.memory", "measure", "memory for a checkpoint of 500 MB and for one of 5 GB"),
     "vectors": ("scripts.bench.vectors", "measure", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("scripts.bench.spectra", "measure", "whole spectra: time and ranks"),
+    "profiles": ("scripts.bench.profiles", "measure", "depth profiles at the size of roberta-base"),
     "pipeline": ("scripts.bench.pipeline", "measure", "reading and computing at once, against each alone"),
     "start": ("scripts.bench.asking", "measure_start", "a question from the shell"),
     "search": ("scripts.bench.asking", "measure_search", "a question in process, against bare FAISS"),

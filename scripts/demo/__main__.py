@@ -11,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+from scripts.depth.models import make_gpt2, make_vit
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import CommandFailed, Terminal
 
 BASE = "atlas-demo/tiny-roberta"
 UNDOCUMENTED = "small-hours/tiny-roberta-in-house"  # in truth tuned on docs/numpydoc-sections
+PROFILED = "gridsweep/tiny-roberta-exception-types-lr1e-3-s7"  # one of a sweep of learning rates
+SENTENCE = "The value of the parameter is returned as a list of strings."
 REPRESENTATIONS = ("input", "output", "delta", "spectrum", "seed", "seed_scaled")
 
 
@@ -29,6 +32,9 @@ def main() -> None:
     started = time.monotonic()
     out = arguments.out.resolve()
     family = make_family(out / f"family-{arguments.size}", arguments.size)
+    print(f"a small ViT and a small GPT-2 to look into ({time.monotonic() - started:.0f} s)", flush=True)
+    make_vit(out / "tiny-vit")
+    make_gpt2(out / "tiny-gpt2", family / BASE / "tokenizer.json")
     with LoopbackHub(family) as hub:
         print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)")
         try:
@@ -69,9 +75,23 @@ def _show(run: Terminal) -> None:
     run(f"query rank --base {BASE} --out rank.png")
     for file in ("map.png", "map.html"):
         run(f"query map --base {BASE} --method tsne --out {file}", show=file == "map.png")
+    _look_inside(run)
     run(f"query report --base {BASE} --out report.html")
     print(f"\nThe map: {run.folder / 'map.png'}, and to explore in a browser: {run.folder / 'map.html'}")
+    print(f"What layers keep, words again, what neurons see: {run.folder / 'depth.png'}, words.png, features.png")
     print(f"All of it on one page: {run.folder / 'report.html'}")
+
+
+def _look_inside(run: Terminal) -> None:
+    """Layer by layer: what a sweep of fine-tunes keeps of its input, a sentence again, and what neurons look for."""
+    indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
+    asked = sorted({str(row["model"]) for row in indexed if str(row["model"]).startswith("gridsweep/")})
+    if PROFILED not in asked:  # the small family has no sweep
+        asked = sorted(str(row["model"]) for row in indexed)[:5]
+    run(f"index profile {' '.join(asked)} --base {BASE} --with-untrained --recover")
+    run(f"query depth {PROFILED if PROFILED in asked else asked[0]} --out depth.png")
+    run(f'query invert tiny-gpt2 "{SENTENCE}" --out words.png')
+    run("query features tiny-vit --layers 1,2,4 --out features.png")
 
 
 def _typical(models: list[dict[str, object]]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.paper_atlas import DELTAS, Paper, family
 
-SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "rank", "duplicates", "lineage", "pairs",
+SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "rank", "depth", "duplicates", "lineage", "pairs",
             "claims", "method"]  # fmt: skip
 
 

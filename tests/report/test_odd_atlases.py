@@ -58,6 +58,8 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     assert list(report.sections) == SECTIONS
     assert report.models == len(indexed(models))
     found = {one.section for one in report.missing if "umap" not in one.why}
+    assert "depth" in found  # none of them is profiled
+    found -= {"depth"}
     if name in ("two", "two of one dataset", "five"):
         found -= {"purity", "prediction"}  # may say something or nothing
     assert found == missing
@@ -121,7 +123,7 @@ def test_the_command_writes_the_page(tmp_path):
     assert ran.json["bytes"] == len(written.encode())
     assert ran.json["file"] == "page.html"
     assert {one["section"] for one in ran.json["missing"]} >= {"rank", "clusters"}
-    assert [line for line in ran.err.splitlines() if re.match(r"\d+ of 12: ", line)][3].endswith("representation")
+    assert [line for line in ran.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("representation")
     refused = shell("query", "report", "--atlas", str(folder), "--out", "page.pdf")
     assert refused.code == 1
     assert "page.pdf is none of .html" in refused.err

@@ -1,0 +1,82 @@
+"""Images that a person names, and those that come with scikit-learn, as pixels from 0 to 1."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from indexer.errors import AtlasError
+from indexer.profiles.probes import Probe, image_probe
+
+MOST_BYTES = 64 << 20
+MOST_PIXELS = 1 << 26
+DIGITS = 14
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
+    """An image file as (channels, height, width) from 0 to 1, the middle square of it scaled.
+
+    Raises AtlasError where it is none, or has more than MOST_PIXELS: its header is read before a pixel is.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    hint = "Give a PNG or JPEG file."
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise AtlasError(f"{path} has {path.stat().st_size >> 20} MiB, more than an image needs.", hint)
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise AtlasError(f"{path} has {width} × {height} pixels; up to {MOST_PIXELS} are read.", hint)
+            side = min(width, height)
+            box = ((width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2)
+            square = image.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]), box=box)
+            pixels = np.asarray(square, dtype=np.float32) / 255
+    except FileNotFoundError as error:
+        raise AtlasError(f"There is no file {path}.", hint) from error
+    except (Image.DecompressionBombError, UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise AtlasError(f"{path} is no image that can be read ({type(error).__name__}).", hint) from error
+    found = torch.from_numpy(pixels)
+    return found[None] if found.ndim == 2 else found.permute(2, 0, 1)
+
+
+def named_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> Probe:
+    """A probe of image files."""
+    return image_probe(torch.stack([read_image(path, shape) for path in paths]))
+
+
+def shipped_images(shape: tuple[int, int, int]) -> Probe:
+    """scikit-learn's digits, and the middle of its two photographs, in the model's own size."""
+    from sklearn.datasets import load_digits, load_sample_images
+
+    digits = torch.tensor(load_digits().images[:DIGITS] / 16, dtype=torch.float32)[:, None]
+    photographs = []
+    for image in load_sample_images().images:
+        pixels = torch.tensor(np.asarray(image), dtype=torch.float32).permute(2, 0, 1) / 255
+        side = min(pixels.shape[1:])
+        top, left = (pixels.shape[1] - side) // 2, (pixels.shape[2] - side) // 2
+        photographs.append(pixels[:, top : top + side, left : left + side])
+    return image_probe(torch.stack([_fitted(one, shape) for one in (*digits, *photographs)]))
+
+
+def _fitted(pixels: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
+    channels = pixels.mean(dim=0, keepdim=True) if shape[0] == 1 else pixels.expand(shape[0], -1, -1)
+    return torch.nn.functional.interpolate(
+        channels[None], size=shape[1:], mode="bilinear", antialias=True, align_corners=False
+    )[0].clamp(0, 1)
+
+
+def images_sha256(paths: Sequence[Path]) -> str:
+    """Of the files' content, one after the other. Raises AtlasError where one cannot be read."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        except OSError as error:
+            raise AtlasError(f"{path} cannot be read: {error.strerror}.", "Give a PNG or JPEG file.") from error
+    return digest.hexdigest()

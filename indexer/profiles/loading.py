@@ -1,0 +1,285 @@
+"""A real model as layers: its weights in the library's own class, never in code of its repository.
+
+The folder that transformers loads was written here from tensors that this project read; what it lacks, or what does
+not fit, is refused before a number of it is believed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import tempfile
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from indexer.architectures.architecture import load_architecture
+from indexer.errors import AtlasError, Skipped
+from indexer.profiles.hooked import HookedLayers
+from indexer.profiles.weights import FullWeights
+from indexer.untrusted import shown
+
+# What a model may take beside its own weights (positions, masks): more than that is a config that lies.
+SPARE_BYTES = 256 << 20
+# Parts that no layer's output hangs on.
+_NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outputs", "pre_classifier", "final_logits")
+_REFUSED = {
+    "input_values": "it takes sound",
+    "input_features": "it takes sound",
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """``stack`` is "encoder" where the model has two and the encoder's layers are meant, else empty."""
+
+    layers: HookedLayers
+    model: Any
+    config: Mapping[str, Any]
+    stack: str
+    notes: tuple[str, ...]
+
+
+def load(
+    weights: FullWeights,
+    *,
+    device: str = "cpu",
+    special_ids: tuple[int, ...] = (),
+    normalisation: tuple[list[float], list[float]] | None = None,
+) -> LoadedModel:
+    """Load a model and find its blocks.
+
+    ``special_ids`` beside those of the config; ``normalisation`` is mean and standard deviation of pixels by channel.
+    Raises Skipped: ``missing_tensors`` with their names, ``shape_mismatch``, ``unknown_architecture``,
+    ``layer_mismatch``, ``unsupported_input``, ``malformed`` where the config cannot be.
+    """
+    configuration = _configuration(weights)
+    depths = _checked_depth(weights, configuration)
+    with tempfile.TemporaryDirectory(prefix="profile-") as folder, _quietly():
+        weights.write(Path(folder))
+        model = _loaded(folder, configuration)
+    return _as_layers(model, weights.config, sorted(depths), device, special_ids, normalisation, weights.notes)
+
+
+def untrained(
+    config: Mapping[str, Any],
+    seed: int = 0,
+    *,
+    device: str = "cpu",
+    special_ids: tuple[int, ...] = (),
+    normalisation: tuple[list[float], list[float]] | None = None,
+) -> LoadedModel:
+    """A model of this config with fresh weights: the yardstick beside a trained one."""
+    from transformers import AutoModel
+
+    configuration = _configuration(FullWeights({}, dict(config)))
+    with torch.random.fork_rng(devices=[]), _quietly():
+        torch.manual_seed(seed)
+        model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
+    stacks = ["encoder"] if getattr(configuration, "is_encoder_decoder", False) else [""]
+    return _as_layers(model.float(), config, stacks, device, special_ids, normalisation, ())
+
+
+def _configuration(weights: FullWeights) -> Any:
+    from transformers import AutoConfig
+
+    model_type = weights.config.get("model_type")
+    architecture = load_architecture(str(model_type))
+    if architecture.name == "clip":
+        raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
+    try:
+        values = {name: value for name, value in weights.config.items() if name != "model_type"}
+        return AutoConfig.for_model(str(model_type), **values)
+    except Exception as error:
+        text = shown(" ".join(str(error).split()), 160)
+        raise Skipped("malformed", f"its config.json is none that {model_type} can have: {text}") from error
+
+
+def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
+    """Layers by stack as the tensors have them, which the config must confirm before anything is allocated."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+    depth = load_architecture(str(weights.config["model_type"])).locate(shapes, weights.config).depth
+    first = depth.get("encoder", depth.get("", 0))
+    said = getattr(configuration, "num_hidden_layers", first)
+    if said != first:
+        raise Skipped("layer_mismatch", f"its weights have {first} layers, its config.json says {shown(said, 20)}")
+    decoder = getattr(configuration, "num_decoder_layers", None) or getattr(configuration, "decoder_layers", None)
+    if "decoder" in depth and isinstance(decoder, int) and decoder > depth["decoder"]:
+        raise Skipped("layer_mismatch", f"its decoder has {depth['decoder']} layers, its config.json says {decoder}")
+    size = _size_by(configuration)
+    # Half-precision weights are held as float32.
+    if size > 4 * weights.nbytes + SPARE_BYTES:
+        raise Skipped(
+            "shape_mismatch",
+            f"by its config.json the model takes {size >> 20} MiB, its weights are {weights.nbytes >> 20} MiB",
+        )
+    return depth
+
+
+def _size_by(configuration: Any) -> int:
+    """Bytes that a model of this config takes, without allocating one."""
+    from transformers import AutoModel
+
+    try:
+        with torch.device("meta"), _quietly():
+            model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
+    except Exception as error:
+        text = shown(" ".join(str(error).split()), 160)
+        raise Skipped("malformed", f"its config.json makes no model: {text}") from error
+    held = [*model.parameters(), *model.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def _loaded(folder: str, configuration: Any) -> Any:
+    from transformers import AutoModel
+
+    try:
+        model, told = AutoModel.from_pretrained(
+            folder,
+            config=configuration,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except (RuntimeError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        text = shown(" ".join(str(error).split()), 200)
+        reason = "shape_mismatch" if "size mismatch" in str(error) or "mismatched" in str(error) else "malformed"
+        raise Skipped(reason, f"its weights do not make a model: {text}") from error
+    missing = sorted(name for name in told["missing_keys"] if not set(name.split(".")) & set(_NEEDLESS))
+    if missing:
+        some = ", ".join(shown(name, 80) for name in missing[:3])
+        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, {some} first")
+    if told.get("mismatched_keys"):
+        raise Skipped(
+            "shape_mismatch", f"{len(told['mismatched_keys'])} tensors have other shapes than its config says"
+        )
+    return model
+
+
+def _as_layers(
+    model: Any,
+    config: Mapping[str, Any],
+    stacks: list[str],
+    device: str,
+    special_ids: tuple[int, ...],
+    normalisation: tuple[list[float], list[float]] | None,
+    notes: tuple[str, ...],
+) -> LoadedModel:
+    model = model.to(device).eval().requires_grad_(False)
+    kind = getattr(model, "main_input_name", "input_ids")
+    if kind in _REFUSED or hasattr(model.config, "num_frames"):
+        raise Skipped("unsupported_input", f"{_REFUSED.get(kind, 'it takes films')}; text and images are profiled")
+    stack = "encoder" if "encoder" in stacks else ""
+    blocks = blocks_of(model, config, stack)
+    if stack:
+        notes = (*notes, "the layers of its encoder; those of the decoder also hang on a second input")
+    part = model.get_encoder() if stack else model
+    options = {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
+    if kind == "pixel_values":
+        return LoadedModel(_of_images(part, blocks, model.config, normalisation), model, config, stack, notes)
+    if "inputs_embeds" not in inspect.signature(part.forward).parameters:
+        raise Skipped("unsupported_input", f"a {config.get('model_type')} cannot be asked by embeddings")
+    embedding = model.get_input_embeddings()
+    vocabulary = embedding.weight
+    if type(embedding) is not nn.Embedding:  # BART's scales what it looks up
+        with torch.no_grad():
+            vocabulary = embedding(torch.arange(len(vocabulary), device=vocabulary.device))
+    layers = HookedLayers(
+        lambda inputs: part(inputs_embeds=inputs, **options),
+        blocks,
+        vocabulary=vocabulary,
+        special_ids={*special_ids, *_special_ids(config)},
+    )
+    return LoadedModel(layers, model, config, stack, notes)
+
+
+def blocks_of(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Module]:
+    """The block modules of one stack, by the architecture file that names their matrices.
+
+    Raises Skipped where the architecture does not describe them, or one module stands for several layers.
+    """
+    architecture = load_architecture(str(config.get("model_type")))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    layout = architecture.locate(shapes, config)
+    names: dict[int, list[str]] = {}
+    for matrix in layout.matrices:
+        if matrix.key.stack == stack:
+            names.setdefault(matrix.key.layer, []).append(matrix.tensor)
+    paths = [_common(names[layer]) for layer in sorted(names)]
+    said = getattr(model.config, "num_hidden_layers", len(paths))
+    if said != len(paths):
+        raise Skipped("unknown_architecture", f"{said} layers share the weights of {len(paths)}: not profiled")
+    return [model.get_submodule(path) for path in paths]
+
+
+def _common(names: list[str]) -> str:
+    """The block that holds all these tensors: what they have in common, up to the block's number."""
+    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    shared = [one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts)]
+    while shared and not shared[-1].isdigit():
+        shared.pop()  # T5 keeps its sublayers in a list below the block
+    return ".".join(shared)
+
+
+def _of_images(
+    model: Any, blocks: list[nn.Module], config: Any, normalisation: tuple[list[float], list[float]] | None
+) -> HookedLayers:
+    side = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+    channels = int(getattr(config, "num_channels", 3))
+    mean, deviation = normalisation or ([0.5] * channels, [0.5] * channels)
+    place = next(model.parameters()).device
+    shape = (1, channels, 1, 1)
+    middle = torch.tensor(mean[:channels], device=place).reshape(shape)
+    unit = torch.tensor(deviation[:channels], device=place).reshape(shape)
+    return HookedLayers(
+        lambda pixels: model(pixel_values=(pixels - middle) / unit),
+        blocks,
+        patch=side,
+        image_shape=(channels, size // side * side, size // side * side),
+    )
+
+
+def _special_ids(config: Mapping[str, Any]) -> set[int]:
+    """Ids that the config names for a purpose (padding, start, end, mask)."""
+    found: set[int] = set()
+    for name, value in config.items():
+        if name.endswith("_token_id"):
+            found |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
+    return found
+
+
+def check_width(stem: int, model: int) -> None:
+    """Raises AtlasError where a stem's width is not the model's."""
+    if stem != model:
+        raise AtlasError(
+            f"The stem makes patches of width {stem}, the model's layers take {model}.", "Use --stem image."
+        )
+
+
+@contextmanager
+def _quietly() -> Any:
+    """Without the remarks that transformers makes on what was not asked for."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+        if shows_bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,165 @@
+"""All weights of a model as one safetensors folder: read by this project's own readers, adapters merged.
+
+Nothing is unpickled and nothing of the repository is run. What is written is a copy of the tensors and a config.json
+from which everything that could name code is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from indexer.architectures.architecture import load_architecture
+from indexer.architectures.layout import Layout
+from indexer.errors import Skipped
+from indexer.untrusted import shown
+from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
+from indexer.weights.checkpoint import Checkpoint
+from indexer.weights.stored_tensor import READABLE
+
+# Keys of a config that name code, or another way to compute than the one that is asked for.
+_LEFT_OUT = frozenset(
+    {
+        "auto_map",
+        "architectures",
+        "quantization_config",
+        "compression_config",
+        "torch_dtype",
+        "dtype",
+        "attn_implementation",
+        "experts_implementation",
+        "custom_pipelines",
+        "use_kernels",
+        "torchscript",
+        "output_hidden_states",
+        "output_attentions",
+        "return_dict",
+        "use_return_dict",
+        "trust_remote_code",
+    }
+)
+# Any of these above one says that a token is sent to some of several feedforward networks.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class FullWeights:
+    """Every tensor of a model by the name its checkpoint gives it, and its config without anything that names code."""
+
+    tensors: State
+    config: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def write(self, folder: Path) -> None:
+        """As model.safetensors and config.json."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+        whole = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        save_file(whole, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The config without what names code, and a note where it named some.
+
+    Raises Skipped: ``unknown_architecture`` where its code is of the repository's own kind, ``mixture_of_experts``.
+    """
+    model_type = config.get("model_type")
+    notes: tuple[str, ...] = ()
+    if config.get("auto_map"):
+        try:
+            load_architecture(str(model_type))
+        except Skipped as skip:
+            what = f"it needs code of its own repository (auto_map), which is never run; {skip.detail}"
+            raise Skipped("remote_code", what) from skip
+        notes = (f"its repository brings code of its own; the library's own {model_type} was used instead",)
+    for name in _EXPERTS:
+        if isinstance(config.get(name), int) and config[name] > 1:
+            raise Skipped("mixture_of_experts", f"{name} is {config[name]}: such models are not profiled")
+    kept = {name: value for name, value in config.items() if name not in _LEFT_OUT and not name.startswith("_")}
+    return kept, notes
+
+
+def full_weights(checkpoint: Checkpoint) -> FullWeights:
+    """Of a full checkpoint. Raises Skipped as the readers do, Failed where another try may work."""
+    config, notes = clean_config(checkpoint.config)
+    names = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE]
+    # A tensor's memory is used again by the reader unless it is copied.
+    return FullWeights({name: tensor.clone() for name, tensor in checkpoint.stream(names)}, config, notes)
+
+
+def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
+    """The base with a LoRA adapter merged: W + s·B·A in float32. The base's own tensors stay as they are.
+
+    Raises Skipped where the adapter changes what cannot be merged.
+    """
+    architecture = load_architecture(str(base.config.get("model_type")))
+    layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
+    located = architecture.locate_modules(lora_paths(adapter), layout).matrices
+    changed: State = {}
+    left: list[str] = []
+    for module in read_lora(adapter):
+        if module.path not in located:
+            left.append(module.path)
+            continue
+        _merge(module, located[module.path], layout, base.tensors, changed)
+    if left:
+        some = ", ".join(shown(path, 60) for path in left[:3])
+        raise Skipped("adapter_unsupported", f"it also changes what is no block matrix, which is not merged: {some}")
+    notes = _replaced(adapter, base, changed)
+    return FullWeights({**base.tensors, **changed}, base.config, (*base.notes, *notes))
+
+
+def _merge(module: LoraModule, matrices: Any, layout: Layout, tensors: State, changed: State) -> None:
+    stored = {matrix.key: matrix for matrix in layout.matrices}
+    for matrix in matrices:
+        a, b = matrix.extract_lora(module.a, module.b)
+        target = stored[matrix.key]
+        delta = module.scale * (b.float() @ a.float())
+        if not torch.isfinite(delta).all():
+            raise Skipped("not_finite", f"the adapter's delta of {matrix.key} overflows")
+        if target.tensor not in changed:
+            changed[target.tensor] = tensors[target.tensor].float().clone()
+        whole = changed[target.tensor]
+        oriented = whole.mT if target.transposed else whole
+        if target.rows is None:
+            oriented += delta
+        else:
+            oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
+
+
+def _replaced(adapter: Checkpoint, base: FullWeights, changed: State) -> list[str]:
+    """Tensors that an adapter saves whole take the place of the base's; heads, which that lacks, are passed over."""
+    names = whole_weights(adapter)
+    if not names:
+        return []
+    by_ending: dict[str, str] = {}
+    for name in base.tensors:
+        parts = name.split(".")
+        for start in range(len(parts) - 1):
+            by_ending.setdefault(".".join(parts[start:]), name)
+    stored = {name.split("base_model.model.")[-1]: name for name in adapter.tensors}
+    for name, tensor in adapter.stream([one for one in stored.values() if ".lora_" not in one]):
+        plain = name.removeprefix("base_model.model.").replace(".modules_to_save", "").replace(".default", "")
+        parts = plain.split(".")
+        endings = (".".join(parts[start:]) for start in range(len(parts) - 1))
+        target = next((by_ending[ending] for ending in endings if ending in by_ending), None)
+        if target is not None and base.tensors[target].shape == tensor.shape:
+            changed[target] = tensor.clone()
+        elif target is not None:
+            raise Skipped("shape_mismatch", f"the adapter's {shown(name)} is {tuple(tensor.shape)[:8]}, the base's is "
+                          f"{tuple(base.tensors[target].shape)}")  # fmt: skip
+    return []

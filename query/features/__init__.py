@@ -1,0 +1,1 @@
+"""What single neurons look for, as pictures."""

@@ -1,0 +1,87 @@
+"""What neurons look for, layer by layer: images found by ascent on their activation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.errors import AtlasError
+from query.features.found import FoundFeatures
+from query.lookup import reference_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from query.reader import AtlasReader
+
+MOST_NEURONS = 64
+
+
+@dataclass(frozen=True)
+class FeatureGrid(FoundFeatures):
+    """Features, drawn on request as a grid."""
+
+    def figure(self, theme: str = "light") -> Figure:
+        """Rows are layers, columns neurons."""
+        from query.features.picture import features_figure
+
+        return features_figure(self, theme)
+
+    def write(self, path: str | Path, theme: str = "light") -> None:
+        """Write the figure as .png, .svg or .pdf."""
+        from query.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        write_output(file, draw(self.figure(theme), file.suffix.lower()))
+
+
+def features(
+    atlas: AtlasReader,
+    model: str,
+    *,
+    layers: Sequence[int] | None = None,
+    neurons: str | Sequence[int] = "0-7",
+    patch: int | None = None,
+    stem: str | None = None,
+    recipe: str = "default",
+    plain: bool = False,
+    base: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> FeatureGrid:
+    """See :func:`indexer.profiles.single.features_now`. ``neurons``: numbers, "0-15", "3,7", or "all" with a patch.
+
+    Raises AtlasError where a layer, neuron or patch does not exist, or the model cannot be read.
+    """
+    from indexer.console.messages import say_more
+    from indexer.profiles.single import features_now
+
+    chosen = _neurons(neurons, patch)
+    found = features_now(
+        reference_of(atlas, model, base), layers=layers, neurons=chosen, patch=patch, stem=stem, recipe=recipe,
+        plain=plain, seed=seed, device=device, progress=lambda layer: say_more(f"layer {layer}"),
+    )  # fmt: skip
+    return FeatureGrid(found.model, recipe, patch, found.features, found.notes)
+
+
+def _neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
+    """Raises AtlasError where the text is no list of numbers, or all are asked of no patch."""
+    if not isinstance(asked, str):
+        return list(asked)
+    if asked == "all":
+        if patch is None:
+            raise AtlasError("All neurons together are asked of one patch.", "Add --patch N.")
+        return [None]
+    found: list[int | None] = []
+    for part in asked.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (
+            first.isascii() and first.isdigit() and len(first) < 7 and (not last or (last.isdigit() and len(last) < 7))
+        ):
+            raise AtlasError(f"--neurons {asked[:40]!r} is no list of neurons.", "Write it like 0-15 or 3,7.")
+        found += range(int(first), min(int(last or first), int(first) + MOST_NEURONS) + 1)
+    if not 0 < len(found) <= MOST_NEURONS:
+        raise AtlasError(f"--neurons asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
+    return found

@@ -1,0 +1,61 @@
+"""Features that were found; not how they are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+    from indexer.profiles.single import Feature
+
+
+@dataclass(frozen=True)
+class FoundFeatures:
+    """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
+
+    model: str
+    recipe: str
+    patch: int | None
+    features: tuple[Feature, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers in the order asked."""
+        return list(dict.fromkeys(one.layer for one in self.features))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object, without pixels: one entry for each layer and neuron."""
+        return {
+            "model": self.model,
+            "recipe": self.recipe,
+            "patch": self.patch,
+            "layers": [one.layer for one in self.features],
+            "neurons": ["all" if one.neuron is None else one.neuron for one in self.features],
+            "activation": [one.activation for one in self.features],
+            "best_probe": [one.best_probe for one in self.features],
+            "change_by_row": [list(one.change_by_row) for one in self.features],
+            "notes": list(self.notes),
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer: how many neurons beat the best probe image, and where the change lies."""
+        rows = []
+        for layer in self.layers:
+            found = [one for one in self.features if one.layer == layer]
+            beaten = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
+            upper = [sum(one.change_by_row[: max(1, len(one.change_by_row) // 4)]) for one in found]
+            rows.append(
+                {"layer": layer, "neurons": len(found), "above the best image": beaten,
+                 "change in the upper quarter": sum(upper) / len(upper)}
+            )  # fmt: skip
+        return rows
+
+    def to_df(self) -> pandas.DataFrame:
+        """A row for each layer and neuron."""
+        from query.extras import to_frame
+
+        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row")
+        return to_frame([{name: getattr(one, name) for name in kept} for one in self.features])

@@ -1,0 +1,108 @@
+"""The row ``profiles``: the default measures of a depth profile on a model of roberta-base's shape, one thread.
+
+The limit is the forward passes that they are made of, times what one costs; measured in a process of its own, so that
+its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.measure import Table, say
+
+MOST_SECONDS, MOST_BYTES, MOST_RATIO = 90, 1.5e9, 1.5
+CONFIG = {
+    "model_type": "roberta", "vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def measure(work: Path) -> list[Table]:
+    """Run the child, and set what it took against the forward passes alone."""
+    say("profiles: the default measures at roberta-base's shape")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.bench.profiles"], env=environment, capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    limit = sum(found["limits"].values())
+    total = sum(found["parts"].values())
+    table = Table(
+        "profiles: default measures, 12 layers of 768, 16 × 16 random tokens, CPU seconds of one thread, one run",
+        ("part", "CPU s", "its forward passes alone", "ratio"),
+    )
+    for name, seconds in found["parts"].items():
+        alone = found["limits"].get(name)
+        table.add(name, f"{seconds:.1f}", "" if alone is None else f"{alone:.1f}",
+                  "" if alone is None else f"{seconds / alone:.2f}")  # fmt: skip
+    table.add("all", f"{total:.1f}", f"{limit:.1f}", f"{total / limit:.2f}")
+    table.promises[f"at most {MOST_SECONDS} CPU s"] = total <= MOST_SECONDS
+    table.promises[f"at most {MOST_RATIO} × its forward passes"] = total / limit <= MOST_RATIO
+    table.promises[f"at most {MOST_BYTES / 1e9:g} GB"] = found["peak"] <= MOST_BYTES
+    table.notes.append(f"Peak resident memory {found['peak'] / 1e9:.2f} GB; a backward pass to the input counts as one "
+                       "forward pass of the layers below.")  # fmt: skip
+    return [table]
+
+
+def child() -> None:
+    """Measure in this process and print JSON."""
+    import torch
+
+    from indexer.profiles.loading import untrained
+    from indexer.profiles.measure import REACH_SEQUENCES, Asked
+    from indexer.profiles.measure import measure as profile
+    from indexer.profiles.probes import random_probe
+    from indexer.profiles.reach import COLUMN_DRAWS, QUARTERS
+    from indexer.profiles.readable import AT_ONCE, FEWEST_TOKENS, TOKENS_PER_WIDTH
+    from indexer.profiles.tolerance import CANDIDATES, PLACES
+
+    torch.set_num_threads(1)
+    layers = untrained(CONFIG).layers
+    probe = random_probe(layers)
+    inputs = probe.inputs(layers)
+    width, depth = layers.tokens.shape[1], layers.depth
+
+    def cost(sequences: int) -> float:
+        """CPU seconds of one forward pass of so many sequences, the better of two."""
+        batch = inputs[:1].repeat(sequences, 1, 1)
+        taken = []
+        for _ in range(3):
+            started = time.process_time()
+            with torch.no_grad():
+                layers.state(batch, depth)
+            taken.append(time.process_time() - started)
+        return min(taken)
+
+    tokens = inputs.shape[1]
+    needed = max(FEWEST_TOKENS, TOKENS_PER_WIDTH * width)
+    backward = (QUARTERS + COLUMN_DRAWS) * sum(range(1, depth + 1)) / depth
+    limits = {
+        "noise": len(inputs) * PLACES * cost(CANDIDATES),
+        "linear map": needed / AT_ONCE * cost(AT_ONCE // tokens),
+        "reach": (1 + backward) * cost(REACH_SEQUENCES),
+    }
+    marks: list[tuple[str, float]] = []
+    started = time.process_time()
+    profile(layers, probe, Asked(), progress=lambda what, layer: marks.append((what, time.process_time())))
+    marks = [("probe", started), *(mark for mark in marks if mark[0] != "layer" or mark[1] == _first(marks)),
+             ("end", time.process_time())]  # fmt: skip
+    names = {"layer": "decoding, likeness"}
+    parts = {names.get(what, what): after - before for (what, before), (_, after) in itertools.pairwise(marks)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"parts": parts, "limits": limits, "peak": peak}))
+
+
+def _first(marks: list[tuple[str, float]]) -> float:
+    return min(when for what, when in marks if what == "layer")
+
+
+if __name__ == "__main__":
+    child()

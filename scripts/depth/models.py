@@ -1,0 +1,188 @@
+"""Trains the small models, each once: what is there already is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from scripts.depth.data import CLASSES, SIDE, images, token_ids
+
+WIDTH, DEPTH, PATCH = 96, 4, 4
+VIT_STEPS, GPT_STEPS, MIXER_STEPS = 320, 160, 240
+HELD_OUT = 300
+
+
+def make_vit(folder: Path) -> dict[str, Any]:
+    """A ViT of four layers on digits and photographs; what is known of it stands in its training.json."""
+    return _once(folder, _train_vit)
+
+
+def make_gpt2(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    """A GPT-2 of four layers on Python's help texts, with the tokenizer of another model of the demo."""
+    return _once(folder, lambda into: _train_gpt2(into, tokenizer))
+
+
+def make_mixer(folder: Path) -> dict[str, Any]:
+    """An MLP mixer of the ViT's sizes on the same images."""
+    return _once(folder, _train_mixer)
+
+
+class Block(nn.Module):
+    """A block of an MLP mixer (Tolstikhin et al., 2021, arXiv 2105.01601): across patches, then across numbers."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.across = _perceptron(patches, 2 * patches)
+        self.within = _perceptron(width, 2 * width)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(images, patches, width) → the same."""
+        hidden = hidden + self.across(self.norms[0](hidden).transpose(1, 2)).transpose(1, 2)
+        mixed: torch.Tensor = hidden + self.within(self.norms[1](hidden))
+        return mixed
+
+
+def _perceptron(width: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+class Mixer(nn.Module):
+    """A patch convolution, DEPTH blocks, and a head on the mean over patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, PATCH, PATCH)
+        self.blocks = nn.ModuleList([Block((SIDE // PATCH) ** 2, WIDTH) for _ in range(DEPTH)])
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels from 0 to 1 as patches (images, patches, width)."""
+        found: torch.Tensor = self.stem(2 * pixels - 1).flatten(2).transpose(1, 2)
+        return found
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Scores (images, classes)."""
+        hidden = self.embed(pixels)
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores: torch.Tensor = self.head(hidden.mean(dim=1))
+        return scores
+
+
+def load_mixer(folder: Path | None, seed: int = 0) -> Mixer:
+    """The trained mixer, or an untrained one."""
+    from safetensors.torch import load_file
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = Mixer()
+    if folder is not None:
+        made.load_state_dict(load_file(folder / "mixer.safetensors"))
+    return made.eval().requires_grad_(False)
+
+
+def _once(folder: Path, train: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    note = folder / "training.json"
+    if note.is_file():
+        found: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+        return found
+    into = folder.with_name(f".{folder.name}.{os.getpid()}")
+    into.mkdir(parents=True)
+    started = time.process_time()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        told = train(into) | {"cpu_seconds": round(time.process_time() - started, 1)}
+    (into / "training.json").write_text(json.dumps(told), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    into.replace(folder)
+    return told
+
+
+def _train_vit(folder: Path) -> dict[str, Any]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=4, intermediate_size=2 * WIDTH, image_size=SIDE,
+        patch_size=PATCH, num_labels=CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        initializer_range=0.08,  # at .02 the first hundred steps teach it nothing
+    )  # fmt: skip
+    model = ViTForImageClassification(config)
+    told = _classify(model, lambda pixels: model(pixel_values=2 * pixels - 1).logits, VIT_STEPS)
+    model.save_pretrained(folder)
+    return told
+
+
+def _train_mixer(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import save_file
+
+    model = Mixer()
+    told = _classify(model, model, MIXER_STEPS)
+    save_file(model.state_dict(), folder / "mixer.safetensors")
+    return told
+
+
+def _classify(model: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor], steps: int) -> dict[str, Any]:
+    pixels, classes = images()
+    learnt, held = pixels[HELD_OUT:], pixels[:HELD_OUT]
+    targets = classes[HELD_OUT:]
+    random = torch.Generator().manual_seed(1)
+
+    def loss() -> torch.Tensor:
+        chosen = torch.randint(len(learnt), (32,), generator=random)
+        return cross_entropy(scores(learnt[chosen]), targets[chosen])
+
+    losses = _minimise(model, loss, steps, 2e-3)
+    model.eval()
+    with torch.no_grad():
+        right = float((scores(held).argmax(dim=1) == classes[:HELD_OUT]).float().mean())
+    return {"steps": steps, "right": round(right, 3), "loss": round(sum(losses[-10:]) / 10, 3)}
+
+
+def _train_gpt2(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=4096, n_embd=128, n_layer=DEPTH, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=2,
+        pad_token_id=1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    ids = token_ids(tokenizer)
+    random = torch.Generator().manual_seed(1)
+
+    def loss() -> torch.Tensor:
+        starts = torch.randint(len(ids) - 40, (24,), generator=random)
+        batch = torch.stack([ids[start : start + 40] for start in starts])
+        scores = model(input_ids=batch).logits[:, :-1]
+        return cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+
+    losses = _minimise(model, loss, GPT_STEPS, 2e-3)
+    model.save_pretrained(folder)
+    shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    return {"steps": GPT_STEPS, "loss": round(sum(losses[-10:]) / 10, 3), "loss_first": round(losses[0], 3)}
+
+
+def _minimise(model: nn.Module, loss: Callable[[], torch.Tensor], steps: int, rate: float) -> list[float]:
+    """AdamW with one cycle of the rate."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+    losses = []
+    for _ in range(steps):
+        value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(value.item())
+    return losses

@@ -1,0 +1,202 @@
+"""The seeds' experiments S1 to S9 on the small models: every number that docs/layers.md gives."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from indexer.profiles.features import DEFAULT, SHARP, Ascent, find_features, seed_ascent
+from indexer.profiles.images import shipped_images
+from indexer.profiles.inversion import invert_words
+from indexer.profiles.layers import Layers, patches_of
+from indexer.profiles.measure import Asked, measure
+from indexer.profiles.pictures import SeedImageRecipe, image_error, recover_images, recover_images_as_seed
+from indexer.profiles.probes import random_probe, shipped_text, text_probe
+from indexer.profiles.recovery import SeedRecipe, blank_start, criterion, recover, recover_as_seed, words_of
+from indexer.profiles.single import Reference, read_now
+from indexer.profiles.spread import spread_of
+from indexer.profiles.stems import image_stem
+from scripts.depth.data import SIDE
+from scripts.depth.models import PATCH, load_mixer
+
+LAYERS = (1, 2, 4)
+NEURONS = tuple(range(8))
+MIDDLE = 27  # a patch in the upper half, with neighbours on all sides
+SENTENCE = "The value of the parameter is returned as a list of strings."
+Row = dict[str, Any]
+
+
+class Models:
+    """The small models and their untrained twins, loaded once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gpt2 = read_now(Reference(str(folder / "tiny-gpt2")))
+        self.vit = read_now(Reference(str(folder / "tiny-vit")))
+        self.gpt2_twin, self.vit_twin = self.gpt2.twin(0, "cpu"), self.vit.twin(0, "cpu")
+        self.mixer, self.mixer_twin = _mixer(folder / "tiny-mixer"), _mixer(None)
+
+    @property
+    def seeing(self) -> dict[str, Layers]:
+        """All that take images, GPT-2 behind a stem."""
+        return {
+            "ViT": self.vit.layers,
+            "ViT, untrained": self.vit_twin.layers,
+            "GPT-2 behind a stem": image_stem(self.gpt2.layers),
+            "GPT-2 untrained, behind a stem": image_stem(self.gpt2_twin.layers),
+            "mixer": self.mixer,
+            "mixer, untrained": self.mixer_twin,
+        }
+
+
+def _mixer(folder: Path | None) -> Layers:
+    """Any torch module: the library asks for a stem and blocks, and nothing else."""
+    model = load_mixer(folder)
+    return Layers(model.embed, list(model.blocks), patch=PATCH, image_shape=(3, SIDE, SIDE))
+
+
+def profiles(models: Models) -> Iterator[Row]:
+    """The default measures, recovery and certificates of the GPT-2, on text and on random tokens."""
+    tokens = models.gpt2.tokens
+    assert tokens is not None
+    for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
+        probes = (random_probe(subject.layers), text_probe(shipped_text(), tokens.encode))
+        for probe in probes:
+            for row in measure(subject.layers, probe, Asked(recover=True, exact=True)).rows:
+                yield {"model": f"GPT-2, {name}", "probe": probe.name, "layer": row.layer, **row.values}
+    for name, layers in models.seeing.items():
+        probe = shipped_images((3, *_side(layers)))
+        for row in measure(layers, probe, Asked(layers=LAYERS)).rows:
+            yield {"model": name, "probe": "image", "layer": row.layer, **row.values}
+
+
+def reconstructions(models: Models) -> Iterator[Row]:
+    """S6: images from layers; the share of the error in the first and the last quarter of the rows."""
+    for name, layers in models.seeing.items():
+        target = _targets(layers)
+        for layer in LAYERS:
+            hidden = layers.state(target, layer).detach()
+            found = recover_images(layers, layer, hidden, spread_of(hidden).unit, 0)
+            error = image_error(layers, found, target)
+            quarter = len(error.rows) // 4
+            row = {"model": name, "layer": layer, "error": error.value, "error_se": error.error,
+                   "first quarter": sum(error.rows[:quarter]), "last quarter": sum(error.rows[-quarter:])}  # fmt: skip
+            if layer == 1:
+                plain = recover_images_as_seed(layers, layer, hidden, 0, SeedImageRecipe())
+                row["seed recipe"] = image_error(layers, plain, target).value
+            yield row
+
+
+def neurons(models: Models) -> Iterator[Row]:
+    """S2, S3: single neurons over all patches; where the image changed, with blur and jitter and without."""
+    for name, layers in models.seeing.items():
+        probe = shipped_images((3, *_side(layers))).pixels
+        ways: tuple[tuple[str, Ascent], ...] = (
+            ("default", DEFAULT), ("without blur", SHARP), ("seed", seed_ascent("GPT" in name, False)),
+        )  # fmt: skip
+        for way, ascent in ways:
+            for layer in LAYERS:
+                found = find_features(layers, layer, NEURONS, ascent=ascent, seed=0, probe=probe)
+                rows = torch.tensor([one.change_by_row for one in found]).mean(dim=0)
+                above = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
+                quarter = len(rows) // 4
+                yield {"model": name, "way": way, "layer": layer, "first quarter": float(rows[:quarter].sum()),
+                       "last quarter": float(rows[-quarter:].sum()), "above best image": f"{above}/{len(found)}"}  # fmt: skip
+
+
+def patches(models: Models) -> Iterator[Row]:
+    """S4: all neurons of one patch; how much of the change lies in that patch, before it and behind it."""
+    for name, layers in models.seeing.items():
+        assert layers.image_shape is not None
+        assert layers.patch is not None
+        for layer in LAYERS:
+            (found,) = find_features(layers, layer, [None], patch=MIDDLE, ascent=SHARP, seed=0)
+            start = _start(layers)
+            change = patches_of((found.image - start)[None].double().square(), layers.patch).sum(dim=2)[0]
+            share = change / change.sum()
+            entropy = (-share * share.clamp_min(1e-300).log()).sum().exp()
+            yield {"model": name, "layer": layer, "own": float(share[MIDDLE]), "before": float(share[:MIDDLE].sum()),
+                   "behind": float(share[MIDDLE + 1 :].sum()), "patches": float(entropy)}  # fmt: skip
+
+
+def sentences(models: Models) -> Iterator[Row]:
+    """S7 and S9: a sentence from layers, by every recipe, trained and untrained, and among its own words."""
+    for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
+        assert subject.tokens is not None
+        for recipe, restrict, steps in (
+            ("default", False, None), ("blank", False, 400), ("seed", False, 500), ("seed", True, 500), ("blank", True, 400),
+        ):  # fmt: skip
+            found = invert_words(
+                subject, subject.tokens, SENTENCE, (1, 2, 4), recipe=recipe, restrict=restrict, steps=steps
+            )
+            for one in found.layers:
+                yield {"model": f"GPT-2, {name}", "recipe": recipe, "own words only": restrict, "layer": one.layer,
+                       "right": one.right, "closer_ratio": one.closer_ratio, "output": one.output}  # fmt: skip
+
+
+def criteria(models: Models) -> Iterator[Row]:
+    """S8: the criterion against the share of right tokens, from a blank start, on text; and the seeds' rates."""
+    tokens = models.gpt2.tokens
+    assert tokens is not None
+    for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
+        layers = subject.layers
+        probe = text_probe(shipped_text(), tokens.encode)
+        assert probe.ids is not None
+        inputs = probe.inputs(layers)
+        for layer in (1, 4):
+            target = layers.state(inputs, layer).detach()
+            unit = spread_of(target).unit
+            for steps in (100, 400):
+                guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, 0), steps)
+                yield _met(name, f"Adam, {steps} steps", layers, layer, inputs, guess, probe.ids)
+            for rate in (0.03, 0.3, 3.0):
+                guess = recover_as_seed(layers, layer, target, 0, SeedRecipe(500, rate))
+                yield _met(name, f"seed, rate {rate:g}", layers, layer, inputs, guess, probe.ids)
+
+
+def _met(name: str, way: str, layers: Layers, layer: int, inputs: Any, guess: Any, ids: torch.Tensor) -> Row:
+    found = criterion(layers, layer, inputs, guess, 0, 0.05)
+    right = float((words_of(layers, guess)[..., 0] == ids).double().mean())
+    return {"model": f"GPT-2, {name}", "way": way, "layer": layer, "met": float(found.is_met.mean()),
+            "times nearer": float(found.ratio.mean()), "right": right}  # fmt: skip
+
+
+def _targets(layers: Layers) -> torch.Tensor:
+    pixels = shipped_images((3, *_side(layers))).pixels
+    assert pixels is not None
+    return torch.cat([pixels[:6], pixels[-2:]])
+
+
+def _start(layers: Layers) -> torch.Tensor:
+    from indexer.profiles.draws import generator
+
+    assert layers.image_shape is not None
+    low, high = SHARP.start
+    return low + (high - low) * torch.rand(layers.image_shape, generator=generator(0, "features"))
+
+
+def _side(layers: Layers) -> tuple[int, int]:
+    assert layers.image_shape is not None
+    return layers.image_shape[1], layers.image_shape[2]
+
+
+PARTS = (profiles, reconstructions, neurons, patches, sentences, criteria)
+
+
+def run(folder: Path, out: Path) -> None:
+    """Every part once, each kept in ``out`` as JSON when it is done; what is there is not made again."""
+    torch.set_num_threads(1)
+    models = Models(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    for part in PARTS:
+        file = out / f"{part.__name__}.json"
+        if file.exists():
+            continue
+        started = time.process_time()
+        rows = list(part(models))
+        file.write_text(json.dumps({"cpu_seconds": round(time.process_time() - started, 1), "rows": rows}, indent=1))
+        print(f"{part.__name__}: {len(rows)} rows, {time.process_time() - started:.0f} CPU s", flush=True)

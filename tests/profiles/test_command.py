@@ -1,0 +1,138 @@
+"""`index profile` against a Hub: what is stored, what is left alone, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.build.profile_options import base_and_models, profile_options
+from indexer.build.profiling import profile_plan
+from indexer.errors import AtlasError
+from indexer.profiles.store import ProfileStore
+from indexer.profiles.subject import check_device
+from indexer.publish.maintenance import rebuild, represent
+from indexer.publish.verification import verify
+from query import Atlas
+from tests.world import BASE, indexed, make_world
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    store = make_world(tmp_path_factory.mktemp("profiles") / "store", per_dataset=2)
+    with indexed(store) as shell:
+        yield shell
+
+
+def profile(shell, *words: str) -> dict:
+    ran = shell("index", "profile", *words, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+def rows(shell, statement: str) -> list[tuple]:
+    with duckdb.connect(str(Path(shell.folder) / "atlas" / "atlas.duckdb"), read_only=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_profiles_are_stored_and_left_alone(shell):
+    plan = profile_plan(folder_of(shell), BASE, [], profile_options(CHOSEN))
+    assert (plan["due"], plan["layers"]) == (6, 2)
+    assert plan["bytes"] > 0
+    first = profile(shell, "--base", BASE, "--with-untrained")
+    assert (first["discovered"], first["indexed"], first["refused"]) == (6, 6, [])
+    store = ProfileStore(AtlasFolder(Path(shell.folder) / "atlas"))
+    files = {digest: store.folder.profile(digest).read_bytes() for digest in store.digests()}
+    assert len(files) == 8
+    again = profile(shell, "--base", BASE, "--with-untrained")
+    assert (again["indexed"], again["unchanged"]) == (0, 6)
+    assert {digest: store.folder.profile(digest).read_bytes() for digest in store.digests()} == files
+    assert rows(shell, "SELECT subject, count(*) FROM profiles GROUP BY ALL ORDER BY ALL") == [
+        ("base", 1), ("fine_tune", 6), ("untrained", 1),
+    ]  # fmt: skip
+    (counted,) = rows(
+        shell,
+        "SELECT count(*) FROM depth_of_models WHERE subject = 'fine_tune' AND drift > 0 AND cka < 1 AND delta > 0 "
+        "AND tolerance > 0 AND tolerance_error > 0 AND readable IS NOT NULL AND reach >= 1 AND recovered IS NULL",
+    )
+    assert counted == (12,)
+    # delta grows with depth: layer 1 of a profile is layer 0 of the weights.
+    assert rows(
+        shell,
+        "SELECT count(*) FROM depth_of_models AS up JOIN depth_of_models AS low USING (profile_id) "
+        "WHERE up.layer = 2 AND low.layer = 1 AND abs(up.delta ** 2 - low.delta ** 2 - up.own_delta ** 2) > 1e-6",
+    ) == [(0,)]
+    assert not verify(folder_of(shell))
+
+
+def folder_of(shell) -> AtlasFolder:
+    return AtlasFolder(Path(shell.folder) / "atlas")
+
+
+def test_the_database_is_made_again_from_the_files(shell):
+    before = rows(shell, "SELECT * EXCLUDE (profile_id) FROM depth_of_models ORDER BY ALL")
+    assert len(before) == 16
+    rebuild(folder_of(shell))
+    assert rows(shell, "SELECT * EXCLUDE (profile_id) FROM depth_of_models ORDER BY ALL") == before
+
+
+def test_a_damaged_profile_is_found(shell):
+    folder = folder_of(shell)
+    path = folder.profile(next(iter(ProfileStore(folder).digests())))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] + b"\0\0\0\1")
+    try:
+        assert [(one.kind, "altered" in one.problem) for one in verify(folder)] == [("profile", True)]
+    finally:
+        path.write_bytes(whole)
+
+
+def test_depth_is_a_representation_of_profiled_models(shell):
+    folder = folder_of(shell)
+    represent(folder, "depth")
+    with Atlas(folder.root) as atlas:
+        assert len(atlas.similar("ann/glue-0", representation="depth")) == 5
+        assert atlas.purity(representation="depth").models == 6
+    assert not verify(folder)
+
+
+CHOSEN = {"recover": False, "exact": False, "recipe": "default", "seed": 0, "with_untrained": False, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"layers": "0"}, "no layer 0"),
+        ({"layers": "one"}, "no list of layers"),
+        ({"layers": "1," * 5000}, "no list of layers"),
+        ({"steps": 3}, "--recipe seed"),
+        ({"text": "a.txt", "probe": "random"}, "goes with --probe text"),
+        ({"images": ("a.png",), "probe": "text"}, "goes with --probe image"),
+    ],
+)
+def test_wishes_that_contradict_each_other(chosen, told):
+    with pytest.raises(AtlasError, match=re.escape(told)):
+        profile_options(CHOSEN | chosen)
+
+
+def test_models_and_bases_that_are_not_there(shell):
+    with pytest.raises(AtlasError, match="not indexed"):
+        base_and_models(folder_of(shell), None, ["nobody/at-all"])
+    with pytest.raises(AtlasError, match="is not a base"):
+        base_and_models(folder_of(shell), "no/base", [])
+    assert base_and_models(folder_of(shell), "tiny-base", ["ANN/glue-0"]) == (BASE, ["ann/glue-0"])
+
+
+def test_what_the_command_says_of_bad_input(shell):
+    ran = shell("index", "profile", "--base", BASE, "--probe", "image")
+    assert (ran.code, len(ran.err.strip().splitlines())) == (1, 1)
+    assert "takes words" in ran.err
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(AtlasError, match="cannot be used here"):
+        check_device("cuda:7")

@@ -1,0 +1,237 @@
+"""Real models through the library's own classes: what is loaded is what was saved, and the rest is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from indexer.errors import AtlasError, Failed, ModelError
+from indexer.names import ModelRef
+from indexer.profiles.images import read_image
+from indexer.profiles.measure import Asked, measure
+from indexer.profiles.probes import random_probe
+from indexer.profiles.subject import Source, Subject, kept_base, read_subject
+from indexer.profiles.tokens import tokens_of
+from indexer.weights.checkpoint import open_checkpoint
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 80}
+GPT = {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 80, "n_positions": 32}
+
+
+def saved(folder: Path, kind: str, **config) -> Path:
+    import transformers
+
+    torch.manual_seed(0)
+    make = {
+        "bert": ("BertForMaskedLM", "BertConfig", BERT),
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT),
+        "llama": ("LlamaForCausalLM", "LlamaConfig", BERT | {"num_key_value_heads": 1}),
+        "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", BERT),
+        "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 32, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 2, "d_ff": 64, "d_kv": 16, "vocab_size": 80}),
+        "bart": ("BartModel", "BartConfig", {"d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 80, "max_position_embeddings": 32, "scale_embedding": True}),
+        "vit": ("ViTForImageClassification", "ViTConfig", {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 16, "patch_size": 4}),
+    }  # fmt: skip
+    model_name, config_name, values = make[kind]
+    model = getattr(transformers, model_name)(getattr(transformers, config_name)(**values | config))
+    model.save_pretrained(folder)
+    return folder
+
+
+def read(folder: Path, **options) -> Subject:
+    return read_subject(Source(ModelRef.parse(str(folder))), **options)
+
+
+def changed_config(folder: Path, **values) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "gpt_neox", "t5", "bart"])
+def test_states_are_those_of_the_library(tmp_path, kind):
+    """Independently: `output_hidden_states` of the model as transformers itself loads it; its last entry is normed."""
+    from transformers import AutoModel
+
+    folder = saved(tmp_path / "model", kind)
+    subject = read(folder)
+    assert subject.layers.depth == 3
+    assert subject.loaded.stack == ("encoder" if kind in ("t5", "bart") else "")
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    model = model.get_encoder() if kind in ("t5", "bart") else model
+    ids = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        expected = model(input_ids=ids, output_hidden_states=True).hidden_states
+        found = subject.layers.states(subject.layers.embed(ids), [0, 1, 2, 3])
+    for layer in (0, 1, 2):
+        torch.testing.assert_close(found[layer], expected[layer], rtol=1e-4, atol=1e-5)
+    if kind in ("bert", "bart"):
+        torch.testing.assert_close(found[3], expected[3], rtol=1e-4, atol=1e-5)
+    assert subject.layers.is_causal == (kind in ("gpt2", "llama", "gpt_neox"))
+
+
+def test_a_vision_transformer_takes_pixels(tmp_path):
+    subject = read(saved(tmp_path / "vit", "vit"))
+    pixels = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = subject.loaded.model(pixel_values=2 * pixels - 1, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(subject.layers.state(pixels, 2), expected[2])
+    assert subject.layers.patch == 4
+
+
+def test_an_old_checkpoint_is_read_as_data(tmp_path):
+    """The same numbers from pytorch_model.bin, and nothing of a malicious one is run."""
+    folder = saved(tmp_path / "model", "bert")
+    ids = torch.arange(5, 17)[None]
+    before = read(folder)
+    expected = before.layers.state(before.layers.embed(ids), 3)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    again = read(folder)
+    assert torch.equal(again.layers.state(again.layers.embed(ids), 3), expected)
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "owned",))
+
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Evil()}))
+    with pytest.raises(ModelError):
+        read(folder)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_an_adapter_is_merged_as_peft_does(tmp_path):
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModel
+
+    base = saved(tmp_path / "base", "gpt2")
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+    model = peft.get_peft_model(AutoModel.from_pretrained(base), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path / "adapter")
+    weights = read(base, keep_weights=True).weights
+    found = read(tmp_path / "adapter", base=lambda: weights)
+    ids = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        expected = model.merge_and_unload().eval()(input_ids=ids, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(found.layers.state(found.layers.embed(ids), 2), expected[2], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match="base is not known"):
+        read(tmp_path / "adapter")
+
+
+def test_code_of_a_repository_is_never_run(tmp_path):
+    folder = changed_config(saved(tmp_path / "model", "bert"), auto_map={"AutoModel": "modeling.Evil"})
+    (folder / "modeling.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\nclass Evil: pass\n")
+    subject = read(folder)
+    assert "the library's own bert" in subject.loaded.notes[0]
+    assert type(subject.loaded.model).__name__ == "BertModel"
+    changed_config(folder, model_type="my_own")
+    with pytest.raises(ModelError, match="never run"):
+        read(folder)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"num_local_experts": 8}, "mixture_of_experts"),
+        ({"num_hidden_layers": 10**9}, "layer_mismatch"),
+        ({"num_hidden_layers": 2}, "layer_mismatch"),
+        ({"vocab_size": 10**9}, "shape_mismatch"),
+        ({"max_position_embeddings": 10**9}, "shape_mismatch"),
+        ({"vocab_size": 81}, "shape_mismatch|malformed"),
+        ({"hidden_size": "wide"}, "malformed"),
+        ({"hidden_act": "no_such_function"}, "malformed"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"model_type": "wav2vec2"}, "missing_matrices|malformed|unsupported"),
+    ],
+)
+def test_a_config_that_lies_is_refused(tmp_path, values, told):
+    folder = changed_config(saved(tmp_path / "model", "bert"), **values)
+    with pytest.raises(ModelError, match=told):
+        read(folder)
+
+
+def test_missing_tensors_are_named(tmp_path):
+    folder = saved(tmp_path / "model", "bert")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in tensors.items() if "LayerNorm.bias" not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"missing_tensors.*LayerNorm\.bias"):
+        read(folder)
+
+
+def test_activations_that_overflow_say_where(tmp_path):
+    folder = saved(tmp_path / "model", "bert")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.1.output.LayerNorm.weight"][:] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    subject = read(folder)
+    with pytest.raises(Failed, match="layer 2"):
+        measure(subject.layers, random_probe(subject.layers), Asked())
+
+
+def test_a_model_larger_than_memory_is_not_loaded(tmp_path):
+    with pytest.raises(Failed, match="MiB are free"):
+        read(saved(tmp_path / "model", "bert"), memory=1 << 20)
+
+
+def test_an_untrained_twin_is_drawn_from_its_seed(tmp_path):
+    subject = read(saved(tmp_path / "model", "bert"))
+    first, second, other = subject.twin(0, "cpu"), subject.twin(0, "cpu"), subject.twin(1, "cpu")
+    ids = torch.arange(5, 17)[None]
+    states = [one.layers.state(one.layers.embed(ids), 3) for one in (first, second, other)]
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+def test_a_local_base_is_taken_as_it_is(tmp_path):
+    source = Source(ModelRef.parse(str(saved(tmp_path / "model", "bert"))))
+    assert kept_base(source) is source
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path):
+    folder = saved(tmp_path / "model", "bert")
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Evil"}}')
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        read(folder)
+    (folder / "tokenizer.json").unlink()
+    assert tokens_of(open_checkpoint(ModelRef.parse(str(folder)))) is None
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG that promises many pixels and holds none."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"no image at all", "no image"),
+        (b"", "no image"),
+        (bomb(40_000, 25_000), "pixels|no image"),
+        (bomb(8, 8), "no image"),
+    ],
+)
+def test_images_that_are_none_are_refused(tmp_path, content, told):
+    path = tmp_path / "image.png"
+    path.write_bytes(content)
+    with pytest.raises(AtlasError, match=told):
+        read_image(path, (3, 16, 16))
+    with pytest.raises(AtlasError, match="no file"):
+        read_image(tmp_path / "missing.png", (3, 16, 16))

@@ -1,0 +1,252 @@
+"""Planted truths: what a layer keeps is known beforehand, and the measures must say so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from indexer.errors import AtlasError, Failed
+from indexer.profiles.certificate import exact
+from indexer.profiles.draws import normal
+from indexer.profiles.layers import Layers, chosen_layers
+from indexer.profiles.measure import Asked, LayerRow, measure
+from indexer.profiles.neighbours import nearest_tokens, right
+from indexer.profiles.probes import Probe, random_probe
+from indexer.profiles.reach import reaches
+from indexer.profiles.readable import fit_readout
+from indexer.profiles.recovery import SHIFT, blank_start, criterion, embedding_sd, recover, words_of
+from indexer.profiles.spread import spread_of
+from tests.profiles.planted import Attention, Mixing, after, directions, identities, projected, running_sum, vocabulary
+
+ALL = Asked(recover=True, exact=True)
+
+
+def rows_of(layers: Layers, asked: Asked = ALL, probe: Probe | None = None, **options) -> tuple[LayerRow, ...]:
+    return measure(layers, probe or random_probe(layers), asked, **options).rows
+
+
+def test_identity_keeps_everything():
+    for row in rows_of(identities()):
+        assert [row.values[name] for name in ("readable", "recovered", "verified")] == [1.0, 1.0, 1.0]
+        assert row.values["reach"] == pytest.approx(1.0)
+        assert row.values["own"] == pytest.approx(1.0)
+
+
+def test_the_seeds_invertible_toy_is_recovered_and_certified():
+    positions, width = 8, 64
+    embedding = vocabulary(2048, width, 1.0)
+    layers = Layers(embedding, [Mixing(positions, width, seed) for seed in range(2)])
+    probe = random_probe(layers, 8, positions)
+    states = layers.states(probe.inputs(layers), [1, 2])
+    for layer, target in states.items():
+        unit = spread_of(target).unit
+        guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, 0), 300)
+        assert right(words_of(layers, guess)[..., 0], probe.ids).mean() == 1.0
+    assert [row.values["verified"] for row in rows_of(layers, Asked(exact=True), probe)] == [1.0, 1.0]
+
+
+def by_distances(layers: Layers, projection: torch.Tensor) -> float:
+    """Tolerance of a linear layer from the projected embeddings alone, by drawing the noise itself."""
+    ids = random_probe(layers).ids
+    images = layers.tokens @ projection
+    hidden = images[ids]
+    unit = (hidden - hidden.mean(dim=(0, 1))).square().mean(dim=-1).sqrt().median()
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for token in ids[:, ::4].flatten():
+        distances = (layers.tokens - layers.tokens[token]).norm(dim=1)
+        distances[token] = torch.inf
+        near = distances.topk(32, largest=False).indices
+        moved = (images[near] - images[token]) / unit
+        along = torch.randn(64, moved.shape[1], generator=generator) @ moved.T
+        levels = torch.where(along > 0, moved.square().sum(dim=1) / (2 * along), torch.inf)
+        found.append(levels.min(dim=1).values)
+    return float(torch.stack(found).median())
+
+
+@pytest.mark.parametrize("rank", [64, 32, 16, 8, 4])
+def test_a_projection(rank):
+    layers, found = projected(rank), directions(rank)
+    (row,) = rows_of(layers, Asked(exact=rank in (32, 4)))
+    probe = random_probe(layers)
+    target = layers.state(probe.inputs(layers), 1)
+    guess = recover(layers, 1, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 300)
+    # What can be known is the projection; the rest stays as it started.
+    start = blank_start(layers, target.shape, 0)
+    possible = probe.inputs(layers) @ found @ found.T + start - start @ found @ found.T
+    best = right(nearest_tokens(layers, possible)[..., 0], probe.ids).mean()
+    assert abs(right(words_of(layers, guess)[..., 0], probe.ids).mean() - best) < 0.12
+    assert row.values["tolerance"] == pytest.approx(
+        by_distances(layers, found @ found.T), abs=4 * row.errors["tolerance"]
+    )
+    if rank in (32, 4):
+        assert row.values["verified"] == 1.0
+    (narrow,) = rows_of(projected(rank, is_wide=False), Asked())
+    # White noise spreads over dimensions that are never used; noise of the layer's own kind does not.
+    assert row.values["tolerance_own"] == pytest.approx(narrow.values["tolerance_own"], rel=1e-3)
+    assert narrow.values["tolerance"] == pytest.approx(narrow.values["tolerance_own"], abs=4 * row.errors["tolerance"])
+    assert row.values["tolerance"] > 1.3 * narrow.values["tolerance"]
+
+
+def test_a_constant_output_keeps_nothing():
+    layers = Layers(vocabulary(), [lambda hidden: 0 * hidden, nn.Identity()])
+    for row in rows_of(layers):
+        assert row.is_constant
+        assert (row.spread, row.values["tolerance"], row.values["tolerance_own"]) == (0.0, 0.0, 0.0)
+        assert row.values["recovered"] <= 3 / 256
+        assert row.values["readable"] <= 3 / 256
+        assert not {"reach", "own", "start_share", "closer", "closer_ratio", "cka", "drift"} & set(row.values)
+
+
+def test_a_residual_block_without_weights_changes_nothing():
+    layers = Layers(vocabulary(), [Attention(), Attention(size=0.0)])
+    first, second = rows_of(layers)
+    assert first.values == pytest.approx(second.values, abs=1e-6)
+    assert first.errors == pytest.approx(second.errors, abs=1e-6)
+
+
+def test_frozen_layers_equal_the_bases_bit_for_bit():
+    base = Layers(vocabulary(), [Attention(seed=seed) for seed in range(4)])
+    tuned = Layers(vocabulary(), [*base.blocks[:2], Attention(seed=8), Attention(seed=9)])
+    probe = random_probe(base)
+    of_base = measure(base, probe, Asked())
+    rows = measure(tuned, probe, Asked(), base=of_base.states).rows
+    for mine, theirs in zip(rows[:2], of_base.rows[:2], strict=True):
+        assert mine.values == theirs.values | {"drift": 0.0, "cka": 1.0}
+    assert rows[2].values["drift"] > 0.1
+    assert rows[2].values["cka"] < 0.99
+    copy = measure(base, probe, Asked(), base=of_base.states).rows
+    assert all((row.values["drift"], row.values["cka"]) == (0.0, 1.0) for row in copy)
+
+
+def test_a_rotated_output_says_the_same():
+    plain = Layers(vocabulary(), [Attention()])
+    turn = directions(128)
+    turned = Layers(vocabulary(), [lambda hidden: Attention()(hidden)[0] @ turn])
+    probe = random_probe(plain)
+    before = measure(plain, probe, Asked(recover=True))
+    (row,) = rows_of(turned, Asked(recover=True), probe, base=before.states)
+    (was,) = before.rows
+    assert row.values["readable"] == pytest.approx(was.values["readable"], abs=1e-3)
+    assert row.values["tolerance"] == pytest.approx(was.values["tolerance"], abs=2 * was.errors["tolerance"])
+    assert row.values["cka"] == pytest.approx(1.0, abs=1e-5)
+    assert row.values["recovered"] == pytest.approx(was.values["recovered"], abs=0.05)
+
+
+def test_the_criterion_on_the_identity():
+    layers = identities(1)
+    inputs = random_probe(layers).inputs(layers)
+    size = SHIFT * embedding_sd(layers)
+    shifted = criterion(layers, 1, inputs, inputs, 0).shifted.mean().item()
+    assert shifted == pytest.approx(size * math.sqrt(2 / math.pi) * inputs[0].numel(), rel=0.01)
+    assert criterion(layers, 1, inputs, inputs, 0, 2 * size).shifted.mean().item() == pytest.approx(
+        2 * shifted, rel=1e-5
+    )
+
+
+def test_a_decoder_sees_nothing_of_the_truth():
+    """Targets of other sequences than the probe's: whoever peeks at the probe would still be right."""
+    layers = Layers(vocabulary(), [Attention()])
+    probe = random_probe(layers)
+    ids = probe.ids.roll(1, dims=0)
+    target = layers.state(layers.embed(ids), 1)
+    readout = fit_readout(layers, [1], 16)
+    guesses = {
+        "recovered": recover(layers, 1, target, 1.0, blank_start(layers, target.shape, 0)),
+        "readable": readout.guess(1, target),
+    }
+    found = {name: words_of(layers, guess)[..., 0] for name, guess in guesses.items()}
+    found["verified"] = exact(layers, 1, target[:2], 1.0, readout)[0]
+    for name, words in found.items():
+        assert right(words, probe.ids[: len(words)]).mean() <= 3 / 256, name
+        assert right(words, ids[: len(words)]).mean() > 0.9, name
+
+
+def test_a_profile_of_shuffled_answers_is_chance(monkeypatch):
+    """The same through the front door: the model gives the outputs of other sequences than it was asked."""
+    layers = Layers(vocabulary(), [Attention()])
+    probe = random_probe(layers)
+
+    class Swapped(Layers):
+        def states(self, inputs, chosen):
+            found = super().states(inputs, chosen)
+            is_probe = len(inputs) == 16 and not inputs.requires_grad and torch.equal(inputs, probe.inputs(self))
+            return {layer: hidden.roll(1, dims=0) if is_probe else hidden for layer, hidden in found.items()}
+
+    (row,) = rows_of(Swapped(vocabulary(), [Attention()]), ALL, probe)
+    assert all(row.values[name] <= 3 / 256 for name in ("readable", "recovered", "verified"))
+
+
+def test_nothing_flows_back_from_later_tokens_and_the_sum_leans_as_the_seed_says():
+    layers = Layers(vocabulary(), [running_sum])
+    inputs = random_probe(layers, 16, 3).inputs(layers).requires_grad_(True)
+    for place in range(3):
+        (gradient,) = torch.autograd.grad(layers.state(inputs, 1)[:, place].sum(), inputs)
+        assert (gradient[:, place + 1 :] == 0).all()
+    found = reaches(layers, inputs, [1])[1]
+    assert found.columns == pytest.approx([3 / 6, 2 / 6, 1 / 6], rel=0.05)
+    assert found.value == pytest.approx((1 + 2 + 3) / 3, rel=0.05)
+
+
+def test_the_unit_of_the_embeddings_does_not_matter():
+    layers, larger = identities(1), Layers(vocabulary(scale=0.2), [nn.Identity()])
+    (row,), (other,) = rows_of(layers), rows_of(larger)
+    assert other.values == pytest.approx(row.values, rel=1e-4)
+    assert other.spread == pytest.approx(10 * row.spread, rel=1e-4)
+
+
+def test_the_same_numbers_twice():
+    assert rows_of(after(Attention())) == rows_of(after(Attention()))
+    torch.manual_seed(1)  # the global generator has no part in it
+    assert (
+        rows_of(after(Attention()))[0].values
+        == rows_of(after(Attention()), Asked(layers=(1,), recover=True, exact=True))[0].values
+    )
+
+
+def test_causal_models_are_found_out():
+    assert Layers(vocabulary(), [Attention()]).is_causal
+    assert identities().is_causal
+    assert not Layers(vocabulary(), [lambda hidden: hidden + hidden.mean(dim=1, keepdim=True)]).is_causal
+
+
+def test_a_model_without_causality_is_repaired_to_a_certificate():
+    layers = Layers(vocabulary(), [lambda hidden: hidden + 2 * hidden.mean(dim=1, keepdim=True)])
+    assert rows_of(layers, Asked(exact=True))[0].values["verified"] == 1.0
+
+
+def test_what_cannot_be_is_refused():
+    layers = identities(2)
+    with pytest.raises(AtlasError, match=r"no layer 3.*1 to 2"):
+        rows_of(layers, Asked(layers=(3,)))
+    with pytest.raises(AtlasError, match="knows 4096"):
+        rows_of(layers, Asked(), Probe("text", torch.tensor([[1, 2, 3, 4096]])))
+    broken = Layers(vocabulary(), [nn.Identity(), lambda hidden: hidden / 0])
+    with pytest.raises(Failed, match="layer 2"):
+        rows_of(broken, Asked())
+
+
+def test_no_special_token_is_drawn_or_guessed():
+    layers = Layers(vocabulary(16), [nn.Identity()], special_ids=[0, 3])
+    assert not {0, 3} & set(random_probe(layers, 64, 16).ids.flatten().tolist())
+    assert nearest_tokens(layers, layers.tokens[3]).item() != 3
+
+
+def test_kept_rows_come_one_by_one_and_done_ones_are_left_out():
+    kept: list[int] = []
+    rows = rows_of(identities(4), Asked(), done=[2], keep=lambda row: kept.append(row.layer))
+    assert kept == [row.layer for row in rows] == [1, 3, 4]
+
+
+def test_many_layers_are_chosen_evenly():
+    assert chosen_layers(12) == list(range(1, 13))
+    assert len(chosen_layers(48)) == 12
+    assert chosen_layers(48)[-1] == 48
+
+
+def test_noise_is_drawn_from_the_measure_alone():
+    assert torch.equal(normal((3,), 0, "a"), normal((3,), 0, "a"))
+    assert not torch.equal(normal((3,), 0, "a"), normal((3,), 0, "b"))

@@ -1,0 +1,208 @@
+"""depth, its study, invert and features, asked of an atlas whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from indexer.errors import AtlasError
+from query import Atlas
+from query.depth.sentence import sentence
+from query.figures import draw
+from tests.paper_atlas import BASE, family, write_atlas
+from tests.profiles.planted_profiles import BASE_RECOVERED, profiled_atlas
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return profiled_atlas(tmp_path_factory.mktemp("profiled"))
+
+
+@pytest.fixture
+def atlas(folder):
+    with Atlas(folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory) -> str:
+    """A small GPT-2 with a tokenizer of sixty words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "gpt2"
+    config = GPT2Config(n_embd=64, n_layer=3, n_head=2, vocab_size=64, n_positions=64, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    words = {
+        "<s>": 0,
+        **{
+            word: number
+            for number, word in enumerate(["the", "sky", "is", "blue", ".", "sea", "was", "under", "green"], 1)
+        },
+    }
+    words |= {f"word{number}": number for number in range(len(words), 64)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory) -> str:
+    import torch
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "vit"
+    ViTModel(ViTConfig(hidden_size=96, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=16,
+                       patch_size=4)).save_pretrained(folder)  # fmt: skip
+    return str(folder)
+
+
+def test_a_model_beside_its_base(atlas):
+    found = atlas.depth("author0/set0-0")
+    assert (found.against, len(found.layers), len(found.against_layers), len(found.untrained_layers)) == (
+        "base",
+        4,
+        4,
+        4,
+    )
+    assert [row["layer"] for row in found.layers] == [1, 2, 3, 4]
+    deltas = [row["delta"] for row in found.layers]
+    assert deltas == pytest.approx([deltas[0] * np.sqrt(layer) for layer in (1, 2, 3, 4)], rel=1e-5)
+    assert "descent finds fewer tokens" in found.sentence
+    assert "layer 4 on" in found.sentence
+    told = json.loads(json.dumps(found.to_dict()))
+    assert {"model", "base", "probe", "sequences", "tokens", "seed", "recipe", "layers", "notes"} <= set(told)
+    assert {"layer", "tolerance", "tolerance_error", "delta"} <= set(told["layers"][0])
+    assert len(found.to_df()) == 4
+    assert draw(found.figure(), ".png").startswith(b"\x89PNG")
+    assert draw(found.figure(), ".svg") == draw(found.figure(), ".svg")
+
+
+def test_a_base_is_shown_beside_an_untrained_twin(atlas):
+    found = atlas.depth(BASE)
+    assert found.layers[3]["recovered"] == pytest.approx(BASE_RECOVERED[3])
+    assert found.against_layers[3]["recovered"] == 1.0
+    assert atlas.depth("author0/set0-0", against="author1/set1-0").against_layers
+
+
+def test_what_is_not_profiled_is_said(atlas, tmp_path):
+    with pytest.raises(AtlasError, match="has no profile"):
+        atlas.depth("author0/set0-0", against="nobody/at-all")
+    with (
+        Atlas(write_atlas(tmp_path / "bare", family())) as bare,
+        pytest.raises(AtlasError, match="index profile --base"),
+    ):
+        bare.depth_study()
+
+
+def test_the_study_agrees_with_scipy_and_names_who_forgets(atlas):
+    study = atlas.depth_study()
+    assert (study.models, study.authors) == (18, 6)
+    rows = study.to_df()
+    for layer in (1, 4):
+        here = rows[rows.layer == layer]
+        expected = spearmanr(here.delta, here.drift).statistic
+        (one,) = [one for one in study.agreements if (one.measure, one.layer, one.of) == ("drift", layer, "delta")]
+        assert one.rho == pytest.approx(expected) == pytest.approx(1.0)
+    readable = next(one for one in study.agreements if (one.measure, one.layer, one.of) == ("readable", 1, "delta"))
+    assert readable.low < 0 < readable.high
+    assert {one.model.rpartition("/")[2][:4] for one in study.forgetful} == {"set0"}
+    assert len(study.forgetful) == 6
+    assert all((one.layer, one.measure) == (4, "recovered") for one in study.forgetful)
+    told = {row["measure"]: row for row in study.data_share}
+    assert told["recovered"]["share"] > 0.9
+    assert told["recovered"]["p"] < 0.01
+    assert study.means[3]["recovered_base"] == pytest.approx(0.9)
+    assert draw(study.figure(), ".png").startswith(b"\x89PNG")
+    assert json.loads(json.dumps(study.to_dict()))["models"] == 18
+    assert atlas.depth_study().to_dict() == study.to_dict()
+
+
+def test_a_sentence_says_nothing_of_what_chance_can_do():
+    rows = [{"layer": 1, "readable": 0.97, "readable_error": 0.02, "recovered": None, "tolerance": 3.0,
+             "tolerance_error": 0.1, "reach": 1.0, "reach_error": 0.1}]  # fmt: skip
+    other = [rows[0] | {"tolerance": 3.1, "readable": 1.0}]
+    assert sentence(rows, other, "its base") == "keeps its input to the end: every layer can be read off."
+    noisy = [rows[0] | {"tolerance": 1.5}]
+    assert "up to 2.1× less noise" in sentence(noisy, other, "its base")
+
+
+def test_words_come_back(atlas, gpt2):
+    found = atlas.invert(gpt2, "the sky is blue .", top=3)
+    assert [one.layer for one in found.layers] == [1, 2, 3]
+    assert found.layers[0].right == 1.0
+    assert found.layers[0].output.split() == ["the", "sky", "is", "blue", "."]
+    assert all(len(words) == 3 for words in found.layers[0].top)
+    assert draw(found.figure(), ".png").startswith(b"\x89PNG")
+    assert json.loads(json.dumps(found.to_dict()))["layers"][0]["right"] == 1.0
+    assert atlas.invert(gpt2, "the sky is blue .").to_dict()["layers"][0]["output"] == found.layers[0].output
+
+
+def test_words_by_the_seeds_recipe_and_from_a_part(atlas, gpt2):
+    found = atlas.invert(gpt2, "the sky is blue .", recipe="seed", steps=60, rate=0.3, layers=[1], restrict=True)
+    assert set(found.layers[0].output.split()) <= {"the", "sky", "is", "blue", "."}
+    assert "own words" in found.notes[-1]
+    part = atlas.invert(gpt2, "the sky is blue .", keep="1:", recipe="blank", steps=20, layers=[2])
+    assert len(part.layers) == 1
+
+
+def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2):
+    found = atlas.invert(vit, layers=[1])
+    assert found.layers[0].error < 0.5
+    assert sum(found.layers[0].rows) == pytest.approx(1)
+    assert draw(found.figure(), ".png").startswith(b"\x89PNG")
+    assert atlas.invert(gpt2, layers=[1], stem="image").layers[0].error < 1.0
+
+
+def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit):
+    found = atlas.features(gpt2, neurons="all", patch=20, layers=[2])
+    (rows,) = [one.change_by_row for one in found.features]
+    assert sum(rows[3:]) == 0  # patch 20 lies in the third row of eight: nothing behind it is changed
+    grid = atlas.features(vit, neurons="0-2", layers=[1, 2])
+    assert [(one.layer, one.neuron) for one in grid.features] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    assert sum(one.activation > one.best_probe for one in grid.features) >= 4
+    assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
+    told = json.loads(json.dumps(grid.to_dict()))
+    assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row"} <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (lambda atlas, gpt2, vit: atlas.invert(gpt2, "sky"), "gives 1 tokens"),
+        (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky " * 60), "up to"),
+        (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky is blue", layers=[9]), "1 to 3"),
+        (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky is blue", keep="a:b"), "no range"),
+        (lambda atlas, gpt2, vit: atlas.invert(vit, "the sky is blue"), "takes images"),
+        (lambda atlas, gpt2, vit: atlas.invert(vit, images=["/no/such.png"]), "no file"),
+        (lambda atlas, gpt2, vit: atlas.invert(vit, stem="image"), "takes images as it is"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="90"), "0 to 63"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="a-b"), "no list of neurons"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="all"), "--patch"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, patch=64), "0 to 63"),
+        (lambda atlas, gpt2, vit: atlas.features(vit, layers=[3]), "1 to 2"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, stem=vit), "width 96.*64"),
+    ],
+)
+def test_bad_wishes_are_one_line(atlas, gpt2, vit, asked, told):
+    with pytest.raises(AtlasError) as caught:
+        asked(atlas, gpt2, vit)
+    assert re.search(told, str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_profile_is_measured_and_nothing_is_stored(atlas, gpt2, folder):
+    found = atlas.depth(gpt2, against="untrained")
+    assert len(found.layers) == len(found.against_layers) == 3
+    assert any("nothing was stored" in note for note in found.notes)
+    assert not (folder / "profiles").exists()

@@ -1,0 +1,44 @@
+"""The seeds' finding on a small trained GPT-2, and why its reading does not hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from indexer.profiles.inversion import invert_words
+from indexer.profiles.measure import Asked, measure
+from indexer.profiles.probes import shipped_text, text_probe
+from indexer.profiles.recovery import blank_start, criterion, recover, words_of
+from indexer.profiles.single import Reference, read_now
+from indexer.profiles.spread import spread_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def gpt2(family, tmp_path_factory):
+    from scripts.depth.models import make_gpt2
+
+    folder = tmp_path_factory.mktemp("small") / "gpt2"
+    torch.set_num_threads(1)
+    make_gpt2(folder, family / "atlas-demo" / "tiny-roberta" / "tokenizer.json")
+    return read_now(Reference(str(folder)))
+
+
+def test_the_criterion_is_met_and_the_words_are_wrong_and_a_linear_start_gives_them_back(gpt2):
+    probe = text_probe(shipped_text(), gpt2.tokens.encode)
+    layers, inputs = gpt2.layers, probe.inputs(gpt2.layers)
+    target = layers.state(inputs, 4).detach()
+    guess = recover(layers, 4, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 100)
+    met = criterion(layers, 4, inputs, guess, 0, 1 / 20)
+    assert met.is_met.mean() == 1.0
+    assert (words_of(layers, guess)[..., 0] == probe.ids).double().mean() < 0.6
+    found = invert_words(gpt2, gpt2.tokens, "The value of the parameter is returned as a list.", [1])
+    assert found.layers[0].right >= 0.95
+
+
+def test_an_untrained_twin_is_easier_to_invert(gpt2):
+    probe = text_probe(shipped_text(), gpt2.tokens.encode)
+    asked = Asked(recover=True, layers=(4,))
+    trained, untrained = (measure(one.layers, probe, asked).rows[0] for one in (gpt2, gpt2.twin(0, "cpu")))
+    assert untrained.values["recovered"] >= trained.values["recovered"] + 0.5
