@@ -104,6 +104,8 @@ class Judge:
     def verdict(self, read: Sequence[Reading]) -> Verdict:
         """What these models make of it, the surest explanation first."""
         read = [one for one in read if not self._is_made_from_asked(one)]
+        if self.dates:  # else sums with negative weights count for nothing, and this is asked of likely parents alone
+            read = [one for one in read if not self._is_merge_of_asked(one, read)]
         copied = self._copied(read)
         if copied is not None and all(link.direction for link in copied.links):
             return copied
