@@ -104,6 +104,8 @@ class Judge:
     def verdict(self, read: Sequence[Reading]) -> Verdict:
         """What these models make of it, the surest explanation first."""
         read = [one for one in read if not self._is_made_from_asked(one)]
+        if self.dates:  # else sums with negative weights count for nothing, and this is asked of likely parents alone
+            read = [one for one in read if not self._is_merge_of_asked(one, read)]
         copied = self._copied(read)
         if copied is not None and all(link.direction for link in copied.links):
             return copied
@@ -295,6 +297,7 @@ class Judge:
     def _continued(self, read: Sequence[Reading]) -> Verdict | None:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
         found = [one for reading in read if (one := self._relative(reading)) is not None]
+        found = [one for one in found if not self._is_merge_of_asked(one.reading, read)]
         found = [one for one in found if one.is_proven or not any(other.is_proven for other in found)]
         found = [one for one in found if one.direction or not any(other.direction for other in found)]
         found = [one for one in found if not any(self._is_sister_beside(one, other) for other in found)]
@@ -348,6 +351,23 @@ class Judge:
             after += float(np.vdot(rest, rest))
             before += float(np.vdot(step, step))
         return after > 0 and before > 0 and along / np.sqrt(after * before) < self.limits.sister
+
+    def _is_merge_of_asked(self, one: Reading, read: Sequence[Reading]) -> bool:
+        """Whether the other, uploaded on the same day or at an unknown time, is a sum of this model and another."""
+        others = [other for other in read if other is not one]
+        if self.is_before(one.candidate) is not None or not others:
+            return False
+        sums = Combinations(one.parts, [self.m, *(other.parts for other in others)], self.base)
+        allowed = self.limits.exact + self.limits.noise * rounding(one.parts) / max(energy(one.parts.deltas), 1e-300)
+        pairs = [
+            sums.of((0, place), spherical=spherical)
+            for place in range(1, len(others) + 1)
+            for spherical in (False, True)
+        ]
+        return any(
+            pair.left <= allowed and pair.off < 5e-3 and bool((pair.mean > self.limits.least_weight).all())
+            for pair in pairs
+        )
 
     def _may_come_from(self, one: Reading, parent: Reading) -> bool:
         """Whether ``one`` may have been continued from ``parent``, with embeddings that say which way it went."""

@@ -1,0 +1,58 @@
+"""What is made of evidence, on planted models: no file is read."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from query.lineage.candidates import Candidate
+from query.lineage.decide import CONTINUED, Judge, Reading
+from query.lineage.thresholds import Limits
+from tests.lineage.test_evidence import BASE, TOKENS, A, B, added, matrices, parts, trained
+
+DAY = datetime(2024, 5, 1)
+
+
+def candidate(number, created=DAY):
+    return Candidate(
+        number, f"a/m{number}", f"author{number}", None, "finetune", created, None, "", None, None, frozenset()
+    )
+
+
+def judged(asked, m, *others, dates=True):
+    judge = Judge(asked, m, BASE, parts(A, tokens=TOKENS), Limits(), dates=dates)
+    return judge.verdict([Reading(one, found) for one, found in others]).links
+
+
+def test_a_merge_of_the_asked_model_on_the_same_day_is_not_its_parent():
+    root = added((1, A))
+    child = added((1, A), (0.5, B))
+    merged = added((1, A), (0.35, B))
+    words = trained(TOKENS, range(40), 1)
+    m = parts(child, tokens=trained(words, range(30, 60), 2))
+    other = parts(merged, tokens=trained(words, range(30, 60), 2))
+    links = judged(
+        candidate(2),
+        m,
+        (candidate(1, DAY - timedelta(days=9)), parts(root, tokens=words)),
+        (candidate(3, DAY + timedelta(hours=5)), other),
+    )
+    assert [(link.parent.model_id, link.kind) for link in links] == [(1, CONTINUED)]
+
+
+def test_of_two_models_without_dates_the_child_is_no_parent():
+    words = trained(TOKENS, range(40), 1)
+    parent, child = (
+        parts(added((1, A)), tokens=words),
+        parts(added((1, A), (0.7, B)), tokens=trained(words, range(30, 60), 2)),
+    )
+    assert judged(candidate(1), parent, (candidate(2), child), dates=False) == ()
+    (link,) = judged(candidate(2), child, (candidate(1), parent), dates=False)
+    assert (link.parent.model_id, link.direction) == (1, True)
+
+
+def test_a_sister_is_refused_by_words_that_she_alone_met():
+    sister = parts(
+        added((1, A), (0.5, matrices(7, 0.05))), tokens=trained(trained(TOKENS, range(40), 1), range(60, 90), 3)
+    )
+    child = parts(added((1, A), (0.5, B)), tokens=trained(trained(TOKENS, range(40), 1), range(30, 60), 2))
+    assert judged(candidate(2), child, (candidate(1, DAY - timedelta(days=9)), sister)) == ()
