@@ -12,8 +12,8 @@ import pytest
 from indexer.cards.modelcard import (
     BaseClaim,
     DatasetClaim,
-    Evaluation,
     MalformedRow,
+    ReportedResult,
     read_row,
 )
 from indexer.errors import Failed
@@ -101,8 +101,8 @@ def test_a_row_as_the_hub_sends_it():
     assert read.dataset_names == ("glue", "glue/mrpc")
     common = ("text-classification", "glue/mrpc", "glue", "mrpc", "validation")
     assert read.evaluations == (
-        Evaluation(*common, "accuracy", 0.87, False),
-        Evaluation(*common, "f1", 0.9, True),
+        ReportedResult(*common, "accuracy", 0.87, False),
+        ReportedResult(*common, "f1", 0.9, True),
     )
     assert read.siblings == ("config.json", "model.safetensors")
     assert read.oddities == ()

@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.database import catalog
 from indexer.database.door import attached
-from indexer.database.reading import catalog
 from indexer.errors import AtlasError
 from indexer.publish.kept_rank import held
 from indexer.publish.maintenance import status

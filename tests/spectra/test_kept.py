@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from indexer.publish.rows import delta_rows, record_row, whole_rows
-from indexer.records.record import _checksum, read_record, write_record
+from indexer.records.record import checksum, read_record, write_record
 from tests import rank_world as world
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
 
@@ -48,7 +48,7 @@ def test_a_file_of_the_first_form_reads_and_lacks_the_weights(tmp_path):
     arrays = {name: array for name, array in load(payload).items() if not name.endswith(".weights")}
     arrays = {name: array for name, array in arrays.items() if "query_key_value" not in name}
     text = json.dumps(header)
-    path.write_bytes(save(arrays, metadata={"record": text, "checksum": _checksum(text, arrays)}))
+    path.write_bytes(save(arrays, metadata={"record": text, "checksum": checksum(text, arrays)}))
     old = read_record(path)
     assert not old.has_spectra
     assert old.wholes == ()
