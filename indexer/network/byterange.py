@@ -139,6 +139,11 @@ class LocalFile:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def __del__(self) -> None:
+        # A bare descriptor outlives whoever forgets it; a process has 1,024.
+        if getattr(self, "_descriptor", None) is not None:
+            self.close()
+
     def _opened(self) -> int:
         if self._descriptor is None:
             try:

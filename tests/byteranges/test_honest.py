@@ -188,3 +188,12 @@ def test_redirects_do_not_go_on_for_ever(hub: LoopbackHub) -> None:
         fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, patience=QUICK)
     assert failure.value.reason == "server_error"
     assert len(hub.requests) <= 6
+
+
+def test_a_file_that_is_forgotten_holds_no_descriptor(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"0123456789")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        assert LocalFile(path).read(2, 4) == b"23"
+    assert len(os.listdir("/proc/self/fd")) <= before
