@@ -18,7 +18,10 @@ from scripts.loopback_hub.faults import Effects
 
 @dataclass(frozen=True)
 class Request:
-    """One request; ``path`` and ``query`` still percent-encoded, header names in lower case."""
+    """One request; ``path`` and ``query`` still percent-encoded, header names in lower case.
+
+    ``spooled``: the file that holds a body which is too large for ``body``; whoever wants it moves it away.
+    """
 
     method: str
     path: str
@@ -26,6 +29,7 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     effects: Effects
+    spooled: Path | None = None
 
     @property
     def token(self) -> str | None:

@@ -180,7 +180,7 @@ class Api:
     def _paths_info(self, request: Request, repository: Repository, revision: Revision) -> Answer:
         if request.method != "POST":
             return error(404, "Sorry, we can't find the page you are looking for.")
-        asked = _read_paths(request)
+        asked = read_paths(request)
         if asked is None:
             return error(400, "paths must be a list of strings")
         paths, expand = asked
@@ -259,7 +259,8 @@ def _decode_cursor(cursor: str) -> tuple[_Rank, str] | None:
         return None
 
 
-def _read_paths(request: Request) -> tuple[list[str], bool] | None:
+def read_paths(request: Request) -> tuple[list[str], bool] | None:
+    """The paths that are asked about, and whether all of each is wanted; None where the body is something else."""
     if "json" in request.headers.get("content-type", ""):
         try:
             value = json.loads(request.body)

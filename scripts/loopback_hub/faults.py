@@ -19,7 +19,7 @@ class Effects:
     hang: wait so many seconds, before the answer or (``hang_after``) after so many body bytes.
     no_answer: close the connection without a byte. drop_after: close it after so many body bytes;
     with ``reset`` by RST. status: answer this instead (``retry_after`` seconds goes with it).
-    drip: wait so many seconds after every body byte.
+    drip: wait so many seconds after every body byte. swallow: close it after so many bytes of the request's body.
     cut_to: end the body after so many bytes, with a Content-Length to match, or ``content_length``, whatever
     it claims. ignore_range: 200 and the whole file. gzip: compress the body though identity was asked for.
     replace_content, replace_etag: another content, another ETag (and X-Linked-Etag, X-Linked-Size).
@@ -34,6 +34,7 @@ class Effects:
     drop_after: int | None = None
     reset: bool = False
     drip: float = 0.0
+    swallow: int | None = None
     status: int | None = None
     retry_after: int | None = None
     cut_to: int | None = None

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from scripts.loopback_hub.access import Access
 from scripts.loopback_hub.answers import Answer, Request, text_answer
 from scripts.loopback_hub.api import Api
+from scripts.loopback_hub.datasets import Datasets
 from scripts.loopback_hub.faults import Faults
 from scripts.loopback_hub.files import Files
 from scripts.loopback_hub.joined import JoinedStore
 from scripts.loopback_hub.ledger import Ledger, RequestRecord
 from scripts.loopback_hub.limits import Quota, RateLimits, Throttle
 from scripts.loopback_hub.server import Desk, Server
+from scripts.loopback_hub.writing import Writing
 
 
 class LoopbackHub:
@@ -25,6 +27,10 @@ class LoopbackHub:
     by its connections. ``latency``: seconds before every answer. ``quotas``: enforced limits, see
     ``RateLimits``. ``tokens``: which gated and private repositories a token opens. ``url_lifetime``: seconds
     until a signed URL answers 403. Ports are chosen by the system unless given.
+
+    ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
+    (token → owners it may write as). ``xet``: a folder that hf_xet is told to keep their bytes in (else LFS), and
+    ``xet_sources`` where those bytes lie, see ``Writing``.
 
     Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError where a root is no folder
     or an id stands in two of them, OSError where a port is taken.
@@ -42,6 +48,10 @@ class LoopbackHub:
         url_lifetime: float = 3600.0,
         port: int = 0,
         cdn_port: int = 0,
+        datasets: Path | str | None = None,
+        writers: Mapping[str, Collection[str]] | None = None,
+        xet: Path | None = None,
+        xet_sources: Sequence[Path] = (),
     ) -> None:
         self.faults = Faults()
         self.limits = RateLimits(quotas)
@@ -50,6 +60,7 @@ class LoopbackHub:
         self._ledger = Ledger()
         self._stopping = threading.Event()
         self._throttle = Throttle(bandwidth, self._stopping)
+        self.datasets = Datasets(Path(datasets)) if datasets is not None else None
         access = Access(self.store, tokens or {})
         self._cdn = self._server("cdn", cdn_port)
         try:
@@ -59,6 +70,11 @@ class LoopbackHub:
             raise
         self._api = Api(self.store, access, self.endpoint, page_size, tree_page_size)
         self._files = Files(self.store, access, self.cdn_endpoint, url_lifetime)
+        self._writing: Writing | None = None
+        if self.datasets is not None:
+            self._writing = Writing(
+                self.datasets, writers or {}, self.endpoint, self.cdn_endpoint, xet, list(xet_sources)
+            )
 
     def _server(self, role: str, port: int) -> Server:
         throttle = self._throttle if role == "cdn" else Throttle(None, self._stopping)
@@ -72,16 +88,20 @@ class LoopbackHub:
             throttle,
             self._stopping,
             lambda: self.latency,
+            self.datasets.objects if self.datasets is not None else None,
         )
         return Server(port, desk)
 
     def _hub_route(self, request: Request) -> Answer:
         if request.path == "/":
             return text_answer(f"A loopback Hub. export HF_ENDPOINT={self.endpoint}\n")
+        if self._writing is not None and self._writing.takes(request.path):
+            return self._writing.answer(request)
         return self._api.answer(request) if request.path.startswith("/api/") else self._files.resolve(request)
 
     def _files_route(self, request: Request) -> Answer:
-        return self._files.deliver(request)
+        written = self._writing.deliver(request) if self._writing is not None else None
+        return self._files.deliver(request) if written is None else written
 
     @property
     def endpoint(self) -> str:

@@ -6,14 +6,16 @@ import contextlib
 import gzip
 import json
 import re
+import secrets
 import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
@@ -27,6 +29,7 @@ _BODY_LIMIT = 1 << 20
 _DRAIN_LIMIT = 1 << 26
 _SEND_BUFFER = 1 << 18
 _METHODS = ("GET", "HEAD", "POST")
+_WRITING_METHODS = (*_METHODS, "PUT")
 
 
 class _HangUp(Exception):
@@ -35,7 +38,10 @@ class _HangUp(Exception):
 
 @dataclass
 class Desk:
-    """What a handler needs: how to answer, and what to do to every answer."""
+    """What a handler needs: how to answer, and what to do to every answer.
+
+    ``spool``: where large bodies of requests are put; without one they are refused.
+    """
 
     role: str
     route: Callable[[Request], Answer]
@@ -45,6 +51,7 @@ class Desk:
     throttle: Throttle
     stopping: threading.Event
     latency: Callable[[], float]
+    spool: Path | None = None
 
 
 class Server(TCPServer):
@@ -131,13 +138,22 @@ class Handler(BaseHTTPRequestHandler):
         path, query = split_target(self.path)
         headers = {name.lower(): value for name, value in self.headers.items()}
         record = desk.ledger.open(desk.role, self.command, path, query, headers)
-        body = self._read_body()
         effects = desk.faults.strike(desk.role, self.command, path, query)
+        if effects.swallow is not None:
+            self.rfile.read(effects.swallow)
+            raise _HangUp
+        body = self._read_body()
         desk.stopping.wait(desk.latency() + (effects.hang if effects.hang_after is None else 0.0))
         if effects.no_answer or desk.stopping.is_set():
             raise _HangUp
-        request = Request(self.command, path, query, headers, body or b"", effects)
-        answer = self._answer(request, too_much=body is None)
+        spooled = body if isinstance(body, Path) else None
+        try:
+            content = body if isinstance(body, bytes) else b""
+            request = Request(self.command, path, query, headers, content, effects, spooled)
+            answer = self._answer(request, too_much=body is None)
+        finally:
+            if spooled is not None:
+                spooled.unlink(missing_ok=True)
         desk.ledger.set_file(record, answer.repo_id, answer.filename)
         self._send(request, _spoil(request, answer), record)
 
@@ -150,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if not allowed:
                 answer = error(429, "You have been rate limited; see the RateLimit header")
-            elif request.method not in _METHODS:
+            elif request.method not in (_METHODS if desk.spool is None else _WRITING_METHODS):
                 answer = error(405, f"{request.method} is not spoken here")
             elif too_much:
                 answer = error(413, "The request's body is too large or has no length")
@@ -171,20 +187,33 @@ class Handler(BaseHTTPRequestHandler):
             answer.headers["RateLimit"] = f'"{_kind(request.path)}";r=0;t={wait}'
         return answer
 
-    def _read_body(self) -> bytes | None:
-        """The request's body, b"" where it has none, None where it is too large or of unknown length."""
+    def _read_body(self) -> bytes | Path | None:
+        """The request's body, b"" where it has none, None where it is too large or of unknown length.
+
+        A Hub that is written to puts a large one into a file.
+        """
+        spool = self.server.desk.spool
         length = self.headers.get("Content-Length", "0")
-        known = length.isascii() and length.isdigit() and len(length) < 12
-        if not known or int(length) > _DRAIN_LIMIT or "Transfer-Encoding" in self.headers:
+        known = length.isascii() and length.isdigit() and len(length) < 13
+        if not known or (spool is None and int(length) > _DRAIN_LIMIT) or "Transfer-Encoding" in self.headers:
             self.close_connection = True
             return None
-        if int(length) <= _BODY_LIMIT:
+        if int(length) <= (_BODY_LIMIT if spool is None else _DRAIN_LIMIT):
             return self.rfile.read(int(length))
         # Read to its end all the same: who is still sending would not see the answer.
-        left = int(length)
+        if spool is None:
+            for _ in self._body_parts(int(length)):
+                pass
+            return None
+        path = spool / f".{secrets.token_hex(8)}"
+        with path.open("wb") as file:
+            file.writelines(self._body_parts(int(length)))
+        return path
+
+    def _body_parts(self, left: int) -> Iterator[bytes]:
         while left and (part := self.rfile.read(min(left, _BODY_LIMIT))):
             left -= len(part)
-        return None
+            yield part
 
     def _send(self, request: Request, answer: Answer, record: RequestRecord) -> None:
         desk, effects = self.server.desk, request.effects
@@ -255,7 +284,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def _kind(path: str) -> str:
     """Which quota a route counts against."""
-    return "api" if path.startswith("/api/") else "resolvers" if "/resolve/" in path else "pages"
+    return "api" if path.startswith("/api/") or ".git/" in path else "resolvers" if "/resolve/" in path else "pages"
 
 
 def _phrase(status: int) -> str:

@@ -232,7 +232,7 @@ class Store:
                 continue  # removed since the folder was read
 
     def _describe(self, path: str, location: Path) -> StoredFile:
-        is_lfs = _IN_LFS.fullmatch(path.rsplit("/", 1)[-1]) is not None
+        is_lfs = is_in_lfs(path.rsplit("/", 1)[-1])
         status = location.stat()
         signature = (is_lfs, *_signature(status))
         with self._lock:
@@ -267,6 +267,16 @@ class Store:
         with self._lock:
             self._settings[path] = (signature, settings)
         return settings
+
+
+def is_repo_id(text: str) -> bool:
+    """Whether it is owner/name as the Hub takes it."""
+    return _REPO_ID.fullmatch(text) is not None
+
+
+def is_in_lfs(name: str) -> bool:
+    """Whether the Hub's own .gitattributes put a file of this name into LFS."""
+    return _IN_LFS.fullmatch(name) is not None
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...]:

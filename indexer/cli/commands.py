@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.cli.examples import EXAMPLES
+from indexer.cli.share import SHARING
+from indexer.console.completion import complete_base, complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, heed_sigterm, output_options
+from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
+from indexer.names import DISCOVERIES, EXECUTORS, SORTS
 
 if TYPE_CHECKING:
-    from indexer.build.report import BuildOptions, BuildReport
+    from indexer.builds.report import BuildOptions, BuildReport
     from indexer.vectors.choice import IndexChange
 
-SORTS = ("downloads", "created", "likes")
+
+def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    from indexer.records.representation import REPRESENTATIONS
+
+    return [name for name in REPRESENTATIONS if name.startswith(typed)]
 
 
-@click.group(cls=AtlasGroup)
+@click.group(cls=AtlasGroup, examples=EXAMPLES)
 def main() -> None:
     """Build an atlas of fine-tuned models: crawl, read, vectorise, publish."""
     heed_sigterm()
+
+
+def _base_option(text: str, *name: str, **options: Any) -> Any:
+    return click.option("--base", *name, metavar="ID", shell_complete=complete_base, help=text, **options)
 
 
 def _together(*options: Any) -> Any:
@@ -35,6 +48,11 @@ def _together(*options: Any) -> Any:
     return decorated
 
 
+_length_option = click.option(
+    "--vector-length", type=click.IntRange(1, 1 << 20), metavar="N",
+    help="About how many numbers a vector has, divided among the matrices; 8,208 unless chosen, less for small bases.",
+)  # fmt: skip
+
 _record_options = _together(
     click.option("--rank", default=8, show_default=True, type=click.IntRange(1, 256), help="Singular triplets kept."),
     click.option(
@@ -44,6 +62,7 @@ _record_options = _together(
     ),
     click.option("--no-keep-factors", is_flag=True, help="Keep only vectors and norms: saves disk."),
     click.option("--device", default="cpu", show_default=True, help="Where the SVD runs: cpu, cuda, cuda:1 …"),
+    _length_option,
 )
 _selection_options = _together(
     click.option("--limit", type=click.IntRange(min=1), help="Only the first N models of the listing."),
@@ -53,7 +72,7 @@ _selection_options = _together(
     click.option(
         "--relation", default="finetune,adapter", show_default=True, help="finetune, adapter, merge, quantized."
     ),
-    click.option("--discover", type=click.Choice(["tags", "names"]), default="tags", show_default=True,
+    click.option("--discover", type=click.Choice(DISCOVERIES), default="tags", show_default=True,
                  help="names: also look for untagged fine-tunes by card, config and name."),
     click.option("--descendants", is_flag=True, help="Follow fine-tunes of fine-tunes."),
     click.option("--since", metavar="DATE", help="Only models created on or after this day (2024-01-31)."),
@@ -78,33 +97,56 @@ _index_options = _together(
 
 
 @main.command()
-@click.option("--base", "bases", multiple=True, required=True, metavar="ID", help="Base model; give it again for more.")
+@click.option(
+    "--base",
+    "bases",
+    multiple=True,
+    required=True,
+    metavar="ID",
+    help="Base model; give it again for more.",
+)
 @_selection_options
 @_record_options
 @_resource_options
 @_index_options
-@click.option("--executor", type=click.Choice(["local", "dask"]), default="local", show_default=True,
+@click.option("--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
               help="Who works: processes of this machine, or a Dask cluster.")  # fmt: skip
 @click.option("--scheduler", metavar="ADDR", help="Where the Dask scheduler listens, e.g. tcp://10.0.0.1:8786.")
-@click.option("--dry-run", is_flag=True, help="Crawl, then only say how many models and bytes.")
+@click.option("--dry-run", is_flag=True, help="Crawl, then only say how many models and bytes, and how long.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before much is read (at a terminal, above 2 GB).")
+@click.option("--adopt", is_flag=True, help="Go on with a pulled atlas as your own.")
 @atlas_option
 @output_options
-def build(bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
+def build(
+    bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, yes: bool, adopt: bool, **chosen: Any
+) -> None:
     """Crawl the fine-tunes of a base, read what is new, publish.
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
-    from indexer.build.bases import build_bases
-    from indexer.build.view import BuildView
+    from indexer.builds.bases import build_bases
+    from indexer.builds.view import BuildView
 
     none_listed = _none_listed(bases, chosen)
-    with BuildView() as view:
+    if adopt:
+        _adopt(atlas)
+    with BuildView(yes) as view:
         reports = build_bases(atlas, bases, _options(chosen), dry_run, view)
     _tell(reports, output, "What was done is published; run it again to go on.", none_listed)
 
 
+def _adopt(atlas: str) -> None:
+    from indexer.atlas import AtlasFolder
+    from indexer.console.messages import say
+    from indexer.share.origin import adopt
+
+    origin = adopt(AtlasFolder(atlas))
+    if origin is not None:
+        say(f"this atlas of {origin.repository} is yours to build on from now")
+
+
 @main.command()
-@click.option("--base", required=True, metavar="ID", help="Base model.")
+@_base_option("Base model.", required=True)
 @click.option("--shard", required=True, metavar="I/N", help="Which share of the models, from 0: 0/16 … 15/16.")
 @_selection_options
 @_record_options
@@ -116,8 +158,8 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.build.shards import Shard, work_shard
-    from indexer.build.view import BuildView
+    from indexer.builds.shards import Shard, work_shard
+    from indexer.builds.view import BuildView
 
     try:
         share = Shard.parse(shard)
@@ -125,22 +167,28 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
         raise click.UsageError(f"--shard: {error}.") from None
     with BuildView() as view:
         report = work_shard(atlas, base, share, _options(chosen), view)
-    emit(report.as_row() | {"shard": str(share)}, output)
+    emit(report.to_dict() | {"shard": str(share)}, output)
     if report.stopped:
         raise AtlasError(f"Stopped: {report.stopped}.", "What was done stays; run it again to go on.")
 
 
 @main.command()
-@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; give it again for more.")
+@click.option(
+    "--base",
+    "bases",
+    multiple=True,
+    metavar="ID",
+    help="Only this base; give it again for more.",
+)
 @click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records; by default the atlas's, else theirs.")
 @_index_options
 @atlas_option
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
     """Publish what `index work` has done; asks nobody and reads no checkpoint."""
-    from indexer.build.report import BuildOptions
-    from indexer.build.shards import publish_records
-    from indexer.build.view import BuildView
+    from indexer.builds.report import BuildOptions
+    from indexer.builds.shards import publish_records
+    from indexer.builds.view import BuildView
     from indexer.names import RELATIONS
 
     with BuildView() as view:
@@ -160,7 +208,9 @@ def _none_listed(bases: tuple[str, ...], chosen: dict[str, Any]) -> AtlasError:
 
 def _tell(reports: list[BuildReport], output: str, what_next: str, none_listed: AtlasError) -> None:
     """Print the reports; an error where a build stopped or came to nothing."""
-    rows = [report.as_row() for report in reports]
+    rows = [report.to_dict() for report in reports]
+    if output == "table" and sys.stdout.isatty():
+        rows = [_in_words(row) for row in rows]
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
     if stopped:
@@ -171,27 +221,71 @@ def _tell(reports: list[BuildReport], output: str, what_next: str, none_listed: 
         raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
 
 
+def _in_words(row: dict[str, Any]) -> dict[str, Any]:
+    """Sizes and times as a person reads them."""
+    from indexer.quantities import duration_in_words, size_in_words
+
+    def told(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: told(inner, one) for inner, one in value.items()}
+        if value is None or not name.startswith(("bytes", "seconds")):
+            return value
+        if name.startswith("seconds"):
+            return duration_in_words(value)
+        return size_in_words(value) + ("/s" if name.endswith("per_second") else "")
+
+    return {name: told(name, value) for name, value in row.items()}
+
+
 @main.command()
-@click.argument("model")
-@click.option("--base", required=True, metavar="ID", help="The base it was tuned from.")
+@click.argument("model", shell_complete=complete_model)
+@_base_option("The base it was tuned from.", required=True)
+@click.option("--name", metavar="OWNER/NAME", help="What the atlas calls a folder; by default local:FOLDER.")
 @_record_options
 @atlas_option
 @output_options
-def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Add one model: a Hub id, owner/name@revision, or a local checkpoint folder."""
-    from indexer.build.bases import add_model
-    from indexer.build.view import BuildView
+def add(model: str, base: str, name: str | None, atlas: str, output: str, **chosen: Any) -> None:
+    """Add one model: a Hub id, its address, owner/name@revision, or a local checkpoint folder.
+
+    A folder's path is kept nowhere. One that has changed is added again, under the name it has.
+    """
+    from indexer.builds.bases import add_model
+    from indexer.builds.view import BuildView
 
     with BuildView() as view:
-        report = add_model(atlas, model, base, _options(chosen), view)
-    emit(report.as_row(), output)
+        report = add_model(atlas, model, base, _options(chosen), view, name)
+    emit(report.to_dict(), output)
     if not report.is_success:
-        raise AtlasError(f"Not indexed: {report.problem or 'it was refused before'}.", f"See: query show {model}")
+        raise AtlasError(f"Not indexed: {report.problem or 'it was refused before'}.", f"See: `atlas.show({model!r})`")
 
 
 @main.command()
-@click.argument("models", nargs=-1)
-@click.option("--base", metavar="ID", help="Profile the fine-tunes of this base; default the atlas's only one.")
+@click.argument("model", shell_complete=complete_model)
+@click.option(
+    "--base",
+    metavar="ID",
+    help="Only as a model of this base; else of every base that holds it.",
+)
+@click.option("--keep-record", is_flag=True, help="Leave its records on disk: adding it again reads nothing.")
+@atlas_option
+@output_options
+def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: str) -> None:
+    """Take MODEL out of the atlas: tables, vectors, profiles and records.
+
+    Builds pass it over from then on; `index add` brings it back.
+    """
+    from indexer.builds.removal import remove_model
+
+    emit(remove_model(atlas, model, base, keep_record=keep_record), output)
+
+
+@main.command()
+@click.argument("models", nargs=-1, shell_complete=complete_model)
+@click.option(
+    "--base",
+    metavar="ID",
+    help="Profile the fine-tunes of this base; default the atlas's only one.",
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Only so many of them, most downloads first.")
 @click.option("--with-untrained", is_flag=True, help="Also the base's architecture with fresh weights, as a yardstick.")
 @click.option(
@@ -216,6 +310,8 @@ def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31), help="Seed of all draws.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+@click.option("--workers", type=click.IntRange(1, 256), help="Processes, a model and a thread each; default 1.")
+@click.option("--memory", metavar="SIZE", help="Most for all of them, e.g. 4G; by default what is free.")
 @click.option("--dry-run", is_flag=True, help="Only say how many models, bytes and seconds.")
 @atlas_option
 @output_options
@@ -226,8 +322,8 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
     of small models are no promise for large ones.
     """
     from indexer.atlas import AtlasFolder
-    from indexer.build.profile_options import base_and_models, profile_options
-    from indexer.build.profiling import profile_base, profile_plan
+    from indexer.builds.profile_options import base_and_models, profile_options
+    from indexer.builds.profiling import profile_base, profile_plan
 
     folder = AtlasFolder(atlas).require()
     options = profile_options(chosen)
@@ -269,19 +365,23 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
     from indexer.publish.verification import verify as verify_atlas
 
     found = verify_strictly(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
-    emit({"ok": not found, "disagreements": [one.as_row() for one in found]}, output)
+    emit(
+        {"ok": not found, "disagreements": [one.as_row() | {"problem": as_typed(one.problem)} for one in found]}, output
+    )
     if found:
         context.exit(1)
 
 
 @main.command()
 @click.option("--force", is_flag=True, help="Even where fewer models would be left than there are.")
+@_length_option
 @atlas_option
 @output_options
-def rebuild(force: bool, atlas: str, output: str) -> None:
-    """Make the database and the FAISS files again from listing and records.
+def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
+    """Make the database and the FAISS files again from listing and records; no checkpoint is read.
 
-    What a listing lacks is taken from the old database and the records. Nothing is changed where models would be lost.
+    The vectors' centre is made anew from all models. What a listing lacks is taken from the old database and the
+    records. Nothing is changed where models would be lost.
     """
     from indexer.atlas import AtlasFolder
     from indexer.console.messages import say
@@ -289,18 +389,20 @@ def rebuild(force: bool, atlas: str, output: str) -> None:
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
-        emit(rebuild_atlas(folder, say=say, force=force), output)
+        emit(rebuild_atlas(folder, say=say, force=force, index=_index(chosen)), output)
 
 
 @main.command()
-@click.argument("name")
+@click.argument("name", shell_complete=_representations)
 @_index_options
+@_length_option
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Publish another representation (output, delta, seed, seed_scaled, spectrum, depth) from the records.
+    """Publish another representation (input_v1, output, delta, seed, seed_scaled, spectrum, depth) from the records.
 
-    With --index the vectors of all representations are searched that way from now on.
+    With --index the vectors of all representations are searched that way from now on; with --vector-length those of
+    input, whose length can be chosen, are made again.
     """
     from indexer.atlas import AtlasFolder
     from indexer.console.messages import say
@@ -313,59 +415,27 @@ def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
 
 
 def _options(chosen: dict[str, Any]) -> BuildOptions:
-    from indexer.build.report import BuildOptions
-    from indexer.build.resources import default_workers
-    from indexer.names import RELATIONS
+    """The options of a build; what is wrong with one is a usage error."""
+    from indexer.builds.options import build_options
 
-    is_dask = chosen.pop("executor", "local") == "dask"
-    if is_dask != (chosen.get("scheduler") is not None):
-        raise click.UsageError("--executor dask and --scheduler ADDR go together.")
-    relations = tuple(
-        dict.fromkeys(part.strip() for part in str(chosen.pop("relation", "finetune,adapter")).split(","))
-    )
-    unknown = [relation for relation in relations if relation not in RELATIONS]
-    if unknown:
-        raise click.UsageError(f"--relation {unknown[0]!r} is none of {', '.join(RELATIONS)}.")
-    since = chosen.pop("since", None)
-    return BuildOptions(
-        relations=relations,
-        since=_day(since) if since else None,
-        workers=chosen.pop("workers", None) or default_workers(),
-        memory=_size("--memory", chosen.pop("memory", None)),
-        bandwidth=_size("--bandwidth", chosen.pop("bandwidth", None)),
-        keep_factors=not chosen.pop("no_keep_factors"),
-        index=_index(chosen),
-        **chosen,
-    )
+    keep_factors = not chosen.pop("no_keep_factors")
+    try:
+        return build_options(keep_factors=keep_factors, **chosen)
+    except AtlasError as error:
+        raise click.UsageError(as_typed(str(error))) from None
 
 
 def _index(chosen: dict[str, Any]) -> IndexChange | None:
     """The index asked for, None where nothing is said of it; its options are taken out of ``chosen``."""
+    from indexer.builds.options import index_change
+
     index, memory, recall = (chosen.pop(name, None) for name in ("index", "index_memory", "recall"))
-    if index is None and memory is None and recall is None:
-        return None
-    from indexer.vectors.choice import AUTO, EXACT, IndexChange
-    from indexer.vectors.factories import UNDERSTOOD, is_understood
-
-    if index not in (None, AUTO, EXACT) and not is_understood(index):
-        raise click.UsageError(f"--index {index[:60]!r} is not an index that can be built. {UNDERSTOOD}")
-    return IndexChange(index, _size("--index-memory", memory), recall)
-
-
-def _size(option: str, text: str | None) -> int | None:
-    from indexer.build.resources import parse_size
-
+    length = chosen.pop("vector_length", None)
     try:
-        return parse_size(text) if text is not None else None
-    except ValueError as error:
-        raise click.UsageError(f"{option}: {error}.") from None
+        return index_change(index, memory, recall, length)
+    except AtlasError as error:
+        raise click.UsageError(as_typed(str(error))) from None
 
 
-def _day(text: str) -> datetime:
-    from datetime import UTC
-
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"--since {text!r} is not a date like 2024-01-31.") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+for command in SHARING:
+    main.add_command(command)

@@ -1,0 +1,67 @@
+"""An atlas that is asked where it lies: hf://OWNER/NAME@TAG, fetched once into the Hub's own cache.
+
+The cache keeps contents once and links to them; an atlas is made of regular files. So each atlas that was opened has a
+folder of its own among the library's assets (``hf cache`` knows them), with the same contents under a second name.
+Without a network what was fetched last is asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+from huggingface_hub import cached_assets_path, constants, hf_hub_download
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
+from indexer.share.address import Address
+from indexer.share.arrival import take_over
+from indexer.share.pull import Say, fetch
+from indexer.share.repository import is_out_of_reach, resolve
+from indexer.storage.whole_files import write_atomically
+
+LIBRARY = "vectors-in-the-wild"
+
+
+def cached_atlas(text: str, say: Say) -> Path:
+    """The folder of the atlas that ``text`` names, fetched where it is not in the cache yet.
+
+    One request tells whether a branch or a tag has moved. Raises AtlasError where there is no such atlas, or it can
+    neither be asked for nor was it fetched before.
+    """
+    address = Address.parse(text)
+    home = cached_assets_path(LIBRARY, namespace="atlases", subfolder=address.name.replace("/", "--"))
+    note = home / "refs" / quote(address.revision or "main", safe="")
+    sha = _commit(address, note, say)
+    folder = AtlasFolder(home / sha)
+    if not folder.database.is_file():
+        say(f"fetching {address} into the cache")
+        fetch(folder, address, sha, _cached, say)
+    if not note.is_file() or note.read_text() != sha:
+        write_atomically(note, sha.encode())
+    return folder.root
+
+
+def _commit(address: Address, note: Path, say: Say) -> str:
+    known = note.read_text() if note.is_file() else None
+    if constants.HF_HUB_OFFLINE:
+        if known is None:
+            raise AtlasError(
+                f"{address} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub.",
+                "Unset HF_HUB_OFFLINE and run it again.",
+            )
+        return known
+    try:
+        return resolve(address)
+    except AtlasError as error:
+        if known is None or not is_out_of_reach(error):
+            raise
+        say(f"the Hub cannot be asked: {address} is taken from the cache, as it was when last asked")
+        return known
+
+
+def _cached(name: str, path: str, sha: str, target: Path) -> Path:
+    """Fetch a file into the Hub's cache, and give its content a second name below ``target``."""
+    blob = Path(hf_hub_download(name, path, repo_type="dataset", revision=sha)).resolve()
+    take_over(blob, target / path)
+    return target / path

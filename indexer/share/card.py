@@ -1,0 +1,145 @@
+"""The dataset card of a pushed atlas: YAML that makes it findable and readable, and how to use it.
+
+Nothing in it comes from a model's card: what strangers wrote stays in the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import yaml
+
+from indexer.names import is_hub_id
+from indexer.share.manifest import Manifest
+from indexer.share.tables import EXPORTS
+from indexer.version import __version__
+
+# By this tag atlases are found: HfApi().list_datasets(filter=TAG).
+TAG = "vectors-in-the-wild"
+LICENCE = "cc-by-4.0"
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+_HOME = "https://pypi.org/project/vectors-in-the-wild"
+
+
+def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes: int, skipped: int) -> bytes:
+    """README.md of an atlas that is pushed as ``name`` with files at ``paths``."""
+    head = yaml.safe_dump(_head(manifest, paths), sort_keys=False, allow_unicode=False, width=1000)
+    return f"---\n{head}---\n\n{_body(name, manifest, paths, records_bytes, skipped)}".encode()
+
+
+def _head(manifest: Manifest, paths: Collection[str]) -> dict[str, Any]:
+    bases = [str(one["base"]) for one in manifest.bases]
+    models = manifest.counts.get("models", 0)
+    size = next((text for most, text in _SIZES if models < most), "n>1M")
+    return {
+        "license": LICENCE,
+        "pretty_name": _title(bases),
+        "tags": [
+            TAG,
+            "model-atlas",
+            "weight-space-learning",
+            *(f"base_model:{one}" for one in bases if is_hub_id(one)),
+        ],
+        "size_categories": [size],
+        "configs": [_config(config, path, config == "models") for config, path in _configs(paths)],
+        "atlas": {
+            "models": models,
+            "bases": [{"base": one["base"], "models": one["models"]} for one in manifest.bases],
+            "generation": manifest.generation,
+            "schema": manifest.schema,
+        },
+    }
+
+
+def _config(name: str, path: str, is_default: bool) -> dict[str, Any]:
+    return {"config_name": name, **({"default": True} if is_default else {}), "data_files": path}
+
+
+def _configs(paths: Collection[str]) -> list[tuple[str, str]]:
+    """One configuration a table, and one for each file of vectors, whose lengths differ."""
+    found = [(one.name, f"data/{one.name}.parquet") for one in EXPORTS if f"data/{one.name}.parquet" in paths]
+    if any(path.startswith("data/deltas/") for path in paths):
+        found.append(("deltas", "data/deltas/*.parquet"))
+    vectors = sorted(path for path in paths if path.startswith("vectors/"))
+    names = [path.removeprefix("vectors/").removesuffix(".parquet") for path in vectors]
+    return found + [(f"vectors.{name}", path) for name, path in zip(names, vectors, strict=True)]
+
+
+def _title(bases: list[str]) -> str:
+    told = ", ".join(one.rpartition("/")[2] for one in bases[:3]) + (" …" if len(bases) > 3 else "")
+    return f"Atlas of fine-tunes of {told}" if bases else "Atlas of fine-tuned models"
+
+
+def _body(name: str, manifest: Manifest, paths: Collection[str], records_bytes: int, skipped: int) -> str:
+    bases = [str(one["base"]) for one in manifest.bases]
+    rows = "\n".join(f"| {_told(one['base'])} | `{one['commit']}` | {one['models']:,} |" for one in manifest.bases)
+    vectors = "\n".join(
+        f"| {_told(one['base'])} | `{one['representation']}` | {one['version']} | {one['rank']} | {one['vectors']:,} "
+        f"| {one['length']:,} |"
+        for one in manifest.representations
+    )
+    records = (
+        f"The records that it was made from are here, too ({records_bytes / 1e9:.2f} GB): `index pull {name} "
+        "--with-records`, and `index build --adopt` goes on with it."
+        if records_bytes
+        else "The records that it was made from are not here: it can be asked, and not built further."
+    )
+    tables = "\n".join(f"- `{config}`: `{path}`" for config, path in _configs(paths))
+    return f"""# {_title(bases)}
+
+{manifest.counts.get("models", 0):,} fine-tuned models, placed by what fine-tuning did to their weights: vectors of
+δW = W_tuned − W_base, their neighbours, datasets, norms, ranks and flags. Made by
+[vectors-in-the-wild]({_HOME}) {__version__}; generation {manifest.generation} of {manifest.published or "unknown"}.
+
+| base | commit | models |
+|---|---|---|
+{rows}
+
+{skipped:,} more were listed and could not be read; `failures` says why.
+
+## Use
+
+```bash
+pip install vectors-in-the-wild
+query similar OWNER/MODEL --atlas hf://{name}    # fetched once, then asked from the cache
+index pull {name} --atlas atlas                  # or as a folder of your own
+```
+
+Without this program:
+
+```sql
+-- DuckDB
+FROM 'hf://datasets/{name}/data/models.parquet';
+```
+```python
+import pandas
+pandas.read_parquet("hf://datasets/{name}/data/models.parquet")
+
+import datasets
+datasets.load_dataset("{name}", "neighbours")
+```
+
+Tables:
+
+{tables}
+
+Vectors (`vectors/`, and as FAISS files beside `atlas.duckdb`):
+
+| base | representation | version | rank | vectors | numbers each |
+|---|---|---|---|---|---|
+{vectors}
+
+`atlas.json` names every file with its sha256. {records}
+
+## Licence
+
+The numbers here are under {LICENCE.upper()}. Each model keeps its own licence (column `licence` of `models`), and what
+its card says is its author's. Names and descriptions are as their authors wrote them.
+"""
+
+
+def _told(base: object) -> str:
+    """A base's id in Markdown: one that the Hub cannot know is shown as code."""
+    text = str(base)
+    return f"[{text}](https://huggingface.co/{text})" if is_hub_id(text) else f"`{text.replace('`', '')[:100]}`"

@@ -1,0 +1,177 @@
+"""`index merge`: atlases of different bases, or shards of one base, become one.
+
+Listings are joined, records linked (or copied), and everything is published anew from them: ids are given again, and
+duplicates and neighbours are found across what was apart. What the sources say of one thing in two ways is told.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.deltas.stored_base import StoredBase, stored_bases
+from indexer.errors import AtlasError
+from indexer.listing.joining import join_listings
+from indexer.publish.kept_rank import held
+from indexer.publish.maintenance import rebuild
+from indexer.publish.remembered import Before
+from indexer.share.arrival import take_over
+from indexer.share.contents import CARRIED, files_in, packable
+from indexer.share.origin import read_origin
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What became of the sources; ``in_several``: models that more than one of them lists."""
+
+    atlas: str
+    sources: list[str]
+    bases: list[str]
+    models: int
+    records: int
+    in_several: int
+    seconds: float
+
+    def as_row(self) -> dict[str, Any]:
+        """For the command line."""
+        return asdict(self)
+
+
+def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> MergeReport:
+    """Make one atlas of several, each with its records; they stay as they are.
+
+    Raises AtlasError where one has no records, where the same base is there at two commits or ranks (vectors of the
+    two cannot be compared), and where ``target`` is not empty.
+    """
+    started = time.monotonic()
+    _check_sources(sources)
+    if target.root.exists() and any(path.name != "lock" for path in target.root.iterdir()):
+        raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
+    bases = [_bases(one) for one in sources]
+    _check_bases(sources, bases)
+    with target.locked("index merge"):
+        try:
+            in_several = _gather(sources, bases, target, say)
+            told = rebuild(target, say=say, before=_joined_before(sources))
+        except BaseException:
+            _forget(target)
+            raise
+    return MergeReport(
+        atlas=str(target.root),
+        sources=[str(one.root) for one in sources],
+        bases=told["bases"],
+        models=told["models"],
+        records=told["records"],
+        in_several=in_several,
+        seconds=round(time.monotonic() - started, 2),
+    )
+
+
+def _check_sources(sources: Sequence[AtlasFolder]) -> None:
+    if len({one.root.resolve() for one in sources}) != len(sources):
+        raise AtlasError("The same atlas is named twice.", "Name each once.")
+    for one in sources:
+        if not one.root.is_dir():
+            raise AtlasError(f"{one.root} does not exist.", "Give the folders of atlases.")
+        if any(_is_record(path) for path, _ in packable(one)) and one.bases.is_dir():
+            continue
+        origin = read_origin(one)
+        hint = f"index pull {origin.repository} --with-records --atlas {one.root}" if origin else "index build"
+        raise AtlasError(f"{one.root} has no records, and a merge is made of them.", f"Fetch or make them: {hint}")
+
+
+def _is_record(path: str) -> bool:
+    return path.startswith("records/") and path.endswith(".safetensors")
+
+
+def _bases(folder: AtlasFolder) -> dict[str, StoredBase]:
+    """The newest commit of each base."""
+    return {one.base: one for one in reversed(stored_bases(folder))}
+
+
+def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]]) -> None:
+    """What cannot be compared must not become one."""
+    for name in sorted({name for one in bases for name in one}):
+        having = [(source, found[name]) for source, found in zip(sources, bases, strict=True) if name in found]
+        commits = {base.commit: source for source, base in having}
+        if len(commits) > 1:
+            told = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
+            raise AtlasError(
+                f"{name} is there at two commits: {told}; their vectors cannot be compared.",
+                f"Bring one up to date first: index build --base {name}",
+            )
+        published = [(source, held(source, name)) for source, _ in having if source.database.is_file()]
+        ranks = {found.rank: source for source, found in published if found is not None}
+        if len(ranks) > 1:
+            told = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
+            raise AtlasError(
+                f"{name} is there with two ranks: {told}; their vectors cannot be compared.",
+                f"Make one again: index build --base {name} --rank N",
+            )
+
+
+def _gather(
+    sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], target: AtlasFolder, say: Say
+) -> int:
+    """Bring together what the atlas is made of; how many models more than one source lists."""
+    in_several = 0
+    for name in sorted({name for one in bases for name in one}):
+        having = [source for source, found in zip(sources, bases, strict=True) if name in found]
+        stored = next(found[name] for found in bases if name in found)
+        take_over(stored.path, target.bases / stored.path.name)
+        joined = join_listings([source.listing(name) for source in having], target.listing(name))
+        in_several += len(joined.in_several)
+        if joined.in_several:
+            shown = ", ".join(joined.in_several[:3]) + (" …" if len(joined.in_several) > 3 else "")
+            say(f"{name}: {len(joined.in_several)} models are in several ({shown}); the row seen last counts")
+    differing = 0
+    for source in sources:
+        for path, file in packable(source):
+            there = target.root / path
+            if there.exists():
+                differing += _is_record(path) and there.stat().st_size != file.stat().st_size
+                continue
+            take_over(file, there)
+    if differing:
+        say(f"{differing} records differ though they are of the same models; that of the atlas named first stays")
+    _join_lines(sources, target)
+    return in_several
+
+
+def _join_lines(sources: Sequence[AtlasFolder], target: AtlasFolder) -> None:
+    """Lineage: lines that name models, so those of several files make one."""
+    for source in sources:
+        for path, file in files_in(source, CARRIED):
+            there = target.root / path
+            there.parent.mkdir(parents=True, exist_ok=True)
+            with there.open("ab") as joined:
+                joined.write(file.read_bytes())
+
+
+def _joined_before(sources: Sequence[AtlasFolder]) -> Before:
+    """What is published now: all representations of all of them, and how each base is searched."""
+    found = [Before.read(one) for one in sources]
+    aliases: dict[str, tuple[str, ...]] = {}
+    for one in found:
+        for base, names in one.aliases.items():
+            aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
+    representations = dict.fromkeys(name for one in found for name in one.representations)
+    choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
+    return Before(list(representations), choices, aliases, {})
+
+
+def _forget(target: AtlasFolder) -> None:
+    """A merge that failed leaves nothing: its sources have everything."""
+    for path in list(target.root.iterdir()):
+        if path.name == "lock":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,139 @@
+"""The atlas as Parquet, for readers without this program: DuckDB, pandas, ``datasets``, the Hub's own viewer.
+
+Row groups are of a fixed size and rows sorted, so that what did not change stays the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.atlas import file_name
+from indexer.database.door import quoted
+from indexer.vectors.segments import OpenSegment
+
+if TYPE_CHECKING:
+    from indexer.database.connection import Connection
+    from indexer.vectors.published import Published
+
+ROWS = 10_000  # of a row group
+VECTOR_ROWS = 1_000
+
+
+@dataclass(frozen=True)
+class Export:
+    """A table: ``name`` is its file and the ``config_name`` of the card; ``always``: written even where it is empty."""
+
+    name: str
+    says: str
+    select: str
+    always: bool = False
+
+
+EXPORTS = (
+    Export("models", "indexed models with their datasets, flags and norms", "FROM models ORDER BY model_id", True),
+    Export(
+        "datasets",
+        "data sets that models name, as written and under one canonical name",
+        "SELECT model_id, base, model, dataset, named.parent, raw, source FROM model_datasets AS named "
+        "JOIN fine_tunes USING (model_id) ORDER BY model_id, dataset, raw, source",
+        True,
+    ),
+    Export(
+        "neighbours",
+        "the 50 models nearest to each, by cosine",
+        "SELECT near.representation, asked.base, near.model_id, asked.model, near.rank, near.neighbour_id, "
+        "found.model AS neighbour, near.similarity FROM neighbours AS near "
+        "JOIN fine_tunes AS asked ON asked.model_id = near.model_id "
+        "JOIN fine_tunes AS found ON found.model_id = near.neighbour_id ORDER BY 1, 3, 5",
+        True,
+    ),
+    Export(
+        "failures",
+        "models that were listed and not indexed, and why",
+        "SELECT model_id, base, model, author, status, reason, detail, downloads, created FROM fine_tunes "
+        "WHERE status <> 'indexed' ORDER BY model_id",
+    ),
+    Export("evaluations", "results that the cards report", "FROM evaluations ORDER BY ALL"),
+    Export(
+        "lineage",
+        "which model each was made from, by its weights",
+        "SELECT base, child.model, parents.model AS parent, lineage.* EXCLUDE (record_key, told) FROM lineage "
+        "JOIN fine_tunes AS child USING (model_id) "
+        "LEFT JOIN (SELECT model_id AS parent_id, model FROM fine_tunes) AS parents USING (parent_id) ORDER BY ALL",
+    ),
+    Export("depth", "what each layer of profiled models keeps of its input", "FROM depth_of_models ORDER BY ALL"),
+    Export(
+        "bases",
+        "the base models",
+        "SELECT * EXCLUDE (config), config::VARCHAR AS config FROM bases ORDER BY base",
+        True,
+    ),
+)
+
+
+def write_tables(connection: Connection, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Write every table that is not empty below ``folder``: the paths in the repository, and the files."""
+    for one in EXPORTS:
+        path = f"data/{one.name}.parquet"
+        if _write(connection, one.select, folder / path, is_needed=one.always):
+            yield path, folder / path
+    for row in connection.rows("SELECT base FROM bases ORDER BY base"):
+        path = f"data/deltas/{file_name(row['base'])}.parquet"
+        select = (
+            f"SELECT model, deltas.* FROM deltas JOIN fine_tunes USING (model_id) WHERE base = {quoted(row['base'])} "
+            "ORDER BY model_id, stack, layer, family"
+        )
+        if _write(connection, select, folder / path, is_needed=False):
+            yield path, folder / path
+
+
+def write_vectors(connection: Connection, published: Published, root: Path, folder: Path) -> tuple[str, Path]:
+    """Write the vectors of one (base, representation): model_id, model, vector of a fixed length.
+
+    One segment after the other, each by id: what was written once stays where it is. Raises AtlasError where a file of
+    the atlas in ``root`` is missing or damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = f"vectors/{file_name(published.base)}.{published.representation}.parquet"
+    rows = connection.execute("SELECT model_id, model FROM fine_tunes WHERE base = ?", [published.base]).fetchall()
+    names = dict(rows)
+    schema = pa.schema(
+        [("model_id", pa.int32()), ("model", pa.string()), ("vector", pa.list_(pa.float32(), published.length))]
+    )
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    # Numbers of unit vectors do not compress, and dictionaries of them only cost time.
+    with pq.ParquetWriter(folder / path, schema, use_dictionary=["model"], compression="none") as writer:
+        for segment in published.segments:
+            vectors = OpenSegment(root, segment).vectors()
+            for start in range(0, len(vectors), VECTOR_ROWS):
+                chosen = slice(start, start + VECTOR_ROWS)
+                ids, flat = vectors.ids[chosen], pa.array(vectors.copied(chosen).reshape(-1), pa.float32())
+                columns = [
+                    pa.array(ids, pa.int32()),
+                    pa.array([names.get(int(one)) for one in ids], pa.string()),
+                    pa.FixedSizeListArray.from_arrays(flat, published.length),
+                ]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=VECTOR_ROWS)
+    return path, folder / path
+
+
+def _write(connection: Connection, select: str, path: Path, *, is_needed: bool) -> bool:
+    """Whether it was written: an empty table is only where it ``is_needed``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    batches = connection.batches(select, ROWS)
+    first = next(batches)
+    if not (first.num_rows or is_needed):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        for batch in chain([first], batches):
+            writer.write_table(pa.Table.from_batches([batch]), row_group_size=ROWS)
+    return True

@@ -1,0 +1,99 @@
+"""What tests of sharing stand on: a Hub that is written to, two people with tokens, and this process as one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+
+from indexer.atlas import AtlasFolder
+from indexer.share.push import PushOptions, PushReport, push
+from scripts.loopback_hub import LoopbackHub
+from tests.conftest import Shell
+from tests.hub_ground import as_ever, use_endpoint
+
+WRITERS = {"mine": ["ann"], "theirs": ["ann", "bob"], "stranger": ["cyd"]}
+NAME = "ann/atlas"
+
+
+@contextmanager
+def open_hub(folder: Path, **settings: Any) -> Iterator[LoopbackHub]:
+    """A Hub without models, whose datasets lie in ``folder``."""
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    with LoopbackHub(folder / "models", datasets=folder / "datasets", writers=WRITERS, **settings) as hub:
+        yield hub
+
+
+class Person:
+    """This process, talking to a Hub with a token and a cache of its own."""
+
+    def __init__(self, hub: LoopbackHub, folder: Path, monkeypatch: Any) -> None:
+        self.hub, self.folder, self.monkeypatch = hub, folder, monkeypatch
+        self.said: list[str] = []
+        use_endpoint(monkeypatch, hub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hf" / "hub"))
+        monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(folder / "hf" / "assets"))
+        self.is_called("mine")
+
+    def is_called(self, token: str | None) -> None:
+        """Use another token from now on."""
+        if token is None:
+            self.monkeypatch.delenv("HF_TOKEN", raising=False)
+        else:
+            self.monkeypatch.setenv("HF_TOKEN", token)
+
+    def push(self, atlas: AtlasFolder, name: str = NAME, **options: Any) -> PushReport:
+        return push(atlas, name, PushOptions(**options), self.said.append)
+
+
+@contextmanager
+def person(folder: Path, monkeypatch: Any, **settings: Any) -> Iterator[Person]:
+    with open_hub(folder / "hub", **settings) as hub:
+        try:
+            yield Person(hub, folder, monkeypatch)
+        finally:
+            as_ever()
+
+
+def shell_of(hub: LoopbackHub, folder: Path, token: str | None = "mine", **more: str) -> Shell:
+    """Commands of one person, by the plain way unless told otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {"HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1", **more}
+    if token is not None:
+        own["HF_TOKEN"] = token
+    return Shell(hub.endpoint, folder, own)
+
+
+def pushed_files(hub: LoopbackHub, name: str = NAME, revision: str = "main") -> dict[str, bytes]:
+    """What a revision of a dataset holds, as the Hub has it."""
+    repository = hub.datasets.find(name)
+    files = hub.datasets.revision(repository, revision).files
+    return {path: one.location.read_bytes() for path, one in files.items()}
+
+
+def is_whole(hub: LoopbackHub, name: str = NAME) -> bool:
+    """Whether main is an atlas every file of which is what its manifest says; False where it is none yet."""
+    files = pushed_files(hub, name)
+    if "atlas.json" not in files:
+        assert set(files) <= {".gitattributes"}, "a part of an atlas is visible"
+        return False
+    told = json.loads(files["atlas.json"])["files"]
+    for one in told:
+        assert hashlib.sha256(files[one["path"]]).hexdigest() == one["sha256"], one["path"]
+    assert {one["path"] for one in told} | {"README.md", "atlas.json", ".gitattributes"} == set(files)
+    return True
+
+
+def atlas_content(folder: Path) -> dict[str, bytes]:
+    """Every file of an atlas but those that say who holds it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("lock", "pulled.json", "checksums.json")
+    }

@@ -1,0 +1,133 @@
+"""Killed at ten moments of a push and of a pull: readers see the state before or after, and the next try ends it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.publish.maintenance import represent
+from indexer.publish.verification import verify
+from query import Atlas
+from tests.conftest import ROOT
+from tests.share.ground import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of
+
+TIMES = 10
+
+
+@contextmanager
+def killable(shell, *words):
+    """A function that runs the command in ``shell``, killed at a moment: (exit status, moments there were)."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.share.killed", *words], cwd=shell.folder, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": shell.endpoint, **shell.environment},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def run(moment: int) -> tuple[int, int]:
+        process.stdin.write(f"{moment}\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("moments "):
+                _, code, count = line.split()
+                return int(code), int(count)
+        raise AssertionError("the process ended")
+
+    with process:
+        try:
+            yield run
+        finally:
+            process.stdin.close()
+
+
+def moments(total: int) -> list[int]:
+    """Ten of them, spread, the first and nearly the last among them."""
+    return [1 + number * (total - 2) // (TIMES - 1) for number in range(TIMES)]
+
+
+def remembered(hub):
+    """A function that puts the Hub's datasets back to what they are now."""
+    repository, objects = hub.datasets.find(NAME), hub.datasets.objects
+    facts, kept = copy.deepcopy(vars(repository)), {path.name for path in objects.iterdir()}
+
+    def restore():
+        vars(repository).update(copy.deepcopy(facts))
+        for path in objects.iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+    return restore
+
+
+@pytest.mark.timeout(900)
+def test_a_push_that_is_killed_shows_nothing_or_all(made, tmp_path):
+    with open_hub(tmp_path / "hub") as hub:
+        ann = shell_of(hub, tmp_path / "ann")
+        atlas = AtlasFolder(shutil.copytree(made, ann.folder / "atlas"))
+        with killable(ann, "push", NAME) as run:
+            assert run(0)[0] == 0
+            with atlas.locked("test"):
+                represent(atlas, "output")
+            before, restore = pushed_files(hub)["atlas.json"], remembered(hub)
+            code, total = run(0)
+            after = pushed_files(hub)["atlas.json"]
+            assert (code, after != before) == (0, True)
+            seen = []
+            for moment in moments(total):
+                restore()
+                assert run(moment)[0] == -9, moment
+                assert is_whole(hub)
+                seen.append(pushed_files(hub)["atlas.json"])
+            assert set(seen) == {before, after}  # before the commit, and behind it
+            assert run(0)[0] == 0
+        assert is_whole(hub)
+        assert pushed_files(hub)["atlas.json"] == after
+        assert "refs/tags/g2" in hub.datasets.find(NAME).refs
+        assert not (atlas.root / ".push").exists()
+        assert verify(atlas) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_pull_that_is_killed_leaves_no_atlas_or_a_whole_one(made, tmp_path):
+    with open_hub(tmp_path / "hub") as hub:
+        ann = shell_of(hub, tmp_path / "ann")
+        atlas = AtlasFolder(shutil.copytree(made, ann.folder / "atlas"))
+        assert ann("index", "push", NAME, "--with-records").code == 0
+        got = AtlasFolder(ann.folder / "got")
+        with killable(ann, "pull", NAME, "--with-records", "--atlas", "got") as run:
+            code, total = run(0)
+            assert code == 0
+            assert atlas_content(got.root) == atlas_content(atlas.root)
+            for moment in moments(total):
+                shutil.rmtree(got.root)
+                code, _ = run(moment)
+                assert code == -9
+                if got.database.exists():
+                    assert got.origin.exists()  # nobody takes it for one of this machine
+                    with Atlas(got.root) as opened:
+                        assert len(opened.vectors("org/tiny-base")) == 9
+                code, _ = run(0)
+                assert code == 0, moment
+                assert atlas_content(got.root) == atlas_content(atlas.root)
+            # From one generation to the next.
+            with atlas.locked("test"):
+                represent(atlas, "output")
+            assert ann("index", "push", NAME, "--with-records").code == 0
+            shutil.copytree(got.root, tmp_path / "kept")
+            for moment in moments(total)[::3]:
+                shutil.rmtree(got.root)
+                shutil.copytree(tmp_path / "kept", got.root)
+                run(moment)
+                with Atlas(got.root) as opened:
+                    assert opened.generation in (1, 2)
+                    assert len(opened.vectors("org/tiny-base")) == 9
+                code, _ = run(0)
+                assert code == 0
+                with Atlas(got.root) as opened:
+                    assert opened.generation == 2

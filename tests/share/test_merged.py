@@ -1,0 +1,109 @@
+"""Shards of one base, and atlases of different bases, become one atlas: the same as if it had been built at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
+from indexer.listing.listing import Listing
+from indexer.publish.maintenance import rebuild
+from indexer.publish.verification import verify
+from indexer.share.merge import merge
+from query import Atlas
+
+BASE = "org/tiny-base"
+
+
+def shard(made, folder, keeps):
+    """The atlas of those models whose name ``keeps`` fits, as if only they had been listed and read."""
+    shutil.copytree(made, folder)
+    atlas = AtlasFolder(folder)
+    with Atlas(folder) as opened:
+        rows = opened.rows("SELECT model, record_key FROM fine_tunes")
+    for row in rows:
+        if not keeps(row["model"]):
+            atlas.record(row["record_key"]).unlink()
+    listing = Listing(atlas.listing(BASE))
+    listing.write([line for line in listing.as_lines() if line["kind"] != "model" or keeps(line["id"])])
+    atlas.database.unlink()  # which knows the others
+    with atlas.locked("test"):
+        rebuild(atlas)
+    return atlas
+
+
+def facts(root):
+    with Atlas(root) as opened:
+        near = opened.rows("SELECT model, rank, neighbour, round(similarity, 5) AS s FROM similar_models ORDER BY ALL")
+        return opened.rows("SELECT model, datasets, author FROM models ORDER BY model"), near
+
+
+def test_shards_make_what_one_build_makes(made, tmp_path):
+    first = shard(made, tmp_path / "a", lambda model: not model.startswith("cyd"))
+    second = shard(made, tmp_path / "b", lambda model: not model.startswith("ann"))
+    said = []
+    report = merge([first, second], AtlasFolder(tmp_path / "both"), said.append)
+    assert facts(tmp_path / "both") == facts(made)
+    assert (report.models, report.records, report.in_several, report.bases) == (9, 9, 3, [BASE])
+    assert any("3 models are in several" in one for one in said)
+    assert verify(AtlasFolder(tmp_path / "both")) == []
+    with Atlas(tmp_path / "both") as opened:
+        ids = [row["model_id"] for row in opened.rows("SELECT model_id FROM fine_tunes ORDER BY 1")]
+    assert ids == list(range(1, 10))
+
+
+def test_what_cannot_become_one_is_told(made, tmp_path):
+    first = shutil.copytree(made, tmp_path / "a")
+    second = shutil.copytree(made, tmp_path / "b")
+    out = AtlasFolder(tmp_path / "out")
+
+    def refused(*folders):
+        with pytest.raises(AtlasError) as caught:
+            merge([AtlasFolder(one) for one in folders], out, print)
+        assert not out.root.exists()
+        return str(caught.value)
+
+    assert "named twice" in refused(first, first)
+    assert "does not exist" in refused(first, tmp_path / "none")
+    path = next((second / "bases").glob("*.safetensors"))
+    path.rename(path.with_name(path.name.replace(path.name.partition("@")[2][:6], "000000")))
+    _other_commit(next((second / "bases").glob("*.safetensors")))
+    assert "is there at two commits" in refused(first, second)
+    shutil.rmtree(second / "records")
+    assert "has no records" in refused(first, second)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    with pytest.raises(AtlasError, match="is not empty"):
+        merge([AtlasFolder(first), AtlasFolder(made)], AtlasFolder(tmp_path / "full"), print)
+
+
+def _other_commit(path):
+    """The same base file with another commit in its notes; without a checksum, as those of before."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    told = json.loads(header["__metadata__"]["base"])
+    told["commit"] = path.stem.partition("@")[2]
+    header["__metadata__"] = {"base": json.dumps(told)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+@pytest.mark.slow
+def test_atlases_of_two_bases_become_one(made, tmp_path, monkeypatch):
+    from tests import world
+
+    monkeypatch.setattr(world, "BASE", "org/other-base")
+    monkeypatch.setattr(world, "OLD_ID", "other-base")
+    with world.indexed(world.make_world(tmp_path / "store", per_dataset=1)):
+        pass
+    report = merge([AtlasFolder(made), AtlasFolder(tmp_path / "atlas")], AtlasFolder(tmp_path / "both"), print)
+    assert report.bases == ["org/other-base", BASE]
+    assert report.models == 12
+    with Atlas(tmp_path / "both") as opened:
+        assert len(opened.similar("ann/glue-0", 3, base=BASE)) == 3
+        assert len({row["model_id"] for row in opened.rows("SELECT model_id FROM fine_tunes")}) == 12

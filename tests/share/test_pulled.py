@@ -1,0 +1,215 @@
+"""A pull: checked as a stranger's, in place all at once, read-only until it is adopted; and the cache behind hf://."""
+
+from __future__ import annotations
+
+import json
+
+import duckdb
+import pytest
+from huggingface_hub import constants
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
+from indexer.publish.maintenance import represent
+from indexer.publish.verification import verify
+from indexer.share.found import atlases_on_hub
+from indexer.share.origin import adopt, read_origin
+from indexer.share.pull import pull
+from query import Atlas
+from tests.share.ground import NAME, atlas_content, pushed_files
+
+
+def get(ann, tmp_path, name=NAME, folder="got", **options):
+    target = AtlasFolder(tmp_path / folder)
+    return target, pull(target, name, ann.said.append, **options)
+
+
+def test_what_arrives_is_what_was_pushed_and_answers_alike(ann, atlas, tmp_path):
+    ann.push(atlas)
+    got, report = get(ann, tmp_path)
+    expected = {path: data for path, data in atlas_content(atlas.root).items() if "/" not in path}
+    assert atlas_content(got.root) == expected
+    assert (report.models, report.fetched_files, report.bases) == (9, len(expected), ["org/tiny-base"])
+    with Atlas(got.root) as there, Atlas(atlas.root) as here:
+        assert there.similar("ann/glue-0", 3).to_rows() == here.similar("ann/glue-0", 3).to_rows()
+        assert len(there.vectors("org/tiny-base")) == 9
+    assert not any(path.is_symlink() for path in got.root.rglob("*"))
+    again = pull(got, NAME, ann.said.append)
+    assert (again.fetched_files, again.fetched_bytes) == (0, 0)
+
+
+def test_an_older_tag_and_then_what_is_new(ann, atlas, tmp_path):
+    ann.push(atlas)
+    with atlas.locked("test"):
+        represent(atlas, "output")
+    ann.push(atlas)
+    got, report = get(ann, tmp_path, f"{NAME}@g1")
+    assert report.generation == 1
+    report = pull(got, NAME, ann.said.append)
+    assert report.generation == 2
+    assert report.fetched_files < report.files  # segments that did not change were there
+    with Atlas(got.root) as opened:
+        assert opened.is_published("org/tiny-base", "output")
+        assert opened.similar("ann/glue-0", 2, representation="output")
+
+
+def test_it_is_read_only_until_it_is_adopted_with_its_records(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True, pack_bytes=200_000)
+    got, _ = get(ann, tmp_path)
+    with pytest.raises(AtlasError, match="was pulled from the Hub and is read-only"), got.locked("index build"):
+        pass
+    with pytest.raises(AtlasError, match="was pulled without records: a build would read all its 9 models again"):
+        adopt(got)
+    get(ann, tmp_path, with_records=True)
+    assert atlas_content(got.root) == atlas_content(atlas.root)
+    assert read_origin(got).has_records
+    assert adopt(got).repository == NAME
+    with got.locked("index represent"):
+        represent(got, "output")
+    assert verify(got) == []
+    with pytest.raises(AtlasError, match="is an atlas of your own: a pull would replace it"):
+        pull(got, NAME, ann.said.append)
+
+
+@pytest.mark.parametrize("what", ["database", "vectors"])
+def test_a_byte_that_flips_on_the_way_costs_a_second_try_and_then_the_pull(ann, atlas, tmp_path, what):
+    ann.push(atlas)
+    path = atlas.database if what == "database" else next(atlas.root.glob("*.faiss"))
+    spoilt = bytearray(path.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    sha256 = next(one["sha256"] for one in json.loads(pushed_files(ann.hub)["atlas.json"])["files"]
+                  if one["path"] == path.name)  # fmt: skip
+    fault = ann.hub.faults.add(sha256, role="cdn", method="GET", replace_content=bytes(spoilt), nth=1)
+    got, _ = get(ann, tmp_path)
+    assert fault.struck == 1
+    assert any("arrived damaged" in one for one in ann.said)
+    assert got.database.is_file()
+    ann.hub.faults.add(sha256, role="cdn", method="GET", replace_content=bytes(spoilt))
+    with pytest.raises(AtlasError, match="its checksum does not fit"):
+        get(ann, tmp_path, folder="other")
+    assert not (tmp_path / "other" / "atlas.duckdb").exists()
+    ann.hub.faults.clear()
+    get(ann, tmp_path, folder="other")
+
+
+def test_a_strangers_database_is_refused_before_it_is_in_place(ann, atlas, tmp_path):
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute("CREATE MACRO current_setting(name) AS true")
+    # As somebody would push it who does not use this program.
+    api = ann.hub.datasets
+    api.create(NAME)
+    files = {atlas.database.name: atlas.database.read_bytes()}
+    files |= {path.name: path.read_bytes() for path in atlas.root.glob("*.faiss")}
+    entries = [
+        {"path": path, "bytes": len(data), "sha256": api.keep(data), "part": "atlas"} for path, data in files.items()
+    ]
+    told = {
+        "format": 1, "generation": 1, "schema": _schema(), "tool": "evil", "published": "", "bases": [],
+        "representations": [], "counts": {}, "files": entries,
+    }  # fmt: skip
+    added = {one["path"]: api.describe_lfs(one["sha256"], one["bytes"]) for one in entries}
+    added["atlas.json"] = api.describe_regular(json.dumps(told).encode())
+    api.commit(NAME, None, "evil", added, [])
+    with pytest.raises(AtlasError, match="holds a macro 'current_setting'"):
+        get(ann, tmp_path)
+    assert not (tmp_path / "got" / "atlas.duckdb").exists()
+
+
+def _schema() -> int:
+    from indexer.atlas import SCHEMA_VERSION
+
+    return SCHEMA_VERSION
+
+
+def test_what_cannot_be_pulled_is_told_in_one_line(ann, atlas, tmp_path):
+    ann.hub.datasets.create("ann/data")
+    for name, sentence in {
+        "ann/nothing": "The Hub knows no dataset ann/nothing",
+        "ann/data": "The dataset ann/data is no atlas",
+        "nothing": "names no atlas on the Hub",
+        "ann/../x": "names no atlas on the Hub",
+        f"{NAME}@-x": "is no tag",
+    }.items():
+        with pytest.raises(AtlasError, match=sentence):
+            get(ann, tmp_path, name)
+    assert not (tmp_path / "got").exists()
+    ann.push(atlas)
+    with pytest.raises(AtlasError, match=r"has no revision 'g7'\. Its tags: g1"):
+        get(ann, tmp_path, f"{NAME}@g7")
+    with pytest.raises(AtlasError, match="was pushed without records"):
+        get(ann, tmp_path, with_records=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    with pytest.raises(AtlasError, match=r"is not empty \(thesis.tex\)"):
+        get(ann, tmp_path, folder="full")
+    with pytest.raises(AtlasError, match="is an atlas of your own"):
+        pull(atlas, NAME, ann.said.append)
+
+
+def test_a_repository_that_was_changed_by_hand_is_noticed_before_anything_is_fetched(ann, atlas, tmp_path):
+    ann.push(atlas)
+    ann.hub.datasets.commit(NAME, None, "by hand", {"atlas.duckdb": ann.hub.datasets.describe_lfs("0" * 64, 5)}, [])
+    ann.hub.reset_log()
+    with pytest.raises(AtlasError, match=r"atlas\.duckdb is not the file that its atlas\.json names"):
+        get(ann, tmp_path)
+    assert not [one for one in ann.hub.requests if one.role == "cdn"]
+
+
+def test_a_disk_without_room_is_told_before_anything_is_fetched(ann, atlas, tmp_path, monkeypatch):
+    ann.push(atlas)
+    monkeypatch.setattr("indexer.share.pull.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    ann.hub.reset_log()
+    with pytest.raises(AtlasError, match="The disk is too small"):
+        get(ann, tmp_path)
+    assert not [one for one in ann.hub.requests if one.role == "cdn"]
+
+
+def test_an_atlas_is_asked_at_its_address_and_offline(ann, atlas, tmp_path, monkeypatch):
+    ann.push(atlas)
+    with Atlas(f"hf://{NAME}@g1") as opened, Atlas(atlas.root) as here:
+        assert opened.similar("ann/glue-0", 3).to_rows() == here.similar("ann/glue-0", 3).to_rows()
+        assert any("fetching" in note for note in opened.notes)
+        with pytest.raises(AtlasError, match="is read-only"), opened.folder.locked("query lineage --all"):
+            pass
+    ann.hub.reset_log()
+    with Atlas(f"hf://{NAME}@g1"):
+        assert len(ann.hub.requests) == 1
+    ann.hub.faults.add("/api/datasets", status=503)
+    with Atlas(f"hf://{NAME}@g1") as opened:
+        assert any("is taken from the cache" in note for note in opened.notes)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    ann.hub.reset_log()
+    with Atlas(f"hf://datasets/{NAME}@g1") as opened:
+        assert opened.show("ann/glue-0")
+    assert not ann.hub.requests
+    with pytest.raises(AtlasError, match="is not in the cache, and HF_HUB_OFFLINE forbids"):
+        Atlas("hf://ann/other")
+
+
+def test_a_moved_branch_is_followed(ann, atlas):
+    ann.push(atlas)
+    with Atlas(f"hf://{NAME}") as opened:
+        assert opened.generation == 1
+    with atlas.locked("test"):
+        represent(atlas, "output")
+    ann.push(atlas)
+    with Atlas(f"hf://{NAME}") as opened:
+        assert opened.generation == 2
+    with Atlas(f"hf://{NAME}@g1") as opened:
+        assert opened.generation == 1
+
+
+def test_atlases_are_listed_by_what_their_cards_say(ann, atlas):
+    assert atlases_on_hub() == []
+    ann.push(atlas)
+    rows = atlases_on_hub()
+    assert [(row["atlas"], row["bases"], row["models"], row["generation"]) for row in rows] == [
+        (NAME, ["org/tiny-base"], 9, 1)
+    ]
+    evil = b"---\ntags: [vectors-in-the-wild, 'base_model:\\e[2Jx']\natlas: {models: many}\n---\n"
+    ann.hub.datasets.create("ann/evil")
+    ann.hub.datasets.commit("ann/evil", None, "x", {"README.md": ann.hub.datasets.describe_regular(evil)}, [])
+    told = {row["atlas"]: row for row in atlases_on_hub()}
+    assert told["ann/evil"]["models"] is None
+    assert "\x1b" not in str(told)
+    assert [row["atlas"] for row in atlases_on_hub("org/tiny-base")] == [NAME]
