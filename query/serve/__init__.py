@@ -1,0 +1,1 @@
+"""An atlas served to other programs."""

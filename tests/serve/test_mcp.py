@@ -1,0 +1,114 @@
+"""A real client of the Model Context Protocol asks `query serve --mcp`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytest.importorskip("mcp")
+
+
+def ask(atlas, calls):
+    """One session: the tools offered, and the answer to each (name, arguments)."""
+    import anyio
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "query", "serve", "--mcp", "--atlas", str(atlas)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=str(ROOT),
+    )
+
+    async def session():
+        async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as client:
+            told = await client.initialize()
+            tools = (await client.list_tools()).tools
+            return told, tools, [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    return anyio.run(session)
+
+
+def test_a_client_finds_typed_tools_and_asks_them(made):
+    calls = [
+        ("similar", {"model": "ann/glue-0", "k": 2}),
+        ("similar", {"model": "ann/glue-0", "k": 2, "where": "downloads > 100", "explain": True}),
+        ("predict", {"model": "ann/glue-0"}),
+        ("show", {"model": "ann/glue-0"}),
+        ("compare", {"a": "ann/glue-0", "b": "bob/imdb-1"}),
+        ("datasets", {"limit": 2}),
+        ("sql", {"statement": "SELECT model FROM models ORDER BY model", "limit": 4}),
+    ]
+    refused = [
+        ("lineage", {"model": "ann/glue-0"}),  # whose weights would have to be read, from a Hub that is not there
+        ("similar", {"model": "ann/glue-9"}),
+        ("similar", {"model": "ann/glue-0", "k": 100_000}),
+        ("sql", {"statement": "DROP TABLE models"}),
+        ("sql", {"statement": "FROM read_text('/etc/passwd')"}),
+        ("sql", {"statement": "SELECT 1", "limit": 100_000}),
+    ]
+    told, tools, answers = ask(made, calls + refused)
+    assert told.server_info.name == "vectors-in-the-wild"
+    assert "org/tiny-base (9 models)" in told.instructions
+    assert {tool.name for tool in tools} >= {"similar", "predict", "show", "compare", "lineage", "datasets", "sql"}
+    for tool in tools:
+        assert tool.description
+        assert tool.output_schema["type"] == "object"
+        assert tool.annotations.read_only_hint
+    good, bad = answers[: len(calls)], answers[len(calls) :]
+    assert not [one.content for one in good if one.is_error]
+    similar, explained, predicted, shown, compared, datasets, sql = (one.structured_content for one in good)
+    assert [row["model"] for row in similar["neighbours"]] == ["bob/glue-1", "cyd/glue-2"]
+    assert explained["neighbours"][0]["because"]["families"]
+    assert predicted["answers"][0]["dataset"] == "glue"
+    assert shown["facts"]["model"] == "ann/glue-0"
+    assert compared["facts"]
+    assert datasets == {
+        "datasets": [
+            {"base": "org/tiny-base", "dataset": name, "models": 3, "authors": 3} for name in ("glue", "imdb")
+        ],
+        "truncated": True,
+    }
+    assert (sql["columns"], len(sql["rows"]), sql["truncated"]) == (["model"], 4, True)
+    for one, sentence in zip(
+        bad, ("cannot be read", "ann/glue-9", "200", "The atlas can only be read", "out of reach", "1000"), strict=True
+    ):
+        assert one.is_error
+        assert sentence in one.content[0].text
+        assert "Traceback" not in one.content[0].text
+
+
+def test_stdout_carries_the_protocol_and_nothing_else(made):
+    """What is asked by hand: every line that comes back is a message of the protocol."""
+    hello = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+    }  # fmt: skip
+    more = [{"jsonrpc": "2.0", "method": "notifications/initialized"},
+            {"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+             "params": {"name": "datasets", "arguments": {}}}]  # fmt: skip
+    lines = "".join(json.dumps(one) + "\n" for one in (hello, *more))
+    done = subprocess.run(
+        [sys.executable, "-m", "query", "serve", "--mcp", "--atlas", str(made)],
+        input=lines, capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told[0]["id"] == 1
+    assert all(one["jsonrpc"] == "2.0" for one in told)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_must_be_said_which_protocol(made):
+    done = subprocess.run(
+        [sys.executable, "-m", "query", "serve", "--atlas", str(made)], capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--mcp" in done.stderr
