@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from query.lineage.edges import Edge
+from query.results import Drawn, Rows
+from query.wording import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Of a table's columns, the one that a narrow terminal can do without first.
+LEAST_TELLING = ("left", "coefficient", "method", "direction", "because")
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,15 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
-class Lineage:
+@dataclass(frozen=True, repr=False)
+class Lineage(Drawn):
     """Where one model comes from.
 
     ``rows``: its parents, or one row for the base. ``bytes_read``: of weights, for this answer. ``models_read``: how
     many models' weights that was. ``notes``: what a person should know besides.
     """
+
+    LEAST_TELLING = LEAST_TELLING
 
     model: str
     base: str
@@ -52,6 +64,94 @@ class Lineage:
     models_read: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def headline(self) -> str:
+        """Whom it was made from, and how."""
+        if not self.rows:
+            return f"{self.model}: its weights could not be read"
+        return f"{self.model}: " + "; ".join(
+            f"{row.kind}{f' from {row.parent}' if row.parent else ''} (card: {row.card})" for row in self.rows
+        )
+
+    @property
+    def edges(self) -> list[Edge]:
+        """The steps to it."""
+        return [
+            Edge(
+                parent=row.parent if row.parent_id is not None else None,
+                child=self.model,
+                kind=row.kind,
+                coefficient=row.coefficient,
+                left=row.left,
+                card=row.card,
+                direction=row.direction,
+            )
+            for row in self.rows
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model, its base, the rows and what was read."""
+        asked = {"model": self.model, "base": self.base, "parents": [row.as_row() for row in self.rows]}
+        read = {"bytes_read": self.bytes_read, "models_read": self.models_read}
+        return asked | read | {"notes": list(self.notes)}
+
     def to_rows(self) -> list[dict[str, Any]]:
         """The command's JSON."""
         return [row.as_row() | {"bytes_read": self.bytes_read} for row in self.rows]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows: the answer is a list."""
+        return self.to_rows()
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; what does not fit beside the rest only with ``details``."""
+        return self.to_rows() if details else _short(self.to_rows())
+
+    def figure(self, theme: str = "light") -> Figure:
+        """The model and its parents as a tree."""
+        from query.lineage.tree import tree_figure
+
+        return tree_figure(self.edges, self.base, theme, self.model)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Lineages(Rows[Lineage], Drawn):
+    """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
+
+    LEAST_TELLING = LEAST_TELLING
+
+    base: str
+    items: tuple[Lineage, ...]
+
+    @property
+    def headline(self) -> str:
+        """How many were made from another fine-tune."""
+        continued = sum(any(row.parent_id is not None for row in one.rows) for one in self.items)
+        return f"Of {counted(len(self.items), 'model')} of {self.base}, {continued:,} were made from another of them."
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Notes on single models."""
+        return tuple(f"{one.model}: {note}" for one in self.items for note in one.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The base and the rows."""
+        return {"base": self.base, "models": [one.to_dict() for one in self.items]}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each parent of each model."""
+        return [{"model": one.model, **row} for one in self.items for row in one.to_rows()]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; what does not fit beside the rest only with ``details``."""
+        return self.to_rows() if details else _short(self.to_rows())
+
+    def figure(self, theme: str = "light") -> Figure:
+        """The family tree."""
+        from query.lineage.tree import tree_figure
+
+        return tree_figure([edge for one in self.items for edge in one.edges], self.base, theme)
+
+
+def _short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in ("same", "bytes_read")} for row in rows]

@@ -155,6 +155,5 @@ def no_factors(base: str) -> AtlasError:
     """What an atlas without records says when it is asked for lineage."""
     return AtlasError(
         f"Lineage is told from the records of {base}, and this atlas holds none with factors.",
-        f"Build it here without --no-keep-factors (index build --base {base}), or pull one that was pushed "
-        "--with-records.",
+        f"Build it here without `keep_factors=False` (`build({base!r})`), or pull one that was pushed --with-records.",
     )

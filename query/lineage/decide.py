@@ -24,54 +24,11 @@ from query.lineage.evidence import (
 )
 from query.lineage.grids import grid_of, level_share
 from query.lineage.kinship import kinship
+from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, Link, Reading, Verdict, age, one_link
 from query.lineage.thresholds import Limits
 
 if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
-
-TUNED = "tuned from the base"
-CONTINUED = "continued"
-MERGE = "merge"
-LORA = "LoRA merged"
-COPY = "copy"
-RECAST = "recast"
-QUANTISED = "quantised copy"
-
-
-@dataclass(frozen=True)
-class Link:
-    """One step: from ``parent`` (None: the base, or a model that the atlas does not hold) to the asked model.
-
-    ``coefficient``: the parent's weight. ``left``: share of ‖δ‖² that all links together do not explain. ``method``: of
-    a merge. ``because``: the evidence in a few words. ``direction``: whether the order is known. ``proven``: by what is
-    exactly the same, not by sizes and angles. ``same``: other models that the weights cannot tell from the parent.
-    """
-
-    parent: Candidate | None
-    kind: str
-    coefficient: float
-    left: float
-    because: str
-    method: str | None = None
-    direction: bool = True
-    proven: bool = True
-    same: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The links found; ``settled``: reading more models would not change them. No links: none was found."""
-
-    links: tuple[Link, ...]
-    settled: bool
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A candidate and its parts."""
-
-    candidate: Candidate
-    parts: ModelParts
 
 
 class Judge:
@@ -139,13 +96,13 @@ class Judge:
         ]
         if not equal:
             return None
-        first, *others = sorted(equal, key=lambda one: (-SPACING[one.parts.precision], _age(one.candidate)))
+        first, *others = sorted(equal, key=lambda one: (-SPACING[one.parts.precision], age(one.candidate)))
         if self.m.precision != first.parts.precision:
             left = single(self.m, first.parts).left
             because = f"the same weights, stored as {self.m.precision}"
-            return _one(first, RECAST, 1.0, left, because, True, others)
+            return one_link(first, RECAST, 1.0, left, because, True, others)
         direction = self.is_before(first.candidate) is not None
-        return _one(first, COPY, 1.0, 0.0, "the same weights", direction, others)
+        return one_link(first, COPY, 1.0, 0.0, "the same weights", direction, others)
 
     def _quantised(self, read: Sequence[Reading]) -> Verdict | None:
         """Its weights stand on the levels of a quantiser; the source is the model that rounds to them."""
@@ -164,9 +121,9 @@ class Judge:
         if of_base >= best:
             return Verdict((Link(None, QUANTISED, 1.0, 1.0, because),), settled=True)
         first, *others = sorted(
-            (one for share, one in shares if share >= best - 1e-6), key=lambda one: _age(one.candidate)
+            (one for share, one in shares if share >= best - 1e-6), key=lambda one: age(one.candidate)
         )
-        return _one(first, QUANTISED, 1.0, single(self.m, first.parts).left, because, True, others)
+        return one_link(first, QUANTISED, 1.0, single(self.m, first.parts).left, because, True, others)
 
     def _summed(self, read: Sequence[Reading]) -> Verdict | None:
         """An exact sum of others' changes: linear, task arithmetic, SLERP."""
@@ -237,14 +194,14 @@ class Judge:
         found = [(rank, one) for one in read if (rank := self._rank_over(one)) is not None]
         better = [(rank, one) for rank, one in found if of_base is None or rank <= 0.7 * of_base]
         if better:
-            rank, first = min(better, key=lambda pair: (pair[0], _age(pair[1].candidate)))
+            rank, first = min(better, key=lambda pair: (pair[0], age(pair[1].candidate)))
             others = [one for other, one in better if other == rank and one is not first]
             seen = single(self.m, first.parts)
             turned = abs(seen.cosine) > abs(seen.reverse)
             if turned and self.is_before(first.candidate) is None:
                 return None
             direction = self.is_before(first.candidate) is not None or not turned
-            return _one(first, LORA, 1.0, seen.left, f"the difference is of rank {rank}", direction, others)
+            return one_link(first, LORA, 1.0, seen.left, f"the difference is of rank {rank}", direction, others)
         if of_base is None:
             return None
         link = Link(None, LORA, 1.0, 1.0, f"the change is of rank {of_base}")
@@ -305,9 +262,9 @@ class Judge:
             return None
         most = max(one.shared for one in found) - self.limits.shared
         near = [one for one in found if one.shared >= most]
-        first = min(near, key=lambda one: (round(one.left, 9), _age(one.reading.candidate)))
+        first = min(near, key=lambda one: (round(one.left, 9), age(one.reading.candidate)))
         others = [one.reading for one in near if one is not first and abs(one.left - first.left) < 1e-9]
-        verdict = _one(first.reading, CONTINUED, 1.0, first.left, first.because, first.direction, others)
+        verdict = one_link(first.reading, CONTINUED, 1.0, first.left, first.because, first.direction, others)
         return Verdict((replace(verdict.links[0], proven=first.is_proven),), settled=False)
 
     def _relative(self, reading: Reading) -> _Relative | None:
@@ -371,7 +328,7 @@ class Judge:
 
     def _may_come_from(self, one: Reading, parent: Reading) -> bool:
         """Whether ``one`` may have been continued from ``parent``, with embeddings that say which way it went."""
-        if self.dates and _age(parent.candidate) > _age(one.candidate):
+        if self.dates and age(parent.candidate) > age(one.candidate):
             return False
         seen = single(one.parts, parent.parts)
         if abs(seen.cosine) > self.limits.aligned or abs(seen.cosine) >= abs(seen.reverse):
@@ -393,18 +350,10 @@ class _Relative:
     shared: int
 
 
-def _one(
-    one: Reading, kind: str, coefficient: float, left: float, because: str, direction: bool, others: Sequence[Reading]
-) -> Verdict:
-    same = tuple(other.candidate.model for other in others)
-    link = Link(one.candidate, kind, coefficient, left, because, direction=direction, same=same)
-    return Verdict((link,), settled=True)
-
-
 def _distinct(read: Sequence[Reading]) -> list[Reading]:
     """Models that repeat each other count once: the earliest of each."""
     kept: list[Reading] = []
-    for one in sorted(read, key=lambda reading: _age(reading.candidate)):
+    for one in sorted(read, key=lambda reading: age(reading.candidate)):
         if not any(_repeats(one, other) for other in kept):
             kept.append(one)
     return kept
@@ -413,11 +362,6 @@ def _distinct(read: Sequence[Reading]) -> list[Reading]:
 def _repeats(one: Reading, other: Reading) -> bool:
     seen = single(one.parts, other.parts)
     return seen.left < 1e-2 and abs(seen.cosine) < 0.5
-
-
-def _age(candidate: Candidate) -> tuple[bool, float, int]:
-    created = candidate.created
-    return created is None, created.timestamp() if created else 0.0, candidate.model_id
 
 
 def _negative(found: Combination) -> bool:

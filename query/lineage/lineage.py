@@ -19,7 +19,8 @@ from query.lineage.candidates import (
     read_candidates,
 )
 from query.lineage.card import NOT_DECLARED, Declared, against_card, declared_by, declared_in
-from query.lineage.decide import TUNED, Judge, Link
+from query.lineage.decide import Judge
+from query.lineage.links import TUNED, Link
 from query.lineage.search import Search, Spending
 from query.lineage.thresholds import Limits
 from query.lookup import describe_unindexed, unknown_model
@@ -49,7 +50,9 @@ def lineage(
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is not None and known.status == "skipped":
-        raise AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}")
+        raise AtlasError(
+            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({model!r})`"
+        )
     if known is not None and known.status == "indexed":
         tracer = Tracer(atlas, known.base, dates=dates, limits=limits)
         return tracer.of_indexed(known.model_id)

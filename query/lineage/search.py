@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from indexer.errors import ModelError
 from query.lineage.candidates import Candidate, FactorStore
-from query.lineage.decide import CONTINUED, Judge, Link, Reading, Verdict
+from query.lineage.decide import Judge
 from query.lineage.evidence import Combinations, residual
+from query.lineage.links import CONTINUED, Link, Reading, Verdict
 
 if TYPE_CHECKING:
     from indexer.records.parts import ModelParts

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from query.lineage.edges import Edge
 
 if TYPE_CHECKING:
     from query.lineage.answer import Lineage
     from query.reader import AtlasReader
-
-
-@dataclass(frozen=True)
-class Edge:
-    """One stored step from ``parent`` (None: the base) to ``child``."""
-
-    parent: str | None
-    child: str
-    kind: str
-    coefficient: float
-    left: float
-    card: str
-    direction: str
 
 
 def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
@@ -31,7 +19,7 @@ def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
     The query layer only reads: the lines are handed to the indexer, which alone writes, behind its lock. ``atlas``
     then shows the new generation. Raises AtlasError where somebody else is writing.
     """
-    from indexer.publish.lineage import store_lineage
+    from indexer.publish.told import store_lineage
 
     keys = {
         row["model"]: row["record_key"]
@@ -62,22 +50,6 @@ def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
     store_lineage(atlas.folder, base, lines)
     atlas.refresh()
     return len(lines)
-
-
-def edges_of(answer: Lineage) -> list[Edge]:
-    """The same of one answer."""
-    return [
-        Edge(
-            parent=row.parent if row.parent_id is not None else None,
-            child=answer.model,
-            kind=row.kind,
-            coefficient=row.coefficient,
-            left=row.left,
-            card=row.card,
-            direction=row.direction,
-        )
-        for row in answer.rows
-    ]
 
 
 def stored_edges(atlas: AtlasReader, base: str) -> list[Edge]:

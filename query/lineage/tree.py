@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, draw, label, new_figure, write_output
-from query.lineage.decide import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
-from query.lineage.stored import Edge
+from query.lineage.edges import Edge
+from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

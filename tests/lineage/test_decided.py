@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from query.lineage.candidates import Candidate
-from query.lineage.decide import CONTINUED, Judge, Reading
+from query.lineage.decide import Judge
+from query.lineage.links import CONTINUED, Reading
 from query.lineage.thresholds import Limits
 from tests.lineage.test_evidence import BASE, TOKENS, A, B, added, matrices, parts, trained
 

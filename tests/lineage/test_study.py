@@ -94,7 +94,7 @@ def test_merges_are_those_that_mergekit_defines():
     assert all(len(row.unique()) <= 16 for row in nf4(torch.randn(8, 64)))
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.timeout(7200)
 def test_lineage_is_told_on_a_family_that_the_limits_were_not_set_on(tmp_path):
     """Two hundred models of GPT-2's architecture; twenty minutes."""
