@@ -1,6 +1,9 @@
 -- The atlas's database: every table, view and macro, with a comment on each column.
 -- This file is run as it stands to make a new atlas.duckdb; no other code creates anything.
+-- What people ask is in the schema main; what the program keeps for itself is in the schema internal.
 -- Times are UTC. A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
+
+CREATE SCHEMA internal;
 
 CREATE TABLE atlas_info (
     schema_version INTEGER NOT NULL,
@@ -71,7 +74,7 @@ CREATE TABLE fine_tunes (
 );
 COMMENT ON TABLE fine_tunes IS 'Every model found for a base, whatever became of it: one row for each (model, base).';
 COMMENT ON COLUMN fine_tunes.model_id IS 'Integer id, unique for each (model, base), never used twice; also the id in the FAISS files.';
-COMMENT ON COLUMN fine_tunes.model IS 'Id on the Hub (owner/name), or the path of a local folder.';
+COMMENT ON COLUMN fine_tunes.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN fine_tunes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN fine_tunes.author IS 'Account that owns it; "local" for a folder.';
 COMMENT ON COLUMN fine_tunes."commit" IS 'Commit of the model that this row speaks of.';
@@ -82,7 +85,7 @@ COMMENT ON COLUMN fine_tunes.detail IS 'Why, in a sentence.';
 COMMENT ON COLUMN fine_tunes.attempts IS 'How often it was tried.';
 COMMENT ON COLUMN fine_tunes.tried IS 'When it was last tried.';
 COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed.';
-COMMENT ON COLUMN fine_tunes.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, or record (put back from its record).';
+COMMENT ON COLUMN fine_tunes.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (of this machine), or record (put back from its record).';
 COMMENT ON COLUMN fine_tunes.parent IS 'The model it was directly tuned from, where that is not the base itself.';
 COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
 COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
@@ -108,6 +111,8 @@ CREATE TABLE records (
     is_copy BOOLEAN NOT NULL DEFAULT false,
     is_unrelated BOOLEAN NOT NULL DEFAULT false,
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
+    vector_group VARCHAR NOT NULL DEFAULT 'full',
+    signature VARCHAR,
     has_spectra BOOLEAN NOT NULL DEFAULT false,
     duplicate_group INTEGER,
     duplicate_of INTEGER,
@@ -134,6 +139,8 @@ COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the 
 COMMENT ON COLUMN records.is_copy IS 'All deltas are zero: a copy of the base.';
 COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold, or it is an adapter of another base: trained from scratch, or from something else.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
+COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change came as LoRA factors), or full (all others: a LoRA merged into full weights, a half-frozen model, and an adapter together with the full fine-tune that it stands on).';
+COMMENT ON COLUMN records.signature IS 'Its uncentred vector folded into 120 bytes (base64): only models with like signatures are compared matrix by matrix, to find duplicates.';
 COMMENT ON COLUMN records.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
 COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
@@ -285,55 +292,125 @@ CREATE TABLE representations (
     length INTEGER NOT NULL,
     vectors INTEGER NOT NULL,
     per_delta BOOLEAN NOT NULL,
+    blocks INTEGER NOT NULL,
+    budget INTEGER,
+    centre VARCHAR,
     index_choice VARCHAR NOT NULL,
     index_memory BIGINT NOT NULL,
     promised_recall DOUBLE NOT NULL
 );
-COMMENT ON TABLE representations IS 'Published vectors: one row for each (base, representation); the files stand in segments and compressed_indexes.';
+COMMENT ON TABLE representations IS 'Published vectors: one row for each (base, representation); their files: see indexes.';
 COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN representations.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth.';
+COMMENT ON COLUMN representations.representation IS 'Name: input, input_v1, output, delta, seed, seed_scaled, spectrum, depth.';
 COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions never meet.';
 COMMENT ON COLUMN representations.rank IS 'Singular triplets that the vectors were made from.';
 COMMENT ON COLUMN representations.length IS 'Length of a vector.';
 COMMENT ON COLUMN representations.vectors IS 'Models that have a vector (a zero delta has none).';
 COMMENT ON COLUMN representations.per_delta IS 'Whether a vector is a concatenation of equally long blocks in the order of bases.deltas.';
+COMMENT ON COLUMN representations.blocks IS 'Blocks that are compared one by one (the mean cosine of those that both models changed); 0 where the cosine of the whole vector counts.';
+COMMENT ON COLUMN representations.budget IS 'About how many numbers a vector was to have (--vector-length); null where nobody said.';
+COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null where none was.';
 COMMENT ON COLUMN representations.index_choice IS 'auto, exact, or the FAISS factory string that was asked for (index build --index).';
 COMMENT ON COLUMN representations.index_memory IS 'Bytes that a compressed index may take in a reader''s memory.';
 COMMENT ON COLUMN representations.promised_recall IS 'Below this recall@10 no compressed index is published.';
 
-CREATE TABLE segments (
+CREATE TABLE internal.segments (
     base VARCHAR NOT NULL,
     representation VARCHAR NOT NULL,
     segment INTEGER NOT NULL,
     vectors INTEGER NOT NULL,
     in_compressed BOOLEAN NOT NULL,
+    centre VARCHAR,
     faiss_file VARCHAR NOT NULL,
     faiss_sha256 VARCHAR NOT NULL,
     faiss_bytes BIGINT NOT NULL
 );
-COMMENT ON TABLE segments IS 'FAISS files of exact vectors, never changed once written; merged into larger ones now and then.';
-COMMENT ON COLUMN segments.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN segments.representation IS 'Name of the representation.';
-COMMENT ON COLUMN segments.segment IS 'Age: the oldest has the smallest number.';
-COMMENT ON COLUMN segments.vectors IS 'Vectors in the file, those that count no more (removed_vectors) included.';
-COMMENT ON COLUMN segments.in_compressed IS 'Whether the compressed index proposes its vectors; where not, it is searched exactly.';
-COMMENT ON COLUMN segments.faiss_file IS 'Name of the FAISS file beside this database.';
-COMMENT ON COLUMN segments.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
-COMMENT ON COLUMN segments.faiss_bytes IS 'Its size in bytes.';
+COMMENT ON TABLE internal.segments IS 'FAISS files of exact vectors, never changed once written; merged into larger ones now and then.';
+COMMENT ON COLUMN internal.segments.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.segments.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.segments.segment IS 'Age: the oldest has the smallest number.';
+COMMENT ON COLUMN internal.segments.vectors IS 'Vectors in the file, those that count no more (removed_vectors) included.';
+COMMENT ON COLUMN internal.segments.in_compressed IS 'Whether the compressed index proposes its vectors; where not, it is searched exactly.';
+COMMENT ON COLUMN internal.segments.centre IS 'Version of the centre that was subtracted from its vectors, which are then kept in 16 bits: that of the representation; null where none was.';
+COMMENT ON COLUMN internal.segments.faiss_file IS 'Name of the FAISS file beside this database.';
+COMMENT ON COLUMN internal.segments.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN internal.segments.faiss_bytes IS 'Its size in bytes.';
 
-CREATE TABLE removed_vectors (
+CREATE TABLE internal.removed_vectors (
     base VARCHAR NOT NULL,
     representation VARCHAR NOT NULL,
     segment INTEGER NOT NULL,
     model_id INTEGER NOT NULL
 );
-COMMENT ON TABLE removed_vectors IS 'Vectors of a segment that count no more: withdrawn, or replaced by one in a newer segment.';
-COMMENT ON COLUMN removed_vectors.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN removed_vectors.representation IS 'Name of the representation.';
-COMMENT ON COLUMN removed_vectors.segment IS 'The segment that holds the vector, see segments.';
-COMMENT ON COLUMN removed_vectors.model_id IS 'The model, see fine_tunes.';
+COMMENT ON TABLE internal.removed_vectors IS 'Vectors of a segment that count no more: withdrawn, or replaced by one in a newer segment.';
+COMMENT ON COLUMN internal.removed_vectors.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.removed_vectors.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.removed_vectors.segment IS 'The segment that holds the vector, see segments.';
+COMMENT ON COLUMN internal.removed_vectors.model_id IS 'The model, see fine_tunes.';
 
-CREATE TABLE compressed_indexes (
+CREATE TABLE internal.vector_masks (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    changed VARCHAR NOT NULL,
+    model_ids INTEGER[] NOT NULL
+);
+COMMENT ON TABLE internal.vector_masks IS 'Models some blocks of whose vectors are zero, because they left matrices untouched (adapters, half-frozen models); those of all others are all there.';
+COMMENT ON COLUMN internal.vector_masks.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.vector_masks.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.vector_masks.changed IS 'A digit for each block, in the order of bases.deltas: 1 where the matrix was changed.';
+COMMENT ON COLUMN internal.vector_masks.model_ids IS 'The models of which that is so, see fine_tunes.';
+
+CREATE TABLE internal.centres (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    vector_group VARCHAR NOT NULL,
+    block INTEGER NOT NULL,
+    models INTEGER NOT NULL,
+    votes INTEGER NOT NULL,
+    numbers FLOAT[] NOT NULL
+);
+COMMENT ON TABLE internal.centres IS 'What is subtracted from every block of a vector before it is scaled to unit norm again: the mean block of the model''s group, one vote an author, times votes/(votes + 2). It moves only when its group has grown by half.';
+COMMENT ON COLUMN internal.centres.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.centres.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.centres.vector_group IS 'adapter or full, see records.vector_group.';
+COMMENT ON COLUMN internal.centres.block IS 'Which block, from 0, in the order of bases.deltas.';
+COMMENT ON COLUMN internal.centres.models IS 'Models of the group when this was made: no copies, unrelated models and repeats.';
+COMMENT ON COLUMN internal.centres.votes IS 'Authors of models that changed the matrix.';
+COMMENT ON COLUMN internal.centres.numbers IS 'The mean of the blocks of unit norm, shrunk.';
+
+CREATE TABLE internal.centre_members (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    vector_group VARCHAR NOT NULL,
+    model_id INTEGER NOT NULL,
+    record_key VARCHAR NOT NULL
+);
+COMMENT ON TABLE internal.centre_members IS 'The models that a centre was made of, which a later publish may know otherwise.';
+COMMENT ON COLUMN internal.centre_members.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.centre_members.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.centre_members.vector_group IS 'adapter or full.';
+COMMENT ON COLUMN internal.centre_members.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN internal.centre_members.record_key IS 'Its record then.';
+
+CREATE TABLE backgrounds (
+    base VARCHAR NOT NULL,
+    representation VARCHAR NOT NULL,
+    one_group VARCHAR NOT NULL,
+    other_group VARCHAR NOT NULL,
+    pairs BIGINT NOT NULL,
+    similarity FLOAT NOT NULL,
+    share DOUBLE NOT NULL
+);
+COMMENT ON TABLE backgrounds IS 'How similar strangers are: models by other authors that both name data sets, and none in common. Points of the distribution; none where there are too few pairs. Made anew with the centre.';
+COMMENT ON COLUMN backgrounds.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN backgrounds.representation IS 'Name of the representation.';
+COMMENT ON COLUMN backgrounds.one_group IS 'Group of one of the two, see records.vector_group: the first by the alphabet.';
+COMMENT ON COLUMN backgrounds.other_group IS 'Group of the other.';
+COMMENT ON COLUMN backgrounds.pairs IS 'Pairs that were looked at.';
+COMMENT ON COLUMN backgrounds.similarity IS 'A similarity.';
+COMMENT ON COLUMN backgrounds.share IS 'The share of pairs at least so similar: (1 + their number)/(1 + pairs).';
+
+CREATE TABLE internal.compressed_indexes (
     base VARCHAR NOT NULL,
     representation VARCHAR NOT NULL,
     factory VARCHAR NOT NULL,
@@ -347,19 +424,19 @@ CREATE TABLE compressed_indexes (
     faiss_sha256 VARCHAR,
     faiss_bytes BIGINT
 );
-COMMENT ON TABLE compressed_indexes IS 'Where vectors are many: an index that proposes candidates, which are then compared exactly. Without a file: one that did not keep its promise, and is not used.';
-COMMENT ON COLUMN compressed_indexes.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN compressed_indexes.representation IS 'Name of the representation.';
-COMMENT ON COLUMN compressed_indexes.factory IS 'FAISS factory string of the index.';
-COMMENT ON COLUMN compressed_indexes.parameters IS 'FAISS search parameters, e.g. nprobe=16; empty where the index has none.';
-COMMENT ON COLUMN compressed_indexes.candidates IS 'Models that it proposes, to be compared exactly, for ten results.';
-COMMENT ON COLUMN compressed_indexes.trained_on IS 'Models in the atlas when it was trained.';
-COMMENT ON COLUMN compressed_indexes.vectors IS 'Vectors in it.';
-COMMENT ON COLUMN compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured when this was published.';
-COMMENT ON COLUMN compressed_indexes.queries IS 'Models that the recall was measured with.';
-COMMENT ON COLUMN compressed_indexes.faiss_file IS 'Name of the FAISS file beside this database; null where it was not published.';
-COMMENT ON COLUMN compressed_indexes.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
-COMMENT ON COLUMN compressed_indexes.faiss_bytes IS 'Its size in bytes.';
+COMMENT ON TABLE internal.compressed_indexes IS 'Where vectors are many: an index that proposes candidates, which are then compared exactly. Without a file: one that did not keep its promise, and is not used.';
+COMMENT ON COLUMN internal.compressed_indexes.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN internal.compressed_indexes.representation IS 'Name of the representation.';
+COMMENT ON COLUMN internal.compressed_indexes.factory IS 'FAISS factory string of the index.';
+COMMENT ON COLUMN internal.compressed_indexes.parameters IS 'FAISS search parameters, e.g. nprobe=16; empty where the index has none.';
+COMMENT ON COLUMN internal.compressed_indexes.candidates IS 'Models that it proposes, to be compared exactly, for ten results.';
+COMMENT ON COLUMN internal.compressed_indexes.trained_on IS 'Models in the atlas when it was trained.';
+COMMENT ON COLUMN internal.compressed_indexes.vectors IS 'Vectors in it.';
+COMMENT ON COLUMN internal.compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured when this was published.';
+COMMENT ON COLUMN internal.compressed_indexes.queries IS 'Models that the recall was measured with.';
+COMMENT ON COLUMN internal.compressed_indexes.faiss_file IS 'Name of the FAISS file beside this database; null where it was not published.';
+COMMENT ON COLUMN internal.compressed_indexes.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN internal.compressed_indexes.faiss_bytes IS 'Its size in bytes.';
 
 CREATE TABLE neighbours (
     representation VARCHAR NOT NULL,
@@ -368,18 +445,18 @@ CREATE TABLE neighbours (
     neighbour_id INTEGER NOT NULL,
     similarity FLOAT NOT NULL
 );
-COMMENT ON TABLE neighbours IS 'The 50 models nearest to each model, by cosine, for each published representation.';
+COMMENT ON TABLE neighbours IS 'The 50 models nearest to each model, for each published representation.';
 COMMENT ON COLUMN neighbours.representation IS 'Name of the representation.';
 COMMENT ON COLUMN neighbours.model_id IS 'The model that is asked about, see fine_tunes.';
 COMMENT ON COLUMN neighbours.rank IS '1 for the nearest.';
 COMMENT ON COLUMN neighbours.neighbour_id IS 'The model that is near, see fine_tunes.';
-COMMENT ON COLUMN neighbours.similarity IS 'Cosine of the two vectors.';
+COMMENT ON COLUMN neighbours.similarity IS 'Mean cosine of the blocks that both models changed; of representations without blocks the cosine of the vectors. How unusual it is: the macro background.';
 
-CREATE TABLE compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, difference DOUBLE NOT NULL);
-COMMENT ON TABLE compared_deltas IS 'Pairs of near models whose changes were compared matrix by matrix; duplicate groups are made of the equal ones.';
-COMMENT ON COLUMN compared_deltas.model_id IS 'The model with the smaller id, see fine_tunes.';
-COMMENT ON COLUMN compared_deltas.other_id IS 'The other model.';
-COMMENT ON COLUMN compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas; 0 where rounding to another dtype explains it.';
+CREATE TABLE internal.compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, difference DOUBLE NOT NULL);
+COMMENT ON TABLE internal.compared_deltas IS 'Pairs of near models whose changes were compared matrix by matrix; duplicate groups are made of the equal ones.';
+COMMENT ON COLUMN internal.compared_deltas.model_id IS 'The model with the smaller id, see fine_tunes.';
+COMMENT ON COLUMN internal.compared_deltas.other_id IS 'The other model.';
+COMMENT ON COLUMN internal.compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas; 0 where rounding to another dtype explains it.';
 
 CREATE TABLE lineage (
     model_id INTEGER NOT NULL,
@@ -410,6 +487,42 @@ COMMENT ON COLUMN lineage.because IS 'The evidence, in a few words.';
 COMMENT ON COLUMN lineage.same IS 'Models that the weights cannot tell from the parent.';
 COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that the answer took, all parents together.';
 COMMENT ON COLUMN lineage.told IS 'When.';
+
+CREATE TABLE predictions (
+    model_id INTEGER NOT NULL,
+    record_key VARCHAR NOT NULL,
+    rank INTEGER NOT NULL,
+    dataset VARCHAR NOT NULL,
+    probability DOUBLE NOT NULL,
+    votes DOUBLE NOT NULL,
+    agreement DOUBLE NOT NULL,
+    authors INTEGER NOT NULL,
+    vectors DOUBLE,
+    head DOUBLE,
+    declared BOOLEAN NOT NULL,
+    calibrated BOOLEAN NOT NULL,
+    models VARCHAR[] NOT NULL,
+    representation VARCHAR NOT NULL,
+    k INTEGER NOT NULL,
+    told TIMESTAMP NOT NULL
+);
+COMMENT ON TABLE predictions IS 'Data sets that models were probably tuned on, as query predict --store told: one row for each (model, dataset) worth telling.';
+COMMENT ON COLUMN predictions.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN predictions.record_key IS 'Its record when this was told; a publish drops rows whose model was read again since.';
+COMMENT ON COLUMN predictions.rank IS '1 for the most probable.';
+COMMENT ON COLUMN predictions.dataset IS 'Canonical name, or "none of these": none that a voter names.';
+COMMENT ON COLUMN predictions.probability IS 'Expected share of this dataset among those of the model.';
+COMMENT ON COLUMN predictions.votes IS 'Votes of the k nearest voices that name it, that of the nearest being 1.';
+COMMENT ON COLUMN predictions.agreement IS 'Share of all votes that name it; 0 where nobody voted.';
+COMMENT ON COLUMN predictions.authors IS 'How many people those votes come from.';
+COMMENT ON COLUMN predictions.vectors IS 'The probability by the vectors alone; null where the model has none.';
+COMMENT ON COLUMN predictions.head IS 'The probability by the head of its config.json alone; null where it has none.';
+COMMENT ON COLUMN predictions.declared IS 'Its own card names it, which had no part in the rest.';
+COMMENT ON COLUMN predictions.calibrated IS 'Whether the probabilities were fitted to this atlas.';
+COMMENT ON COLUMN predictions.models IS 'Who voted for it, the largest vote first.';
+COMMENT ON COLUMN predictions.representation IS 'Which vectors voted.';
+COMMENT ON COLUMN predictions.k IS 'How many voices were heard.';
+COMMENT ON COLUMN predictions.told IS 'When.';
 
 CREATE TABLE profiles (
     profile_id INTEGER NOT NULL,
@@ -568,7 +681,7 @@ COMMENT ON COLUMN builds.failed IS 'Models to try again.';
 COMMENT ON COLUMN builds.bytes_read IS 'Bytes of checkpoints that it read.';
 COMMENT ON COLUMN builds.bytes_total IS 'Bytes of the weight files that it read from.';
 COMMENT ON COLUMN builds.seconds IS 'Wall time.';
-COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format.';
+COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format; of a build that crawled also the address of the Hub and the options of the command.';
 COMMENT ON COLUMN builds.thresholds IS 'The thresholds behind the flags.';
 COMMENT ON COLUMN builds.versions IS 'Versions of the libraries that matter.';
 
@@ -592,7 +705,7 @@ CREATE VIEW models AS
 SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    is_copy, is_unrelated, is_partly_frozen, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
+    is_copy, is_unrelated, is_partly_frozen, vector_group, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, gone
@@ -604,10 +717,51 @@ LEFT JOIN (
 ) AS named USING (model_id)
 WHERE status = 'indexed';
 COMMENT ON VIEW models IS 'Indexed models with their datasets: what --where is a condition on.';
+COMMENT ON COLUMN models.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
+COMMENT ON COLUMN models.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN models.author IS 'Account that owns it; "local" for a folder.';
+COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row speaks of.';
+COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed.';
+COMMENT ON COLUMN models.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (of this machine), or record (put back from its record).';
+COMMENT ON COLUMN models.parent IS 'The model it was directly tuned from, where that is not the base itself.';
+COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null where they cannot say (adapters).';
+COMMENT ON COLUMN models.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
+COMMENT ON COLUMN models.is_copy IS 'All deltas are zero: a copy of the base.';
+COMMENT ON COLUMN models.is_unrelated IS 'The weights'' cosine with the base is below the threshold, or it is an adapter of another base: trained from scratch, or from something else.';
+COMMENT ON COLUMN models.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
+COMMENT ON COLUMN models.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
+COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
+COMMENT ON COLUMN models.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
+COMMENT ON COLUMN models.delta_norm IS 'Frobenius norm of all its deltas together.';
+COMMENT ON COLUMN models.relative_norm IS 'delta_norm over the Frobenius norm of the base''s block matrices.';
+COMMENT ON COLUMN models.created IS 'When the repository was created.';
+COMMENT ON COLUMN models.modified IS 'When it was last changed.';
+COMMENT ON COLUMN models.downloads IS 'Downloads in the last 30 days, as listed.';
+COMMENT ON COLUMN models.likes IS 'Likes, as listed.';
+COMMENT ON COLUMN models.gated IS 'auto or manual where access must be asked for; null where it is open.';
+COMMENT ON COLUMN models.licence IS 'Licence of the card.';
+COMMENT ON COLUMN models.languages IS 'Languages of the card.';
+COMMENT ON COLUMN models.pipeline_tag IS 'Task, as the Hub shows it.';
+COMMENT ON COLUMN models.library IS 'Library tag: transformers, peft, sentence-transformers …';
+COMMENT ON COLUMN models.model_type IS 'model_type of its config.json.';
+COMMENT ON COLUMN models.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
+COMMENT ON COLUMN models.label_count IS 'Number of labels in its config.json.';
+COMMENT ON COLUMN models.label_names IS 'Names of the labels, where they are more than LABEL_0, LABEL_1 …';
+COMMENT ON COLUMN models.problem_type IS 'problem_type of its config.json.';
+COMMENT ON COLUMN models.dtype IS 'The dtype most of the file is stored in.';
+COMMENT ON COLUMN models.weight_files IS 'The files that were read, with their LFS ids where known.';
+COMMENT ON COLUMN models.bytes_read IS 'Bytes read to make the record.';
+COMMENT ON COLUMN models.block_bytes IS 'Bytes of its block matrices, or of an adapter''s factors.';
+COMMENT ON COLUMN models.record_key IS 'Name of its file under records/.';
+COMMENT ON COLUMN models.record_seconds IS 'Seconds it took to read and to vectorise.';
+COMMENT ON COLUMN models.first_seen IS 'When a crawl first listed it.';
+COMMENT ON COLUMN models.last_seen IS 'When a crawl last listed it.';
+COMMENT ON COLUMN models.gone IS 'It has left the Hub since; what was learnt stays.';
 COMMENT ON COLUMN models.model_id IS 'Integer id, unique for each (model, base).';
-COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or the path of a local folder; the same as model.';
+COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine; the same as model.';
 COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty where it names none.';
 COMMENT ON COLUMN models.license IS 'The same as licence.';
+COMMENT ON COLUMN models.vector_group IS 'adapter or full: whose centre is subtracted from its vector.';
 
 CREATE VIEW indexes AS
 SELECT
@@ -620,10 +774,20 @@ FROM representations
 LEFT JOIN (
     SELECT base, representation, count(*) AS segments, sum(faiss_bytes)::BIGINT AS faiss_bytes,
         list(faiss_file ORDER BY segment) AS faiss_files
-    FROM segments GROUP BY base, representation
+    FROM internal.segments GROUP BY base, representation
 ) AS files USING (base, representation)
-LEFT JOIN (FROM compressed_indexes WHERE faiss_file IS NOT NULL) AS compressed USING (base, representation);
+LEFT JOIN (FROM internal.compressed_indexes WHERE faiss_file IS NOT NULL) AS compressed USING (base, representation);
 COMMENT ON VIEW indexes IS 'How the vectors of each (base, representation) are searched, and the FAISS files that belong to them.';
+COMMENT ON COLUMN indexes.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN indexes.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth.';
+COMMENT ON COLUMN indexes.version IS 'Version of the representation; vectors of different versions never meet.';
+COMMENT ON COLUMN indexes.rank IS 'Singular triplets that the vectors were made from.';
+COMMENT ON COLUMN indexes.vectors IS 'Models that have a vector.';
+COMMENT ON COLUMN indexes.length IS 'Length of a vector.';
+COMMENT ON COLUMN indexes.parameters IS 'FAISS search parameters; null where search is exact.';
+COMMENT ON COLUMN indexes.segments IS 'Files of exact vectors.';
+COMMENT ON COLUMN indexes.faiss_bytes IS 'Size of all its files.';
+COMMENT ON COLUMN indexes.faiss_files IS 'Their names, beside this database.';
 COMMENT ON COLUMN indexes.factory IS 'Flat: exactly. Else a FAISS factory string: candidates from that index, compared exactly.';
 COMMENT ON COLUMN indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds; null where search is exact.';
 
@@ -635,45 +799,125 @@ FROM fine_tunes JOIN model_datasets USING (model_id)
 WHERE status = 'indexed' AND dataset IS NOT NULL
 GROUP BY base, dataset;
 COMMENT ON VIEW dataset_counts IS 'Indexed models and authors of each dataset, and how people spell it.';
+COMMENT ON COLUMN dataset_counts.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN dataset_counts.dataset IS 'Canonical name.';
+COMMENT ON COLUMN dataset_counts.models IS 'Indexed models that name it.';
+COMMENT ON COLUMN dataset_counts.authors IS 'Accounts that they belong to.';
+COMMENT ON COLUMN dataset_counts.leading_author IS 'The account with most of them.';
+COMMENT ON COLUMN dataset_counts.spellings IS 'How cards and tags write it.';
 
 CREATE VIEW author_counts AS
 SELECT base, author, count(*) AS models, sum(downloads) AS downloads
 FROM fine_tunes WHERE status = 'indexed' GROUP BY base, author;
 COMMENT ON VIEW author_counts IS 'Indexed models of each author.';
+COMMENT ON COLUMN author_counts.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN author_counts.author IS 'Account that owns them; "local" for folders.';
+COMMENT ON COLUMN author_counts.models IS 'Its indexed models of this base.';
+COMMENT ON COLUMN author_counts.downloads IS 'Their downloads in the last 30 days, as listed.';
 
 CREATE VIEW failures AS
 SELECT base, status, reason, count(*) AS models, arg_min(detail, model) AS example, min(model) AS example_model
 FROM fine_tunes WHERE status IN ('skipped', 'failed') GROUP BY base, status, reason;
 COMMENT ON VIEW failures IS 'What was skipped or failed, by reason, with an example.';
+COMMENT ON COLUMN failures.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN failures.status IS 'indexed, skipped (can never be a record at this commit), failed (will be tried again), or listed (not tried yet).';
+COMMENT ON COLUMN failures.reason IS 'Why it was skipped or failed: a code to group by.';
+COMMENT ON COLUMN failures.models IS 'How many.';
+COMMENT ON COLUMN failures.example IS 'Why, in a sentence, of one of them.';
+COMMENT ON COLUMN failures.example_model IS 'One of them.';
 
-CREATE VIEW similar_models AS
+CREATE VIEW similar_by_representation AS
 SELECT
     near.representation, asked.base, asked.model, near.rank, found.model AS neighbour,
-    near.similarity, found.author, found.relation, found.datasets, asked.author <> found.author AS other_author
+    near.similarity, found.author, found.relation, found.datasets, asked.author <> found.author AS other_author,
+    coalesce(asked.duplicate_group = found.duplicate_group, false) AS same_weights
 FROM neighbours AS near
 JOIN models AS asked USING (model_id)
 JOIN models AS found ON found.model_id = near.neighbour_id;
-COMMENT ON VIEW similar_models IS 'Neighbours by name: filter on model, order by rank.';
+COMMENT ON VIEW similar_by_representation IS 'Neighbours by name in every published representation: filter on representation and model, order by rank.';
+COMMENT ON COLUMN similar_by_representation.representation IS 'Name of the representation.';
+COMMENT ON COLUMN similar_by_representation.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN similar_by_representation.model IS 'The model that is asked about.';
+COMMENT ON COLUMN similar_by_representation.rank IS '1 for the nearest.';
+COMMENT ON COLUMN similar_by_representation.neighbour IS 'The model that is near.';
+COMMENT ON COLUMN similar_by_representation.similarity IS 'How similar the two are, as query similar tells it.';
+COMMENT ON COLUMN similar_by_representation.author IS 'Account of the neighbour.';
+COMMENT ON COLUMN similar_by_representation.relation IS 'What the neighbour is: finetune, adapter, merge or quantized.';
+COMMENT ON COLUMN similar_by_representation.datasets IS 'Canonical names of the neighbour''s datasets, sorted.';
+COMMENT ON COLUMN similar_by_representation.other_author IS 'Whether the two are of different accounts.';
+COMMENT ON COLUMN similar_by_representation.same_weights IS 'Whether the two are in one group of duplicates.';
+
+CREATE VIEW similar_models AS
+SELECT * EXCLUDE (representation) FROM similar_by_representation WHERE representation = 'input';
+COMMENT ON VIEW similar_models IS 'Neighbours by name, in the default representation: filter on model, order by rank. Of others: similar_by_representation.';
+COMMENT ON COLUMN similar_models.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN similar_models.model IS 'The model that is asked about.';
+COMMENT ON COLUMN similar_models.rank IS '1 for the nearest.';
+COMMENT ON COLUMN similar_models.neighbour IS 'The model that is near.';
+COMMENT ON COLUMN similar_models.similarity IS 'How similar the two are, as query similar tells it.';
+COMMENT ON COLUMN similar_models.author IS 'Account of the neighbour.';
+COMMENT ON COLUMN similar_models.relation IS 'What the neighbour is: finetune, adapter, merge or quantized.';
+COMMENT ON COLUMN similar_models.datasets IS 'Canonical names of the neighbour''s datasets, sorted.';
+COMMENT ON COLUMN similar_models.other_author IS 'Whether the two are of different accounts.';
+COMMENT ON COLUMN similar_models.same_weights IS 'Whether the two are in one group of duplicates.';
 
 CREATE VIEW similar_pairs AS
 SELECT
-    near.representation, first.base, first.model AS model, second.model AS neighbour, near.similarity,
-    first.author <> second.author AS other_author, first.datasets, second.datasets AS neighbour_datasets
+    first.base, first.model AS model, second.model AS neighbour, near.similarity,
+    first.author <> second.author AS other_author,
+    first.duplicate_of IS NOT NULL OR second.duplicate_of IS NOT NULL AS is_repeat,
+    first.datasets, second.datasets AS neighbour_datasets
 FROM neighbours AS near
 JOIN models AS first ON first.model_id = near.model_id
 JOIN models AS second ON second.model_id = near.neighbour_id
-WHERE near.model_id < near.neighbour_id
-   OR NOT EXISTS (
+WHERE near.representation = 'input' AND (
+    near.model_id < near.neighbour_id
+    OR NOT EXISTS (
         SELECT 1 FROM neighbours AS back
-        WHERE back.representation = near.representation
+        WHERE back.representation = 'input'
           AND back.model_id = near.neighbour_id AND back.neighbour_id = near.model_id
-   );
-COMMENT ON VIEW similar_pairs IS 'Each pair of near models once; order by similarity DESC for the most similar.';
+    ));
+COMMENT ON VIEW similar_pairs IS 'Each pair of near models once, in the default representation: ORDER BY similarity DESC for the most similar, WHERE NOT is_repeat without duplicates.';
+COMMENT ON COLUMN similar_pairs.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN similar_pairs.model IS 'One of the two, that with the smaller model_id where both lists name the other.';
+COMMENT ON COLUMN similar_pairs.neighbour IS 'The other.';
+COMMENT ON COLUMN similar_pairs.similarity IS 'How similar the two are, as query similar tells it.';
+COMMENT ON COLUMN similar_pairs.other_author IS 'Whether the two are of different accounts.';
+COMMENT ON COLUMN similar_pairs.is_repeat IS 'Whether one of the two repeats an earlier upload: WHERE NOT is_repeat leaves duplicates out.';
+COMMENT ON COLUMN similar_pairs.datasets IS 'Canonical names of the datasets of model, sorted.';
+COMMENT ON COLUMN similar_pairs.neighbour_datasets IS 'The same of neighbour.';
+
+CREATE VIEW likely_datasets AS
+SELECT
+    base, model, author, downloads, dataset, probability, agreement, predictions.authors, predictions.models AS voters,
+    calibrated, told
+FROM predictions JOIN models USING (model_id)
+WHERE rank = 1 AND dataset <> 'none of these' AND agreement >= 0.5 AND predictions.authors >= 2
+  AND len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated;
+COMMENT ON VIEW likely_datasets IS 'Undocumented models whose neighbours agree: of the stored predictions (query predict --undocumented --store) the first answer, where half of the votes or more name it, of two authors at least.';
+COMMENT ON COLUMN likely_datasets.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN likely_datasets.model IS 'The model, which names no dataset.';
+COMMENT ON COLUMN likely_datasets.author IS 'Account that owns it; "local" for a folder.';
+COMMENT ON COLUMN likely_datasets.downloads IS 'Downloads in the last 30 days, as listed.';
+COMMENT ON COLUMN likely_datasets.dataset IS 'Canonical name, or "none of these": none that a voter names.';
+COMMENT ON COLUMN likely_datasets.probability IS 'Expected share of this dataset among those of the model.';
+COMMENT ON COLUMN likely_datasets.agreement IS 'Share of all votes that name it; 0 where nobody voted.';
+COMMENT ON COLUMN likely_datasets.authors IS 'How many people the votes for it come from.';
+COMMENT ON COLUMN likely_datasets.voters IS 'Who voted for it, the largest vote first.';
+COMMENT ON COLUMN likely_datasets.calibrated IS 'Whether the probabilities were fitted to this atlas.';
+COMMENT ON COLUMN likely_datasets.told IS 'When.';
 
 CREATE VIEW suspicious_claims AS
 SELECT base, model, author, relation, claimed_by, base_cosine, downloads, named AS names_base, why
 FROM fine_tunes JOIN records USING (model_id) LEFT JOIN adapter_bases USING (model_id) WHERE is_unrelated;
 COMMENT ON VIEW suspicious_claims IS 'Models that claim the base while their weights contradict it, and adapters that stand on another one.';
+COMMENT ON COLUMN suspicious_claims.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN suspicious_claims.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
+COMMENT ON COLUMN suspicious_claims.author IS 'Account that owns it; "local" for a folder.';
+COMMENT ON COLUMN suspicious_claims.relation IS 'finetune, adapter, merge or quantized, as claimed.';
+COMMENT ON COLUMN suspicious_claims.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (of this machine), or record (put back from its record).';
+COMMENT ON COLUMN suspicious_claims.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
+COMMENT ON COLUMN suspicious_claims.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN suspicious_claims.names_base IS 'Of an adapter: the base that its adapter_config.json names.';
 COMMENT ON COLUMN suspicious_claims.why IS 'Of an adapter: why that does not come from this base.';
 
@@ -683,6 +927,12 @@ FROM fine_tunes AS copy
 JOIN records ON records.model_id = copy.model_id
 JOIN fine_tunes AS first ON first.model_id = records.duplicate_of;
 COMMENT ON VIEW duplicates IS 'Models that repeat an earlier upload.';
+COMMENT ON COLUMN duplicates.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN duplicates.model IS 'The later upload.';
+COMMENT ON COLUMN duplicates.first_upload IS 'The model that it repeats.';
+COMMENT ON COLUMN duplicates.author IS 'Account of the later upload.';
+COMMENT ON COLUMN duplicates.first_author IS 'Account of the first one.';
+COMMENT ON COLUMN duplicates.created IS 'When the later one was created.';
 
 CREATE VIEW declared_lineage AS
 SELECT DISTINCT claimed.model_id, claimed.model, base, parent, found.model_id AS parent_id
@@ -694,6 +944,9 @@ FROM (
 LEFT JOIN (SELECT model_id, model AS parent, base FROM fine_tunes) AS found USING (parent, base)
 WHERE parent <> '';
 COMMENT ON VIEW declared_lineage IS 'What cards and tags name as parents, the base among them.';
+COMMENT ON COLUMN declared_lineage.model_id IS 'Integer id, unique for each (model, base), never used twice; also the id in the FAISS files.';
+COMMENT ON COLUMN declared_lineage.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
+COMMENT ON COLUMN declared_lineage.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN declared_lineage.parent IS 'Id of the parent, as written.';
 COMMENT ON COLUMN declared_lineage.parent_id IS 'The parent, where it is a model of the same base in this atlas.';
 
@@ -704,6 +957,11 @@ JOIN fine_tunes AS child ON child.model_id = lineage.model_id
 JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
 WHERE direction = 'known' AND parent.licence IS NOT NULL AND child.licence IS DISTINCT FROM parent.licence;
 COMMENT ON VIEW licence_conflicts IS 'Models under another licence than a model that they were made from, or under none; whether that is allowed a person must say.';
+COMMENT ON COLUMN licence_conflicts.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN licence_conflicts.model IS 'The model.';
+COMMENT ON COLUMN licence_conflicts.parent IS 'A model that it was made from.';
+COMMENT ON COLUMN licence_conflicts.kind IS 'What kind of step that was, see lineage.';
+COMMENT ON COLUMN licence_conflicts.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN licence_conflicts.licence IS 'Licence of the model; null where its card gives none.';
 COMMENT ON COLUMN licence_conflicts.parent_licence IS 'Licence of the parent.';
 
@@ -716,6 +974,8 @@ WHERE NOT is_copy AND NOT is_unrelated AND base_cosine IS NOT NULL
 GROUP BY base, model
 HAVING min(energy) FILTER (norm > 0) >= 0.999;
 COMMENT ON VIEW merged_loras IS 'Full models every change of which is of low rank: a LoRA was merged into the base. Ranks above the kept one are told by query lineage.';
+COMMENT ON COLUMN merged_loras.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN merged_loras.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN merged_loras.relative_norm IS 'The largest relative norm of its deltas.';
 COMMENT ON COLUMN merged_loras.changed IS 'Matrices that it changed.';
 COMMENT ON COLUMN merged_loras.untouched IS 'Matrices that are the base''s.';
@@ -743,6 +1003,21 @@ JOIN fine_tunes USING (model_id) JOIN records USING (model_id)
 WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
 COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth; copies, unrelated models and duplicates left out. Zero deltas do not count; where some ranks are unknown, only models with spectra do, as the known ones would be the small ones.';
+COMMENT ON COLUMN rank_by_depth.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty where the base has one stack.';
+COMMENT ON COLUMN rank_by_depth.layer IS 'Block index, from 0.';
+COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null where it is not known.';
+COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null where it is not known.';
+COMMENT ON COLUMN rank_by_depth.rank_90 IS 'Mean rank of δW that holds 90 % of the energy; null where it is not known.';
+COMMENT ON COLUMN rank_by_depth.rank_95 IS 'Mean rank of δW that holds 95 % of the energy; null where it is not known.';
+COMMENT ON COLUMN rank_by_depth.rank_99 IS 'Mean rank of δW that holds 99 % of the energy; null where it is not known.';
+COMMENT ON COLUMN rank_by_depth.energy IS 'Mean share of norm² that the kept singular values hold.';
+COMMENT ON COLUMN rank_by_depth.relative_norm IS 'Mean of the norm over that of the base''s matrix.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_50 IS 'The same of W itself, at 50 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_80 IS 'The same of W itself, at 80 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_90 IS 'The same of W itself, at 90 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_95 IS 'The same of W itself, at 95 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_99 IS 'The same of W itself, at 99 %.';
 COMMENT ON COLUMN rank_by_depth.family IS 'A family, or the name of a fused matrix taken whole (query_key_value).';
 COMMENT ON COLUMN rank_by_depth.models IS 'Models whose δW is not zero.';
 COMMENT ON COLUMN rank_by_depth.with_spectra IS 'Models whose records have all singular values.';
@@ -764,12 +1039,73 @@ LEFT JOIN fine_tunes ON fine_tunes.model_id = profiles.model_id
 LEFT JOIN changes
     ON changes.model_id = profiles.model_id AND changes.stack = one_layer.stack AND changes.layer = one_layer.layer;
 COMMENT ON VIEW depth_of_models IS 'Depth profiles beside the weight changes, layer by layer.';
+COMMENT ON COLUMN depth_of_models.profile_id IS 'The profile, see profiles.';
+COMMENT ON COLUMN depth_of_models.model_id IS 'The model, see fine_tunes; null for a base and for an untrained twin.';
+COMMENT ON COLUMN depth_of_models.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN depth_of_models.subject IS 'base, fine_tune, or untrained (the base''s architecture with fresh weights).';
+COMMENT ON COLUMN depth_of_models.model IS 'Id of the model; of the base for a base and an untrained twin.';
+COMMENT ON COLUMN depth_of_models.author IS 'Account that owns it; "local" for a folder.';
+COMMENT ON COLUMN depth_of_models.probe IS 'random, text or image: what it was asked with.';
+COMMENT ON COLUMN depth_of_models.probe_sha256 IS 'sha256 of the ids or pixels: profiles of different probes are not compared.';
+COMMENT ON COLUMN depth_of_models.seed IS 'Seed of all draws.';
+COMMENT ON COLUMN depth_of_models.recipe IS 'default, or seed: the seeds'' own descent.';
+COMMENT ON COLUMN depth_of_models.asked IS 'Which measures: default, recover, exact.';
+COMMENT ON COLUMN depth_of_models.is_complete IS 'False where the run was stopped: the layers that are there are whole.';
+COMMENT ON COLUMN depth_of_models.made IS 'When it was made.';
+COMMENT ON COLUMN depth_of_models.stack IS 'encoder where the model has two stacks; else empty.';
+COMMENT ON COLUMN depth_of_models.layer IS 'Behind this block, from 1; deltas.layer counts the same block from 0.';
+COMMENT ON COLUMN depth_of_models.is_constant IS 'Its outputs do not depend on the input.';
+COMMENT ON COLUMN depth_of_models.tolerance IS 'Noise in units of spread at which half of the tokens are lost to the best decoder that knows all others; 0 where the layer is constant. It does not see rank.';
+COMMENT ON COLUMN depth_of_models.tolerance_error IS 'Standard error of tolerance.';
+COMMENT ON COLUMN depth_of_models.tolerance_own IS 'The same with noise of the layer''s own covariance, which does see rank.';
+COMMENT ON COLUMN depth_of_models.tolerance_own_error IS 'Standard error of tolerance_own.';
+COMMENT ON COLUMN depth_of_models.readable IS 'Share of tokens that a linear map, fitted on random tokens, reads off at their position; 1 at all layers of healthy encoders.';
+COMMENT ON COLUMN depth_of_models.readable_error IS 'Standard error of readable.';
+COMMENT ON COLUMN depth_of_models.recovered IS 'Share of tokens found by 30 steps of descent on embeddings from a blank start; low also where the layer is ill-conditioned.';
+COMMENT ON COLUMN depth_of_models.recovered_error IS 'Standard error of recovered.';
+COMMENT ON COLUMN depth_of_models.recovered_seed IS 'The same by the seeds'' recipe (index profile --recipe seed).';
+COMMENT ON COLUMN depth_of_models.recovered_seed_error IS 'Standard error of recovered_seed.';
+COMMENT ON COLUMN depth_of_models.closer IS 'Share of sequences whose recovered input gives an output nearer than a shifted input does: the seeds'' criterion.';
+COMMENT ON COLUMN depth_of_models.closer_error IS 'Standard error of closer.';
+COMMENT ON COLUMN depth_of_models.closer_ratio IS 'How many times nearer it lies, on average.';
+COMMENT ON COLUMN depth_of_models.closer_ratio_error IS 'Standard error of closer_ratio.';
+COMMENT ON COLUMN depth_of_models.verified IS 'Share of tokens in sequences that were found exactly, with a certificate (index profile --exact). 1 nearly everywhere: no measure of depth.';
+COMMENT ON COLUMN depth_of_models.verified_error IS 'Standard error of verified.';
+COMMENT ON COLUMN depth_of_models.reach IS 'How many input positions an output looks at: the exponential of an entropy of squared gradients.';
+COMMENT ON COLUMN depth_of_models.reach_error IS 'Standard error of reach.';
+COMMENT ON COLUMN depth_of_models.own IS 'Share of its own position in that.';
+COMMENT ON COLUMN depth_of_models.own_error IS 'Standard error of own.';
+COMMENT ON COLUMN depth_of_models.start_share IS 'Share of the first quarter of the input in all squared gradients.';
+COMMENT ON COLUMN depth_of_models.start_share_error IS 'Standard error of start_share.';
+COMMENT ON COLUMN depth_of_models.cka IS 'Linear CKA with the same layer of the base on the same probe.';
+COMMENT ON COLUMN depth_of_models.cka_error IS 'Standard error of cka.';
+COMMENT ON COLUMN depth_of_models.drift IS '‖h − h_base‖ over ‖h_base − its mean‖ on the same probe.';
+COMMENT ON COLUMN depth_of_models.drift_error IS 'Standard error of drift.';
+COMMENT ON COLUMN depth_of_models.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images found from this layer''s output.';
+COMMENT ON COLUMN depth_of_models.image_error_error IS 'Standard error of image_error.';
+COMMENT ON COLUMN depth_of_models.spread IS 'The unit of noise: median over positions of the rms deviation of outputs from their mean.';
 COMMENT ON COLUMN depth_of_models.own_delta IS 'Root of the sum of squared relative norms of this layer''s deltas; null for bases.';
 COMMENT ON COLUMN depth_of_models.delta IS 'The same over this layer and all below it.';
 
 CREATE MACRO nearest(name, k := 10) AS TABLE
 SELECT rank, neighbour AS model, similarity, author, relation, datasets
 FROM similar_models
-WHERE model = name AND rank <= k AND representation = 'input'
+WHERE model = name AND rank <= k
 ORDER BY rank;
 COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most like one, nearest first.';
+
+CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other, found) AS TABLE
+    SELECT CASE
+        WHEN count(*) = 0 OR found IS NULL THEN NULL
+        WHEN min(similarity) > found THEN 1.0
+        WHEN max(similarity) < found THEN 1.0 / (1 + min(pairs))
+        WHEN max(share) FILTER (similarity > found) IS NULL THEN min(share) FILTER (similarity <= found)
+        ELSE min(share) FILTER (similarity <= found)
+            + (max(share) FILTER (similarity > found) - min(share) FILTER (similarity <= found))
+            * (found - max(similarity) FILTER (similarity <= found))
+            / (min(similarity) FILTER (similarity > found) - max(similarity) FILTER (similarity <= found))
+    END AS share
+    FROM backgrounds
+    WHERE base = of_base AND representation = of_representation
+      AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other);
+COMMENT ON MACRO TABLE background IS 'SELECT share FROM background(base, representation, group, other group, similarity): the share of pairs of strangers at least as similar; null where too few are known.';

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indexer.cards.local_names import place_of
 from indexer.cards.modelcard import ModelFacts, card_facts, read_row
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
+from indexer.names import ModelRef, is_local_id
 from indexer.untrusted import is_too_deep, load_json
 
 # What the weights and the claims of a folder depend on.
@@ -18,8 +19,10 @@ _HASHED = (".safetensors", ".bin", ".json")
 _LARGEST_TEXT = 4 << 20
 
 
-def local_row(reference: ModelRef) -> dict[str, Any]:
+def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     """A listing row for a folder: its card, its config, its files; its commit is a hash of their content.
+
+    ``name``: its id; by default that of the reference, its path, which is not to be stored.
 
     Raises AtlasError where the folder holds no checkpoint.
     """
@@ -35,7 +38,8 @@ def local_row(reference: ModelRef) -> dict[str, Any]:
     card = card_facts(_text(folder / "README.md"))
     modified = max(path.stat().st_mtime for path in files)
     return {
-        "id": reference.id,
+        "id": name or reference.id,
+        "folder": place_of(folder),
         "sha": _content_hash(folder, files),
         "lastModified": datetime.fromtimestamp(modified, UTC).isoformat(),
         "createdAt": datetime.fromtimestamp(modified, UTC).isoformat(),
@@ -52,7 +56,7 @@ def facts_of(row: Mapping[str, Any]) -> ModelFacts:
     Raises MalformedRow where the row names no model.
     """
     identifier = row.get("id")
-    is_folder = isinstance(identifier, str) and Path(identifier).is_absolute()
+    is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
     return read_row({**row, "id": "local/folder"} if is_folder else row)
 
 

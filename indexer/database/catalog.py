@@ -43,13 +43,16 @@ _LISTINGS = {
     "index": "SELECT database_name, schema_name, index_name, '' FROM system.main.duckdb_indexes()",
     "trigger": "SELECT database_name, schema_name, trigger_name, '' FROM system.main.duckdb_triggers()",
 }
-_CREATED = re.compile(r"^CREATE (TABLE|VIEW|MACRO) (\w+)", re.MULTILINE)
+_CREATED = re.compile(r"^CREATE (SCHEMA|TABLE|VIEW|MACRO) ((?:\w+\.)?\w+)", re.MULTILINE)
 _COMMENTED = re.compile(r"^COMMENT ON (?:VIEW|MACRO TABLE|COLUMN) (\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A statement of schema.sql that makes something: ``kind`` is table, view or macro."""
+    """A statement of schema.sql that makes something: ``kind`` is schema, table, view or macro.
+
+    Those of views and macros are names of the schema main.
+    """
 
     kind: str
     name: str
@@ -137,11 +140,12 @@ def refuse(path: Path, found: Found) -> None:
 
 
 def computes(connection: duckdb.DuckDBPyConnection, path: Path, tables: Sequence[str]) -> bool:
-    """Whether asking ``tables`` of the attached file might run anything of it, or never end."""
+    """Whether asking ``tables`` (of the schema main, or schema.table) might run anything of it, or never end."""
     held = {kind: _listed(connection, _LISTINGS[kind])[0] for kind in ("table", "macro")}
     if any(types != {"table_macro"} for types in held["macro"].values()) or list(_too_many_rows(connection, path)):
         return True
-    return any("GENERATED" in sql for name in tables for sql in held["table"].get(("main", name), {"GENERATED"}))
+    keys = [(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)]
+    return any("GENERATED" in sql for key in keys for sql in held["table"].get(key, {"GENERATED"}))
 
 
 def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
@@ -216,7 +220,7 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, tables: Lis
     held, expected = tables
     key = ("main", "atlas_info")
     if key not in held:
-        raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another --atlas.")
+        raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another `atlas`.")
     if held[key] != expected[key]:
         return
     row = connection.execute(f"SELECT schema_version FROM {NAME}.main.atlas_info LIMIT 1").fetchone()

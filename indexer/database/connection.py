@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from indexer.database.failures import failures_told
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 
 class Connection:
@@ -54,6 +55,23 @@ class Connection:
         """All rows that are left, as arrays by column."""
         with failures_told(self.path):
             return dict(self._connection.fetchnumpy())
+
+    def batches(self, statement: str, rows: int) -> Iterator[pa.RecordBatch]:
+        """The answer to one of our own statements as Arrow, ``rows`` at a time; at least one batch, maybe empty."""
+        import pyarrow as pa
+
+        with failures_told(self.path):
+            found = self._connection.sql(statement)
+            # DuckDB 1.4 calls it by another name.
+            reader = (
+                found.to_arrow_reader(rows) if hasattr(found, "to_arrow_reader") else found.fetch_arrow_reader(rows)
+            )
+            is_empty = True
+            for batch in reader:
+                is_empty = False
+                yield batch
+            if is_empty:
+                yield pa.RecordBatch.from_pylist([], schema=reader.schema)
 
     @property
     def description(self) -> list[tuple[Any, ...]]:

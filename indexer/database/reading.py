@@ -7,14 +7,18 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexer.database.catalog import Found, computes, examine, refuse
+from indexer.database.compared import Stamp, remember, remembered, stamp_now
 from indexer.database.connection import Connection
 from indexer.database.door import attached, use
 from indexer.database.failures import failures_told
 from indexer.errors import AtlasError
 from indexer.regular_files import open_regular
+
+if TYPE_CHECKING:
+    import duckdb
 
 COPY_NOTE = "another program has the database open for writing; reading a private copy"
 LOG_NOTE = "changes in {name} came through no publish: they are not read"
@@ -41,6 +45,7 @@ class Reading(Connection):
             with failures_told(path):
                 if _has_log(path):
                     self._copied(path, LOG_NOTE.format(name=_log(path).name))
+                before = stamp_now(path)
                 try:
                     opened = attached(self.file, settings=settings)
                 except duckdb.IOException as error:
@@ -54,10 +59,18 @@ class Reading(Connection):
         super().__init__(opened, path)
         try:
             with failures_told(path):
-                self._use(examine(opened, self.file))
+                self._use(self._examined(opened, before if self._copy is None else None))
         except BaseException:
             self.close()
             raise
+
+    def _examined(self, opened: duckdb.DuckDBPyConnection, before: Stamp | None) -> Found:
+        """What is in the file; ``before``: what it was before it was opened, None for a copy."""
+        found = remembered(self.path, before)
+        if found is None:
+            found = examine(opened, self.file)
+            remember(self.path, before, found)
+        return found
 
     def _use(self, found: Found) -> None:
         refuse(self.path, found)

@@ -54,7 +54,7 @@ class Parts:
         if not base.file.is_file():
             raise AtlasError(
                 f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
-                f"Fetch them: index build --base {base.base}",
+                f"Fetch them: `build({base.base!r})`",
             )
         self._base = BaseMatrices(base.file, resident=False)
         self._published = base

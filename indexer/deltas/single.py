@@ -59,7 +59,7 @@ def read_model(described: Described, base: PublishedBase) -> Record:
     if not base.file.is_file():
         raise AtlasError(
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
-            f"Fetch them: index build --base {base.base}",
+            f"Fetch them: `build({base.base!r})`",
         )
     parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub)
     parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None

@@ -6,7 +6,7 @@ The file is an ordinary safetensors file whose tensors are named after deltas ("
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,15 +18,13 @@ from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
 from indexer.atlas import AtlasFolder
 from indexer.deltas.base_checksum import actual_checksum, stated_checksum
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import regular_status
 from indexer.storage.checked_files import forget, is_checked, note_checked, stamp_of
+from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
 from indexer.weights.safetensors_header import ITEM_BYTES, SafetensorsHeader, read_header
-
-# What no description lacks.
-_DESCRIBED = frozenset({"base", "commit", "config", "shapes", "norms", "file_hashes"})
 
 
 @dataclass
@@ -68,7 +66,7 @@ class StoredBase:
         name = base_in(self.path)
         return AtlasError(
             f"The block matrices of {name} are damaged: {why} ({self.path.name}).",
-            f"Run `index build --base {name}`, which fetches them again.",
+            f"Run `build({name!r})`, which fetches them again.",
         )
 
     @cached_property
@@ -87,12 +85,11 @@ class StoredBase:
     def description(self) -> Mapping[str, Any]:
         """What was written beside the matrices: base, commit, config, shapes, norms. Raises AtlasError."""
         try:
-            found: Mapping[str, Any] = json.loads(self._header.metadata["base"])
-            if isinstance(found, dict) and found.keys() >= _DESCRIBED:
-                return found
-        except (KeyError, ValueError, RecursionError):
-            pass
-        raise self._damaged("what it is cannot be read")
+            found: Mapping[str, Any] = load_json(self._header.metadata["base"])
+            _check_description(found)
+        except WRONG_KINDS as error:
+            raise self._damaged("what it is cannot be read") from error
+        return found
 
     @property
     def base(self) -> str:
@@ -112,9 +109,16 @@ class StoredBase:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the block matrices lie in the base's own checkpoint."""
+        """Where the block matrices lie in the base's own checkpoint. Raises AtlasError where the file holds others."""
         shapes = {name: tuple(shape) for name, shape in self.description["shapes"].items()}
-        return load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
+        try:
+            found = load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
+        except (ModelError, *WRONG_KINDS) as error:
+            raise self._damaged("which matrices it holds cannot be told") from error
+        expected = {str(matrix.key): tuple(matrix.shape) for matrix in found.matrices}
+        if {name: entry.shape for name, entry in self._header.entries.items()} != expected:
+            raise self._damaged("its matrices are not those that it says")
+        return found
 
     @cached_property
     def norms(self) -> dict[DeltaKey, float]:
@@ -150,6 +154,24 @@ def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBas
 def base_in(path: Path) -> str:
     """The base that a file of the atlas is named after; an id may hold "--" itself, but hardly an account's name."""
     return path.name.rpartition("@")[0].replace("--", "/", 1)
+
+
+def _check_description(found: Any) -> None:
+    """Raises one of WRONG_KINDS where it is not what this program writes."""
+    names = found["base"], found["commit"]
+    if not all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_TEXT for name in names):
+        raise ValueError("a name that is none")
+    if "/" in found["commit"] or not isinstance(found["config"], dict):
+        raise ValueError("no commit, or no config")
+    for shape in found["shapes"].values():
+        if not all(type(size) is int and 0 < size <= MAX_INTEGER for size in shape):
+            raise ValueError("a shape that is none")
+    for name, norm in found["norms"].items():
+        DeltaKey.parse(name)
+        if type(norm) is not float or not math.isfinite(norm):
+            raise ValueError("a norm that is none")
+    if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):
+        raise ValueError("a hash that is none")
 
 
 def _is_readable(base: StoredBase) -> bool:

@@ -29,7 +29,7 @@ from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
 from indexer.records.parent import Parent, StandsOn
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representation import representation_named
 from indexer.records.unit import Traffic, Unit
 from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
@@ -79,16 +79,10 @@ def vectorise(
         try:
             deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
         except (ForeignParent, UnreadableParent) as problem:
-            below = None
-            if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
-                below = parent_record(unit.parent)
-            said = stands_on or StandsOn("", "")
-            if below is not None and all(delta.u is not None for delta in below.deltas):
-                deltas, wholes = _on_record(unit, checkpoint, base, below), ()
-                stands_on = replace(said, why=_APPROXIMATE.format(printable(str(problem), 300)))
+            summed, stands_on = _without_parent(problem, unit, checkpoint, base, stands_on, parent_record)
+            if summed is not None:
+                deltas, wholes = summed, ()
             else:
-                verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
-                stands_on = replace(said, verdict=verdict, why=printable(str(problem), 500))
                 deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
         record = Record(
             identity=unit.identity,
@@ -115,6 +109,30 @@ def vectorise(
             traffic.read += stack.bytes_read if stack else 0
         checkpoint.close()
     return _with_vectors(record, unit)
+
+
+def _without_parent(
+    problem: ForeignParent | UnreadableParent,
+    unit: Unit,
+    checkpoint: Checkpoint,
+    base: BaseMatrices,
+    said: StandsOn | None,
+    parent_record: Callable[[Parent], Record | None] | None,
+) -> tuple[tuple[DeltaRecord, ...] | None, StandsOn]:
+    """An adapter whose parent cannot be added by its checkpoint: the sum by its record, None where that is not there.
+
+    And what is then to be said of what it stands on.
+    """
+    below = None
+    if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
+        below = parent_record(unit.parent)
+    said = said or StandsOn("", "")
+    if below is not None and all(delta.u is not None for delta in below.deltas):
+        return _on_record(unit, checkpoint, base, below), replace(
+            said, why=_APPROXIMATE.format(printable(str(problem), 300))
+        )
+    verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
+    return None, replace(said, verdict=verdict, why=printable(str(problem), 500))
 
 
 @dataclass
@@ -231,8 +249,8 @@ def _delta_record(
 
 def _with_vectors(record: Record, unit: Unit) -> Record:
     """The asked-for vectors, computed while the factors are at hand; then the factors go if they are unwanted."""
-    wanted = [REPRESENTATIONS[name] for name in unit.representations]
-    vectors = {representation.tag: representation.compute(record) for representation in wanted}
+    wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
+    vectors = {representation.tag: representation.of(record) for representation in wanted}
     deltas = record.deltas
     if not unit.keep_factors:
         deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)

@@ -19,6 +19,9 @@ RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 # By what a claim is made, in falling order of trust; "alias" stands for "alias:<id>".
 TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "name")
 
+# Of a model of this machine, which `index add` took from a folder: nothing on the Hub claims it.
+BY_FOLDER = "folder"
+
 _PREFIX = "base_model:"
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300

@@ -169,7 +169,7 @@ class _Crawl:
         self.rows += len(answer.value)
         if self.rows > MOST_ROWS:
             raise AtlasError(
-                f"The Hub's listing has more than {MOST_ROWS:,} rows.", "Narrow it with --since or --author."
+                f"The Hub's listing has more than {MOST_ROWS:,} rows.", "Narrow it with `since` or `author`."
             )
         return answer.value
 

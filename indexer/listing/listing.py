@@ -6,6 +6,7 @@ One JSON object a line, told apart by ``kind``:
 - ``model``: a row as it was seen (left out where nothing changed), with what it claims by which question
 - ``gone``: questions that used to show a model and no longer do; without any left, it has left the Hub
 - ``bad``: a row that could not be used; ``rejected``: an untagged model that is not this base's
+- ``removed``: a model that a person took out, and that no crawl brings back
 - ``renamed``: a model's old name and the one under which it is listed now
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can go on where it stopped
 - ``base``: the base's ids
@@ -19,13 +20,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from indexer.errors import AtlasError
-from indexer.listing.claims import Claim
+from indexer.listing.claims import BY_FOLDER, Claim
 from indexer.listing.listing_state import (
     RESTORED,
     CrawlState,
@@ -52,6 +54,7 @@ SUPERSEDED_FACTOR = 2.5
 SUPERSEDED_LINES = 1_000
 
 _MOST_PROBLEMS = 100
+_MOST_LINE = 64 << 20  # bytes: an answer of the Hub has fewer
 
 
 class Listing:
@@ -91,11 +94,19 @@ class Listing:
         self._read()
         return list(self._problems)
 
+    def as_lines(self) -> list[Line]:
+        """The fewest lines that add up to it."""
+        return self._read().as_lines()
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Put these lines in place of what is there."""
+        self._write_again(lines)
+
     def forget_nothing(self) -> None:
         """Remove the file where it holds nothing but that somebody asked: no row, and no crawl that could go on."""
         state = self._read()
         can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
-        if state.models or state.bad or state.rejected or state.renamed or can_go_on or self._problems:
+        if state.models or state.bad or state.rejected or state.renamed or state.removed or can_go_on or self._problems:
             return
         self.path.unlink(missing_ok=True)
         self._state = None
@@ -124,6 +135,16 @@ class Listing:
             lines.append(model_line(new, claims, row, crawl.id if crawl else "", datetime.now(UTC)))
         self._append([*lines, {"kind": "renamed", "id": old, "to": new}])
 
+    def remove(self, model: str) -> None:
+        """List a model no more: crawls that show it are passed over until it is added by name."""
+        if model not in self._read().removed:
+            self._append([{"kind": "removed", "id": model, "seen": datetime.now(UTC).isoformat()}])
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """Models that were taken out by name."""
+        return frozenset(self._read().removed)
+
     @property
     def renamed(self) -> dict[str, str]:
         """Old names, of models that are listed under another now (or that were the base), and the new ones."""
@@ -148,6 +169,8 @@ class Listing:
         lines: list[Line] = []
         new = 0
         for found in page.rows:
+            if found.id in state.removed:
+                continue
             name = state.name_of(found.id, found.row)
             known = state.models.get(name)
             new += known is None
@@ -237,7 +260,7 @@ class Listing:
             lines.insert(0, {"kind": "base", "ids": list(ids)})
         for one in models:
             claim = Claim(one.relation, one.claimed_by, one.parent)
-            key = RESTORED if is_hub_id(one.id) else "user"
+            key = RESTORED if is_hub_id(one.id) and one.claimed_by != BY_FOLDER else "user"
             known = KnownModel(one.id, one.row, one.first_seen, one.last_seen, {} if one.gone else {key: (claim, "")})
             known.last_claim = claim
             lines.append(known.as_line())
@@ -291,7 +314,13 @@ def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
     problems: list[str] = []
     try:
         with open_regular(path) as file:
-            for number, line in enumerate(file, start=1):
+            for number, (line, size, is_whole) in enumerate(_lines_of(file), start=1):
+                if size > _MOST_LINE:
+                    if not is_whole:
+                        break
+                    length += size
+                    problems.append(f"line {number} has more than {_MOST_LINE:,} bytes")
+                    continue
                 if not line.endswith(b"\n"):
                     if not is_sealed(line[:-1]):
                         break  # cut short while it was written; the next append overwrites it
@@ -309,6 +338,16 @@ def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
     except OSError as error:
         raise _unusable(path, "read", error) from error
     return state, problems, length, tail
+
+
+def _lines_of(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
+    """Each line of a file, its size, and whether it ends; of one that is longer than ours its beginning alone."""
+    while line := file.readline(_MOST_LINE + 1):
+        size, end = len(line), line
+        while len(end) > _MOST_LINE and not end.endswith(b"\n"):
+            end = file.readline(_MOST_LINE + 1)
+            size += len(end)
+        yield line, size, end.endswith(b"\n")
 
 
 def _encoded(line: Line) -> bytes:

@@ -95,6 +95,7 @@ class State:
         self.bad: dict[str, tuple[BadRow, str]] = {}
         self.rejected: dict[str, tuple[str, str]] = {}
         self.renamed: dict[str, str] = {}
+        self.removed: dict[str, str] = {}
         self.ids: tuple[str, ...] = ()
         self.crawl: CrawlState | None = None
         self.lines = 0
@@ -176,6 +177,7 @@ class State:
             for identifier, (commit, why) in self.rejected.items()
         ]
         lines += [{"kind": "renamed", "id": old, "to": new} for old, new in self.renamed.items()]
+        lines += [{"kind": "removed", "id": model, "seen": when} for model, when in self.removed.items()]
         return lines
 
     def _model(self, line: Line) -> None:
@@ -192,6 +194,8 @@ class State:
         name = self.name_of(identifier, row)
         if name != identifier:
             identifier, row = name, None  # what the Hub says of it under its new name is what counts
+        if identifier in self.removed and "user" not in claims:
+            return
         known = self.models.get(identifier)
         if not isinstance(row, dict) and (row is not None or known is None):
             raise ValueError(f"{identifier} has no row")
@@ -207,6 +211,7 @@ class State:
         known.last_claim = was or known.claim
         self.rejected.pop(identifier, None)
         self.renamed.pop(identifier, None)
+        self.removed.pop(identifier, None)
 
     def _renamed(self, line: Line) -> None:
         old, new = line["id"], line["to"]
@@ -217,6 +222,13 @@ class State:
         before, after = self.models.pop(old, None), self.models.get(new)
         if before is not None and after is not None:
             after.first_seen = min(after.first_seen, before.first_seen)
+
+    def _removed(self, line: Line) -> None:
+        identifier, seen = line["id"], line["seen"]
+        if not isinstance(identifier, str) or not isinstance(seen, str):
+            raise ValueError("a removed model without an id")
+        self.models.pop(identifier, None)
+        self.removed[identifier] = seen
 
     def _gone(self, line: Line) -> None:
         model = self.models[line["id"]]
@@ -264,6 +276,7 @@ _HANDLERS = {
     "bad": State._bad,
     "rejected": State._rejected,
     "renamed": State._renamed,
+    "removed": State._removed,
     "base": State._base,
     "start": State._start,
     "page": State._page,
@@ -274,7 +287,10 @@ _HANDLERS = {
 def moment(text: Any) -> datetime:
     """A time of ours, UTC. Raises ValueError."""
     found = datetime.fromisoformat(text)
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    try:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("a time of no year") from error
 
 
 def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime) -> Line:

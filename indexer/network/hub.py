@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
-from indexer.names import is_hub_id
+from indexer.names import is_hub_id, nearest, without_address
 from indexer.network.hub_api import GarbledError, ask, parse_json
 from indexer.network.hub_get import fetch_small
 from indexer.network.rows import filenames_in
@@ -62,11 +61,12 @@ class BaseFacts:
 
 
 def resolve_base(name: str) -> BaseFacts:
-    """What the Hub says of a base, by its old or new id.
+    """What the Hub says of a base, by its old or new id, or the address of its page.
 
     Raises AtlasError where the Hub does not know it (the hint names the nearest ids), does not let this
     account read it, or cannot be asked.
     """
+    name = without_address(name).partition("@")[0]
     if not is_hub_id(name):
         raise AtlasError(
             f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub."
@@ -151,15 +151,7 @@ def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
             return ()
         ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
-
-    def likeness(identifier: str) -> float:
-        lower = identifier.lower()
-        wholes = difflib.SequenceMatcher(None, name.lower(), lower).ratio()
-        names = difflib.SequenceMatcher(None, bare.lower(), lower.rpartition("/")[2]).ratio()
-        return max(wholes, names)
-
-    near = sorted(((likeness(one), one) for one in found if one != name), key=lambda pair: -pair[0])
-    return tuple(one for closeness, one in near[:count] if closeness >= 0.6)
+    return tuple(nearest(name, found, count))
 
 
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:

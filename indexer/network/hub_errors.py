@@ -22,7 +22,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint
+from indexer.names import is_hub_id
 from indexer.untrusted import tidy
 
 _LONGEST = 200
@@ -101,7 +102,10 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
             "Log in again with `hf auth login`, or correct or unset HF_TOKEN.",
         )
     error = as_model_error(exception)
-    return AtlasError(f"Cannot get {what} from {constants.ENDPOINT}: {error.detail}.", _HINTS.get(error.reason, ""))
+    named = what.rpartition(" ")[2]
+    is_gated = error.reason == "gated" and is_hub_id(named)
+    hint = access_hint(named) if is_gated else _HINTS.get(error.reason, "")
+    return AtlasError(f"Cannot get {what} from {constants.ENDPOINT}: {error.detail}.", hint)
 
 
 def _is_plain(exception: HfHubHTTPError) -> bool:

@@ -62,7 +62,7 @@ class SetbackError(Exception):
 
 def ensure_session() -> None:
     """Give huggingface_hub a client with time limits and retries, unless it has one."""
-    if getattr(get_session(), "manners", None) is None:
+    if getattr(get_session(), "limits", None) is None:
         install_session()
 
 

@@ -13,34 +13,34 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from indexer.network.shared_clock import MemoryShelf, Shelf
+from indexer.network.shared_clock import MemoryClock, SharedClock
 
 _RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
 
 
 class Pace:
-    """When the next request may go out, by host and kind; shared by all who share the shelf."""
+    """When the next request may go out, by host and kind; and the same for all who share the clock."""
 
-    def __init__(self, shelf: Shelf | None = None) -> None:
-        self._shelf = shelf or MemoryShelf()
+    def __init__(self, shared: SharedClock | None = None) -> None:
+        self._shared = shared or MemoryClock()
 
     def take_turn(self, name: str, longest: float) -> float | None:
         """Reserve the next free moment: in how many seconds, or None if in more than ``longest``."""
-        with self._shelf.lane(name) as lane:
-            now = self._shelf.now()
-            start = max(now, lane.next_free)
+        with self._shared.turns(name) as turns:
+            now = self._shared.now()
+            start = max(now, turns.next_free)
             if start - now > longest:
                 return None
-            if start < lane.interval_until:
-                lane.next_free = start + lane.interval
+            if start < turns.interval_until:
+                turns.next_free = start + turns.interval
             return start - now
 
     def pause(self, name: str, seconds: float) -> bool:
         """Let nothing out for ``seconds``. Whether that is news, not what another just said."""
-        with self._shelf.lane(name) as lane:
-            until = self._shelf.now() + seconds
-            news = until > lane.next_free + 0.5
-            lane.next_free = max(lane.next_free, until)
+        with self._shared.turns(name) as turns:
+            until = self._shared.now() + seconds
+            news = until > turns.next_free + 0.5
+            turns.next_free = max(turns.next_free, until)
             return news
 
     def note(self, name: str, headers: Mapping[str, str], longest: float) -> None:
@@ -49,21 +49,21 @@ class Pace:
         if quota is None:
             return
         remaining, seconds = quota
-        with self._shelf.lane(name) as lane:
-            now = self._shelf.now()
+        with self._shared.turns(name) as turns:
+            now = self._shared.now()
             if remaining >= seconds / 2:
-                lane.interval_until = 0.0
+                turns.interval_until = 0.0
                 return
-            lane.interval = min(seconds / (remaining + 1), longest)
-            lane.interval_until = now + seconds
-            lane.next_free = max(lane.next_free, now + lane.interval)
+            turns.interval = min(seconds / (remaining + 1), longest)
+            turns.interval_until = now + seconds
+            turns.next_free = max(turns.next_free, now + turns.interval)
 
     def spend(self, name: str, seconds: float) -> float:
         """Take ``seconds`` of something that all share, one after another: how long to wait until they are over."""
-        with self._shelf.lane(name) as lane:
-            now = self._shelf.now()
-            lane.next_free = max(now, lane.next_free) + seconds
-            return lane.next_free - now
+        with self._shared.turns(name) as turns:
+            now = self._shared.now()
+            turns.next_free = max(now, turns.next_free) + seconds
+            return turns.next_free - now
 
 
 def quota_in(headers: Mapping[str, str]) -> tuple[int, int] | None:

@@ -32,7 +32,7 @@ from huggingface_hub.utils._http import hf_request_event_hook
 from indexer.network.floor import Floor, watch
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.pace import Pace, told_to_wait
-from indexer.network.shared_clock import common_shelf
+from indexer.network.shared_clock import common_clock
 from indexer.untrusted import MOST_VALUES, values_in
 
 __all__ = ["HttpLimits", "as_model_error", "as_user_error", "install_session"]
@@ -68,15 +68,15 @@ class HttpLimits:
     longest_rate_limit_wait: float = 310.0
 
 
-class PoliteTransport(httpx2.BaseTransport):
-    """Sends each request through ``inner`` with the manners above. Safe to share between threads."""
+class PacedTransport(httpx2.BaseTransport):
+    """Sends each request through ``inner`` within the limits above. Safe to share between threads."""
 
     def __init__(
-        self, inner: httpx2.Client, manners: HttpLimits, pace: Pace, say: Callable[[str], None] | None = None
+        self, inner: httpx2.Client, limits: HttpLimits, pace: Pace, say: Callable[[str], None] | None = None
     ) -> None:
         # A whole client inside, because only a client reads the proxy settings of the environment.
         self._inner = inner
-        self._manners = manners
+        self._limits = limits
         self._pace = pace
         self._say = say or (lambda sentence: None)
         self._exhausted = _Exhausted()
@@ -90,25 +90,25 @@ class PoliteTransport(httpx2.BaseTransport):
 
         Raises what httpx2 raises when no answer came; an answer is returned whatever its status.
         """
-        manners = self._manners
-        _fill_in_timeouts(request, manners)
-        lane = _lane_of(request.url)
-        wait = self._pace.take_turn(lane, math.inf) or 0.0
-        self._sleep(min(wait, manners.longest_rate_limit_wait), "close to the rate limit")
-        deadline = time.monotonic() + manners.total_seconds
-        most = 0 if self._exhausted.has(request) else manners.retries
+        limits = self._limits
+        _fill_in_timeouts(request, limits)
+        quota = _quota_of(request.url)
+        wait = self._pace.take_turn(quota, math.inf) or 0.0
+        self._sleep(min(wait, limits.longest_rate_limit_wait), "close to the rate limit")
+        deadline = time.monotonic() + limits.total_seconds
+        most = 0 if self._exhausted.has(request) else limits.retries
         for attempt in range(most + 1):
             response: httpx2.Response | None = None
             error: httpx2.RequestError | None = None
             try:
                 response = self._send(request)
                 if response.status_code != 429:  # what that one tells is a pause, which all are given below
-                    self._pace.note(lane, response.headers, manners.longest_rate_limit_wait)
+                    self._pace.note(quota, response.headers, limits.longest_rate_limit_wait)
             except httpx2.RequestError as raised:
                 error = raised
-            seconds = self._wait_before_retry(request, response, error, attempt, lane)
+            seconds = self._wait_before_retry(request, response, error, attempt, quota)
             left = deadline - time.monotonic()
-            turn = None if seconds is None or seconds > left else self._pace.take_turn(lane, left)
+            turn = None if seconds is None or seconds > left else self._pace.take_turn(quota, left)
             if seconds is None or turn is None or attempt == most:
                 self._exhausted.note(request, gave_up=error is not None or seconds is not None)
                 break
@@ -127,7 +127,7 @@ class PoliteTransport(httpx2.BaseTransport):
         # A file is for the caller to read, as far as it wants; anything else is short, or ought to be.
         if request.method == "HEAD" or (response.is_success and not _is_api(request.url)):
             return response
-        return _read_bounded(response, request, self._manners)
+        return _read_bounded(response, request, self._limits)
 
     def _wait_before_retry(
         self,
@@ -135,22 +135,22 @@ class PoliteTransport(httpx2.BaseTransport):
         response: httpx2.Response | None,
         error: httpx2.RequestError | None,
         attempt: int,
-        lane: str,
+        quota: str,
     ) -> float | None:
         """Seconds until another try makes sense; None when none does."""
-        manners = self._manners
-        backoff = min(manners.longest_wait, manners.first_wait * 2**attempt) * random.uniform(0.75, 1.25)
-        if not _may_repeat(request):
+        limits = self._limits
+        backoff = min(limits.longest_wait, limits.first_wait * 2**attempt) * random.uniform(0.75, 1.25)
+        if not (_may_repeat(request) or _was_turned_away(request, response)):
             return None
         if response is None:
-            return backoff if attempt < _retries_after(error, manners) else None
+            return backoff if attempt < _retries_after(error, limits) else None
         if response.status_code not in _RETRIED_STATUS:
             return None
         told = told_to_wait(response.status_code, response.headers)
         if response.status_code != 429:
-            return backoff if told is None else min(told, manners.longest_rate_limit_wait)
-        seconds = min(backoff if told is None else told, manners.longest_rate_limit_wait)
-        if self._pace.pause(lane, seconds) and attempt < manners.retries:
+            return backoff if told is None else min(told, limits.longest_rate_limit_wait)
+        seconds = min(backoff if told is None else told, limits.longest_rate_limit_wait)
+        if self._pace.pause(quota, seconds) and attempt < limits.retries:
             self._say(f"rate limited, waiting {math.ceil(seconds)} s")
         return seconds
 
@@ -187,19 +187,24 @@ class _Exhausted:
         self._since[name] = time.monotonic()
 
 
-def _retries_after(error: httpx2.RequestError | None, manners: HttpLimits) -> int:
+def _retries_after(error: httpx2.RequestError | None, limits: HttpLimits) -> int:
     if isinstance(error, httpx2.TimeoutException):
-        return manners.retries_after_timeout
+        return limits.retries_after_timeout
     if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-        return manners.retries_without_connection
+        return limits.retries_without_connection
     if isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
-        return manners.retries
+        return limits.retries
     return 0
 
 
 def _may_repeat(request: httpx2.Request) -> bool:
     """Reading twice does no harm; ``paths-info`` reads by POST."""
     return request.method in ("GET", "HEAD", "OPTIONS") or "/paths-info/" in request.url.path
+
+
+def _was_turned_away(request: httpx2.Request, response: httpx2.Response | None) -> bool:
+    """What a rate limit refused was not done, and what is in memory can be sent again."""
+    return response is not None and response.status_code == 429 and isinstance(request.stream, httpx2.ByteStream)
 
 
 def _is_api(url: httpx2.URL) -> bool:
@@ -211,46 +216,47 @@ def _is_file(url: httpx2.URL) -> bool:
     return "/resolve/" in url.path or "/resolve-cache/" in url.path
 
 
-def _lane_of(url: httpx2.URL) -> str:
-    return f"{url.netloc.decode('ascii', 'replace')} {'resolve' if _is_file(url) else 'api'}"
+def _quota_of(url: httpx2.URL) -> str:
+    kind = "resolve" if _is_file(url) else "git" if ".git/" in url.path else "api"
+    return f"{url.netloc.decode('ascii', 'replace')} {kind}"
 
 
-def _fill_in_timeouts(request: httpx2.Request, manners: HttpLimits) -> None:
+def _fill_in_timeouts(request: httpx2.Request, limits: HttpLimits) -> None:
     """Where the caller set no limit (the library passes ``timeout=None`` while paging), set ours."""
-    limits = {
-        "connect": manners.connect_seconds,
-        "read": manners.read_seconds,
-        "write": manners.read_seconds,
-        "pool": manners.body_seconds,
+    ours = {
+        "connect": limits.connect_seconds,
+        "read": limits.read_seconds,
+        "write": limits.read_seconds,
+        "pool": limits.body_seconds,
     }
     given = request.extensions.get("timeout") or {}
     chosen = {name: value for name, value in given.items() if value is not None}
-    request.extensions = {**request.extensions, "timeout": {**limits, **chosen}}
+    request.extensions = {**request.extensions, "timeout": {**ours, **chosen}}
 
 
-def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: HttpLimits) -> httpx2.Response:
-    """The same answer with its body read and decoded, within the limits of ``manners``.
+def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: HttpLimits) -> httpx2.Response:
+    """The same answer with its body read and decoded, within the limits of ``limits``.
 
     Raises httpx2.ReadTimeout where it takes too long, httpx2.DecodingError where it is unreadable, too large or
     (before all of it is read) holds more values than should be parsed. Of a redirect or an error, where the status
     says it all, what can be read is kept.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    deadline = time.monotonic() + manners.body_seconds
+    deadline = time.monotonic() + limits.body_seconds
     body, values = bytearray(), 0
     refusal = "" if encoding in ("", "identity", *_READABLE_ENCODINGS) else f"encoded as {encoding[:40]!r}, unasked"
     try:
         for chunk in () if refusal else response.iter_bytes():
-            if len(body) + len(chunk) > manners.body_bytes:
-                refusal = f"larger than {manners.body_bytes:,} bytes"
+            if len(body) + len(chunk) > limits.body_bytes:
+                refusal = f"larger than {limits.body_bytes:,} bytes"
                 break
             values += values_in(chunk)
-            if values > manners.body_values:
-                refusal = f"one of more than {manners.body_values:,} values"
+            if values > limits.body_values:
+                refusal = f"one of more than {limits.body_values:,} values"
                 break
             body += chunk
             if time.monotonic() > deadline:
-                slow = f"the answer took longer than {manners.body_seconds:g} s"
+                slow = f"the answer took longer than {limits.body_seconds:g} s"
                 raise httpx2.ReadTimeout(slow, request=request)
     finally:
         response.close()
@@ -264,19 +270,19 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, manners: H
     return httpx2.Response(response.status_code, headers=described, content=bytes(body), request=request)
 
 
-class PoliteClient(httpx2.Client):
+class PacedClient(httpx2.Client):
     """The client that huggingface_hub is given; it remembers how it was made."""
 
-    def __init__(self, manners: HttpLimits, pace: Pace, say: Callable[[str], None]) -> None:
-        self.manners = manners
-        limits = httpx2.Timeout(manners.read_seconds, connect=manners.connect_seconds)
-        inner = httpx2.Client(timeout=limits, follow_redirects=False)
-        watch(inner, manners.floor)
+    def __init__(self, limits: HttpLimits, pace: Pace, say: Callable[[str], None]) -> None:
+        self.limits = limits
+        timeout = httpx2.Timeout(limits.read_seconds, connect=limits.connect_seconds)
+        inner = httpx2.Client(timeout=timeout, follow_redirects=False)
+        watch(inner, limits.floor)
         super().__init__(
-            transport=PoliteTransport(inner, manners, pace, say),
+            transport=PacedTransport(inner, limits, pace, say),
             event_hooks={"request": [hf_request_event_hook]},
             follow_redirects=True,
-            timeout=limits,
+            timeout=timeout,
         )
 
 
@@ -286,7 +292,7 @@ _listener: Callable[[str], None] | None = None
 @cache
 def common_pace() -> Pace:
     """The pace that all processes of this user keep together."""
-    return Pace(common_shelf(_tell_once))
+    return Pace(common_clock(_tell_once))
 
 
 def _tell(sentence: str) -> None:
@@ -300,7 +306,7 @@ def _tell_once(sentence: str) -> None:
         _tell(sentence)
 
 
-def install_session(manners: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
+def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:
     """Give huggingface_hub our client; called by every command that may ask the Hub, as often as it likes.
 
     ``say`` gets one short sentence whenever a wait is long enough to wonder about; None keeps the last one.
@@ -308,6 +314,6 @@ def install_session(manners: HttpLimits | None = None, say: Callable[[str], None
     global _listener
     if say is not None:
         _listener = say
-    wanted = manners or HttpLimits()
-    if getattr(get_session(), "manners", None) != wanted:
-        set_client_factory(lambda: PoliteClient(wanted, common_pace(), _tell))
+    wanted = limits or HttpLimits()
+    if getattr(get_session(), "limits", None) != wanted:
+        set_client_factory(lambda: PacedClient(wanted, common_pace(), _tell))

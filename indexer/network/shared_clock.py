@@ -1,4 +1,4 @@
-"""A few numbers that several threads or processes share: when each lane of traffic is free again.
+"""A few numbers that several threads or processes share: when each kind of traffic is free again.
 
 Between processes they lie in a small file that is locked while it is changed; the system lets go of the lock
 when its holder dies, so that a worker that is killed holds nobody up.
@@ -25,32 +25,32 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Lane:
-    """The traffic that shares one limit; times as the shelf's ``now`` counts them, in seconds."""
+class Turns:
+    """The traffic that shares one limit; times as the clock's ``now`` counts them, in seconds."""
 
     next_free: float = 0.0
     interval: float = 0.0
     interval_until: float = 0.0
 
 
-class Shelf(Protocol):
-    """Lanes by name."""
+class SharedClock(Protocol):
+    """Turns by kind of traffic."""
 
     def now(self) -> float:
-        """The time that lanes are counted in."""
+        """The time that turns are counted in."""
         ...
 
-    def lane(self, name: str) -> AbstractContextManager[Lane]:
-        """The lane ``name``, to be changed by nobody else meanwhile."""
+    def turns(self, name: str) -> AbstractContextManager[Turns]:
+        """The turns of ``name``, to be changed by nobody else meanwhile."""
         ...
 
 
-class MemoryShelf:
+class MemoryClock:
     """Shared by the threads of this process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
-        self._lanes: dict[str, Lane] = {}
+        self._turns: dict[str, Turns] = {}
         self._clock = clock
 
     def now(self) -> float:
@@ -58,20 +58,20 @@ class MemoryShelf:
         return self._clock()
 
     @contextmanager
-    def lane(self, name: str) -> Iterator[Lane]:
-        """Borrow a lane."""
+    def turns(self, name: str) -> Iterator[Turns]:
+        """Borrow a kind's turns."""
         with self._lock:
-            yield self._lanes.setdefault(name, Lane())
+            yield self._turns.setdefault(name, Turns())
 
 
-class FileShelf:
+class FileClock:
     """Shared by all processes that can write to one file; by the threads of this process alone once that fails.
 
-    The file is a table of ``SLOTS`` lanes; where it is full, the lane that was free first makes room.
+    The file is a table of ``SLOTS`` kinds of traffic; where it is full, the one that was free first makes room.
     """
 
     SLOTS = 64
-    # A lane that seems busy for longer than this was written by another clock, or before the clock was set back.
+    # A kind that seems busy for longer than this was written by another clock, or before the clock was set back.
     LONGEST = 3600.0
     _SLOT = struct.Struct("<32s3d")
 
@@ -92,7 +92,7 @@ class FileShelf:
         self._say = say
         self._clock = clock or _common_seconds
         self._threads = threading.Lock()  # the system's lock does not keep the threads of one process apart
-        self._own: MemoryShelf | None = None  # in place of a file that failed
+        self._own: MemoryClock | None = None  # in place of a file that failed
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(path, flags, 0o600, dir_fd=folder)
         try:
@@ -107,19 +107,19 @@ class FileShelf:
         return self._clock()
 
     @contextmanager
-    def lane(self, name: str) -> Iterator[Lane]:
-        """Borrow a lane. Never fails for the file's sake: a request must not."""
+    def turns(self, name: str) -> Iterator[Turns]:
+        """Borrow a kind's turns. Never fails for the file's sake: a request must not."""
         key = hashlib.sha256(f"{name}{_boot()}".encode()).digest()
         with self._threads:
             taken = self._take(key)
             if self._own is not None:
-                with self._own.lane(name) as lane:
-                    yield lane
+                with self._own.turns(name) as turns:
+                    yield turns
                 return
-            offset, lane = taken
+            offset, turns = taken
             try:
-                yield lane
-                self._put(offset, key, lane, name)
+                yield turns
+                self._put(offset, key, turns, name)
             finally:
                 self._let_go()
 
@@ -129,46 +129,46 @@ class FileShelf:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _take(self, key: bytes) -> tuple[int, Lane]:
-        """Where the lane lies, and the lane, locked; of no meaning once the file has failed."""
+    def _take(self, key: bytes) -> tuple[int, Turns]:
+        """Where the turns lie, and the turns, locked; of no meaning once the file has failed."""
         if self._own is None:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 return self._find(key)
             except OSError as error:
                 self._give_up(error)
-        return 0, Lane()
+        return 0, Turns()
 
-    def _put(self, offset: int, key: bytes, lane: Lane, name: str) -> None:
+    def _put(self, offset: int, key: bytes, turns: Turns, name: str) -> None:
         try:
-            os.pwrite(self._file, self._SLOT.pack(key, lane.next_free, lane.interval, lane.interval_until), offset)
+            os.pwrite(self._file, self._SLOT.pack(key, turns.next_free, turns.interval, turns.interval_until), offset)
         except OSError as error:
             own = self._give_up(error)
-            with own.lane(name) as kept:
-                vars(kept).update(vars(lane))
+            with own.turns(name) as kept:
+                vars(kept).update(vars(turns))
 
     def _let_go(self) -> None:
         with suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _give_up(self, error: OSError) -> MemoryShelf:
+    def _give_up(self, error: OSError) -> MemoryClock:
         self._let_go()
-        self._own = MemoryShelf(self._clock)
+        self._own = MemoryClock(self._clock)
         self._say(_alone(error))
         return self._own
 
-    def _find(self, key: bytes) -> tuple[int, Lane]:
+    def _find(self, key: bytes) -> tuple[int, Turns]:
         size = self._SLOT.size
         table = os.pread(self._file, self.SLOTS * size, 0)
         slots = list(self._SLOT.iter_unpack(table[: len(table) // size * size]))
         latest = self.now() + self.LONGEST
         for number, (name, *times) in enumerate(slots):
             if name == key:
-                return number * size, Lane(*times) if max(times[0], times[2]) < latest else Lane()
+                return number * size, Turns(*times) if max(times[0], times[2]) < latest else Turns()
         if len(slots) < self.SLOTS:
-            return len(slots) * size, Lane()
+            return len(slots) * size, Turns()
         oldest = min(range(len(slots)), key=lambda number: slots[number][1])
-        return oldest * size, Lane()
+        return oldest * size, Turns()
 
 
 @cache
@@ -184,21 +184,21 @@ def _common_seconds() -> float:
     return time.monotonic() if _boot() else time.time()
 
 
-def common_shelf(say: Say = lambda sentence: None) -> Shelf:
-    """The shelf of all processes of this user on this machine; of this process alone where none can be shared.
+def common_clock(say: Say = lambda sentence: None) -> SharedClock:
+    """The clock of all processes of this user on this machine; of this process alone where none can be shared.
 
-    It lies among the machine's temporary files: a home is often shared by many machines. ``say`` is told of a shelf
+    It lies among the machine's temporary files: a home is often shared by many machines. ``say`` is told of a clock
     that is not shared.
     """
     try:
         folder = open_own_folder()
         try:
-            return FileShelf(Path("pace"), folder, say)
+            return FileClock(Path("pace"), folder, say)
         finally:
             os.close(folder)
     except OSError as error:
         say(_alone(error))
-        return MemoryShelf()
+        return MemoryClock()
 
 
 def _alone(error: OSError) -> str:

@@ -13,6 +13,7 @@ from indexer.publish.tables import Tables
 from indexer.vectors.choice import AUTO, EXACT, IndexChoice
 from indexer.vectors.factories import read_factory
 from indexer.vectors.files import VectorFile, open_index, write_index
+from indexer.vectors.masks import Masks
 from indexer.vectors.published import StoredIndex
 from indexer.vectors.search import INSTANT_BYTES
 from indexer.vectors.segments import OpenSegment, Part, Segment
@@ -34,8 +35,16 @@ TRAIN_AGAIN = 2.0
 class Compression:
     """The compressed index of one (base, representation)."""
 
-    def __init__(self, root: Path, tables: Tables, base: str, representation: str, say: Callable[[str], None]) -> None:
-        self.root, self.tables, self.say = root, tables, say
+    def __init__(
+        self,
+        root: Path,
+        tables: Tables,
+        base: str,
+        representation: str,
+        say: Callable[[str], None],
+        masks: Masks | None = None,
+    ) -> None:
+        self.root, self.tables, self.say, self.masks = root, tables, say, masks
         self.base, self.representation = base, representation
 
     def renewed(self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex | None) -> list[Segment]:
@@ -64,7 +73,8 @@ class Compression:
     def forget(self) -> None:
         """There is none from now on."""
         self.tables.run(
-            "DELETE FROM compressed_indexes WHERE base = ? AND representation = ?", [self.base, self.representation]
+            "DELETE FROM internal.compressed_indexes WHERE base = ? AND representation = ?",
+            [self.base, self.representation],
         )
 
     @staticmethod
@@ -91,21 +101,21 @@ class Compression:
     def _trained(self, segments: Sequence[Segment], choice: IndexChoice) -> list[Segment]:
         from indexer.vectors.compressed import compress
 
-        parts = [OpenSegment(self.root, one).vectors() for one in segments]
+        parts = [OpenSegment(self.root, one, self.masks).vectors() for one in segments]
         count = sum(len(part) for part in parts)
         try:
             factories = _factories(choice, count, segments[0].file.length)
         except AtlasError as error:
             self.say(f"{error.message} It is not published.")
             factories = []
-        pilot = _Pilot(parts, choice) if len(factories) > 1 and count >= 2 * PILOT else None
+        pilot = _Pilot(parts, choice, self.masks) if len(factories) > 1 and count >= 2 * PILOT else None
         best: Compressed | None = None
         for factory in factories:
             try:
                 if pilot is not None and not pilot.promises(factory):
                     continue
                 self.say(f"{self.base}, {self.representation}: training a compressed index, {factory}")
-                made = compress(parts, factory, choice.promised, memory=choice.memory)
+                made = compress(parts, factory, choice.promised, memory=choice.memory, masks=self.masks)
             except AtlasError as error:
                 self.say(f"{error.message} It is not published.")
                 continue
@@ -119,11 +129,11 @@ class Compression:
         from indexer.vectors.compressed import Compressed, extend
 
         assert stored.file is not None
-        opened = [OpenSegment(self.root, one) for one in segments]
+        opened = [OpenSegment(self.root, one, self.masks) for one in segments]
         new = [one.vectors() for one in opened if not one.segment.in_compressed]
         index = open_index(self.root, stored.file, is_mapped=False)
         old = Compressed(index, stored.factory, stored.parameters, stored.candidates, stored.recall, stored.queries)
-        made = extend(old, new, [one.vectors() for one in opened], choice.promised)
+        made = extend(old, new, [one.vectors() for one in opened], choice.promised, masks=self.masks)
         if made.recall < choice.promised:
             return self._trained(segments, choice)
         return self._kept(segments, choice, made, stored.trained_on)
@@ -160,7 +170,7 @@ class Compression:
 
     def _write(self, choice: IndexChoice, made: Compressed | None, trained_on: int, file: VectorFile | None) -> None:
         self.tables.insert(
-            "compressed_indexes",
+            "internal.compressed_indexes",
             [
                 {
                     "base": self.base,
@@ -186,10 +196,10 @@ class _Pilot:
     Inverted lists are left out of it: they change the time, and what they miss can be had by visiting more.
     """
 
-    def __init__(self, parts: Sequence[Part], choice: IndexChoice) -> None:
+    def __init__(self, parts: Sequence[Part], choice: IndexChoice, masks: Masks | None) -> None:
         from indexer.vectors.recall import sample
 
-        self.choice = choice
+        self.choice, self.masks = choice, masks
         self.parts = list(sample(parts, PILOT, seed=1))
         self.best: Compressed | None = None
 
@@ -198,7 +208,7 @@ class _Pilot:
         from indexer.vectors.compressed import compress
 
         bare = re.sub("IVF[0-9]+,", "", factory)
-        made = compress(self.parts, bare, self.choice.promised, memory=self.choice.memory)
+        made = compress(self.parts, bare, self.choice.promised, memory=self.choice.memory, masks=self.masks)
         if self.best is None or made.recall > self.best.recall:
             self.best = replace(made, factory=factory)
         return made.recall >= self.choice.promised

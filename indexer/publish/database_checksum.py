@@ -12,9 +12,12 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.records.identity import canonical_json
+from indexer.regular_files import read_regular
 from indexer.storage.checked_files import file_sha256
 from indexer.storage.sealed import is_sealed, sealed, unsealed
 from indexer.storage.whole_files import write_atomically
+
+_MOST_BYTES = 1 << 20
 
 HINT = "run `index rebuild`, which makes it again from listing and records"
 
@@ -48,11 +51,15 @@ def _row(database: Path) -> dict[str, Any]:
     return {"bytes": database.stat().st_size, "sha256": file_sha256(database)}
 
 
+def _is_noted(row: dict[str, Any]) -> bool:
+    return row.keys() == {"bytes", "sha256"} and type(row["bytes"]) is int and isinstance(row["sha256"], str)
+
+
 def _noted(folder: AtlasFolder) -> list[dict[str, Any]]:
     """The rows of the file; none where it cannot be read."""
     try:
-        content = folder.checksums.read_bytes()
+        content = read_regular(folder.checksums, most=_MOST_BYTES)
         rows = unsealed(content)["databases"] if is_sealed(content) else []
-        return [row for row in rows if isinstance(row, dict) and row.keys() == {"bytes", "sha256"}]
+        return [row for row in rows if isinstance(row, dict) and _is_noted(row)]
     except (OSError, ValueError, KeyError, TypeError):
         return []

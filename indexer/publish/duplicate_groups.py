@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from indexer.errors import AtlasError
 from indexer.publish.duplicates import UnionFind, Upload, find_duplicates
 from indexer.publish.tables import Tables
-from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit, relative_difference
-from indexer.records.representation import DEFAULT
+from indexer.records.difference import difference_of, norms_fit, relative_difference
+from indexer.records.signature import alike, signatures_from
 from indexer.records.store import RecordStore
 
 
@@ -46,22 +48,21 @@ class DuplicateGroups:
         model_ids = sorted(touched)
         self._forget(model_ids)
         self._compare(model_ids, UnionFind(uploads))
-        compared = self.tables.rows("SELECT model_id, other_id, difference FROM compared_deltas ORDER BY ALL")
+        compared = self.tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
         self._write(find_duplicates(uploads, compared, self.within))
 
     def _forget(self, model_ids: Sequence[int]) -> None:
         with self.tables.listed(model_ids):
             self.tables.run(
-                "DELETE FROM compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
+                "DELETE FROM internal.compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
                 "OR other_id IN (SELECT model_id FROM listed)"
             )
 
     def _compare(self, model_ids: Sequence[int], groups: UnionFind) -> None:
         """Note how far near pairs differ, but for pairs that are in one group already: reading records takes long."""
         found = []
-        for one, other, first_key, first_norm, second_key, second_norm, base_norm in self._near_pairs(model_ids):
-            is_near = relative_difference(first_norm, second_norm) <= self.within
-            if groups.are_together(one, other) or not (is_near or norms_fit(first_norm, second_norm, base_norm)):
+        for one, other, first_key, second_key in self._near_pairs(model_ids):
+            if groups.are_together(one, other):
                 continue
             try:
                 difference = difference_of(self.read(first_key), self.read(second_key))
@@ -70,23 +71,27 @@ class DuplicateGroups:
             found.append({"model_id": one, "other_id": other, "difference": difference})
             if difference <= self.within:
                 groups.join(one, other)
-        self.tables.insert("compared_deltas", found)
+        self.tables.insert("internal.compared_deltas", found)
 
-    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, float, str, float, float]]:
-        """(model id, other id, record and norm of the one, and of the other, norm of the base), each pair once."""
-        with self.tables.listed(model_ids):
-            rows = self.tables.rows(
-                "SELECT DISTINCT one.model_id, other.model_id, one.record_key, one.delta_norm, other.record_key, "
-                "other.delta_norm, coalesce(one.delta_norm / nullif(one.relative_norm, 0), 0) "
-                "FROM neighbours AS near "
-                "JOIN records AS one ON one.model_id = least(near.model_id, neighbour_id) "
-                "JOIN records AS other ON other.model_id = greatest(near.model_id, neighbour_id) "
-                "WHERE representation = ? AND similarity >= ? AND NOT one.is_copy AND NOT other.is_copy "
-                "AND (near.model_id IN (SELECT model_id FROM listed) OR neighbour_id IN (SELECT model_id FROM listed)) "
-                "AND near.model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) ORDER BY ALL",
-                [DEFAULT, CANDIDATE_COSINE, self.base],
-            )
-        return [row[:7] for row in rows]
+    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, str]]:
+        """(model id, other id, their records) of like signatures and norms, each pair once, the smaller id first."""
+        rows = self.tables.rows(
+            "SELECT model_id, fine_tunes.record_key, signature, delta_norm, "
+            "coalesce(delta_norm / nullif(relative_norm, 0), 0) FROM records JOIN fine_tunes USING (model_id) "
+            "WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
+            [self.base],
+        )
+        if not rows:
+            return []
+        touched = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
+        found = set()
+        for mine, others in alike(signatures_from([row[2] for row in rows]), touched):
+            for one, other in zip(mine.tolist(), others.tolist(), strict=True):
+                first, second = rows[min(one, other)], rows[max(one, other)]
+                is_near = relative_difference(first[3], second[3]) <= self.within
+                if is_near or norms_fit(first[3], second[3], first[4]):
+                    found.add((first[0], second[0], first[1], second[1]))
+        return sorted(found)
 
     def _write(self, groups: dict[int, int]) -> None:
         """Only rows that say something else than before are written."""

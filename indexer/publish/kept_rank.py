@@ -10,6 +10,7 @@ from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.records.identity import SVD_METHODS
+from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
 
 USUAL_RANK = 8
@@ -17,17 +18,25 @@ USUAL_RANK = 8
 
 @dataclass(frozen=True)
 class Held:
-    """What is published of a base: ``vectors`` of all representations together, made from records of ``rank``."""
+    """What is published of a base: ``vectors`` of all representations together, made from records of ``rank``.
+
+    ``budget``: about how many numbers a vector was to have; None where nobody said.
+    """
 
     rank: int
     vectors: int
+    budget: int | None = None
 
 
 def held(folder: AtlasFolder, base: str) -> Held | None:
     """What the atlas holds of a base; None where it holds no vector, or cannot be read."""
-    found = earlier_rows(folder.database, ["representations"], ["SELECT base, rank, vectors FROM representations"])
+    found = earlier_rows(folder.database, ["representations"], ["FROM representations"])
     rows = [row for row in (found or [[]])[0] if row["base"] == base and row["rank"] and row["vectors"]]
-    return Held(min(row["rank"] for row in rows), sum(row["vectors"] for row in rows)) if rows else None
+    if not rows:
+        return None
+    # Databases of earlier schemas know of no budget.
+    budget = next((row.get("budget") for row in rows if row["representation"] == DEFAULT), None)
+    return Held(min(row["rank"] for row in rows), sum(row["vectors"] for row in rows), budget)
 
 
 def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
@@ -36,7 +45,7 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
     if found is not None and found.rank != rank:
         raise AtlasError(
             f"This atlas holds {base} at rank {found.rank}, and vectors of rank {rank} cannot be mixed with them.",
-            f"Use --rank {found.rank}, or another --atlas.",
+            f"Use `rank={found.rank}`, or another `atlas`.",
         )
 
 

@@ -20,7 +20,7 @@ from indexer.publish.remembered import Before, known_models, refuse
 from indexer.publish.rows import Entry
 from indexer.records.representation import representation_named
 from indexer.records.store import Kept, Outcome, RecordStore, standing
-from indexer.vectors.choice import IndexChange
+from indexer.vectors.choice import IndexChange, IndexChoice
 
 
 def status(folder: AtlasFolder) -> dict[str, Any]:
@@ -73,17 +73,22 @@ def rebuild(
     say: Callable[[str], None] = lambda what: None,
     *,
     force: bool = False,
+    index: IndexChange | None = None,
+    before: Before | None = None,
 ) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
+
+    ``before``: what was published, where no database says it.
 
     Models that a listing lacks (because it is gone, or damaged) come back into it as the old database or the records
     know them. Damaged records are forgotten, so that the next build reads their models again. ``say`` is told what a
     person should know. Raises AtlasError where there is nothing to build from and, unless ``force``, where what is
-    left would be less than there was; nothing is changed then. The caller holds the writer's lock.
+    left would be less than there was; nothing is changed then. ``index``: other vectors than there were, or another
+    index of them. The caller holds the writer's lock.
     """
-    before = Before.read(folder)
+    before = Before.read(folder) if before is None else before
     found = _read_store(folder, progress)
-    works = [_rework(folder, base, found, before) for base in _newest_bases(folder)]
+    works = [_rework(folder, base, found, before, index) for base in _newest_bases(folder)]
     entries = [entry for work in works for entry in work.publication.entries]
     lost = before.lost_by(entries, found.damaged)
     published = {work.publication.base.base for work in works}
@@ -164,14 +169,14 @@ class _Rework:
             )
 
 
-def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before) -> _Rework:
+def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before, index: IndexChange | None) -> _Rework:
     listing = Listing(folder.listing(base.base))
     records = [one for one in found.records.get(base.base, []) if one.identity.base_commit == base.commit]
     outcomes = found.outcomes.get(base.base, [])
     rank = _rank_of(folder, base, records)
     listed = listing.models()
     identities = [(one.identity, one.made) for one in records] + [(one.identity, one.when) for one in outcomes]
-    restored = known_models(folder, base.base, {one.id for one in listed}, identities)
+    restored = known_models(folder, base.base, {one.id for one in listed} | listing.removed, identities)
     publication = Publication(
         base=base,
         aliases=listing.aliases() or before.aliases.get(base.base, ()),
@@ -180,7 +185,7 @@ def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before
         ),
         rank=rank,
         bad_rows=[row.as_row() for row in listing.bad_rows()],
-        index=before.choices.get(base.base),
+        index=before.choices.get(base.base, IndexChoice()).changed(index),
     )
     return _Rework(publication, listing, restored)
 

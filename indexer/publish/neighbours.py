@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.vectors.masks import Masks
 from indexer.vectors.search import TIE_DIGITS
 from indexer.vectors.segments import OpenSegment, Vectors
 
@@ -23,7 +24,7 @@ _NEAR = 2 * 10.0**-TIE_DIGITS
 
 @dataclass(frozen=True)
 class Pairs:
-    """Who is near whom: three columns of equal length; ``similarity`` is a cosine."""
+    """Who is near whom: three columns of equal length."""
 
     owner: NDArray[np.int64]
     neighbour: NDArray[np.int64]
@@ -78,6 +79,7 @@ class _Columns:
         self.is_gone = np.concatenate(
             [none.astype(bool), *(np.isin(one.stored.ids, one.segment.removed) for one in segments)]
         )
+        self.masks = segments[0].masks if segments else Masks.none()
         self._by_id = np.argsort(self.ids, kind="stable")
         self._sorted = self.ids[self._by_id]
 
@@ -123,7 +125,7 @@ def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
 
 
 def _similarities(block: Vectors, segments: Sequence[OpenSegment], columns: _Columns) -> NDArray[np.float32]:
-    """(block, columns) cosines; −inf where a column counts no more or is the row itself."""
+    """(block, columns) similarities; −inf where a column counts no more or is the row itself."""
     similarities = np.empty((len(block), len(columns.ids)), dtype=np.float32)
     length = block.matrix.shape[1]
     step = max(1, COPIED_BYTES // (4 * length))
@@ -136,6 +138,8 @@ def _similarities(block: Vectors, segments: Sequence[OpenSegment], columns: _Col
             np.copyto(aligned[: len(stored)], stored)
             np.matmul(block.matrix, aligned[: len(stored)].T, out=similarities[:, place : place + len(stored)])
             place += len(stored)
+    if columns.masks.blocks:
+        similarities /= columns.masks.divisors(block.matrix, columns.ids)
     np.clip(similarities, -1.0, 1.0, out=similarities)
     similarities[:, columns.is_gone] = -np.inf
     similarities[columns.places(block.ids)] = -np.inf

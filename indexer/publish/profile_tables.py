@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.profiles.store import Profile, ProfileStore
+from indexer.profiles.store import HINT, Profile, ProfileStore
+from indexer.publish.fitting import Fitting, Misfit
 from indexer.publish.tables import Row, Tables
+from indexer.untrusted import printable
 
 # What the vector of a model is made of, by layer; those marked are compared as logarithms.
 VECTOR_COLUMNS = (("tolerance", True), ("readable", False), ("reach", True), ("cka", False), ("drift", False))
@@ -25,9 +27,11 @@ LEAST = 1e-3  # below it a tolerance or a reach is the same as this
 class ProfileTables:
     """The profiles of one base inside a publish's transaction."""
 
-    def __init__(self, folder: AtlasFolder, tables: Tables, base: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: AtlasFolder, tables: Tables, base: str, fitting: Fitting, say: Callable[[str], None]
+    ) -> None:
         self.store = ProfileStore(folder)
-        self.tables, self.base, self.say = tables, base, say
+        self.tables, self.base, self.fitting, self.say = tables, base, fitting, say
 
     def renew(self) -> bool:
         """Bring the rows in line with the files; whether anything changed. Damaged files are said and left out."""
@@ -42,7 +46,9 @@ class ProfileTables:
             except AtlasError as error:
                 self.say(f"{error.message} It is left out.")
                 continue
-            if profile.identity.base == self.base:
+            if profile.identity.digest != digest:
+                self.say(f"The profile {digest} is that of another model. {HINT} It is left out.")
+            elif profile.identity.base == self.base:
                 found.append((digest, profile))
         self._forget([*gone, *(digest for digest, _ in found if digest in known)])
         self._insert(found)
@@ -63,8 +69,16 @@ class ProfileTables:
             is_model = profile.identity.subject == "fine_tune"
             if is_model and profile.identity.model not in models:
                 continue
-            heads.append(_head(number, digest, profile, models.get(profile.identity.model) if is_model else None))
-            layers += [{"profile_id": number, **row} for row in profile.rows()]
+            head = _head(number, digest, profile, models.get(profile.identity.model) if is_model else None)
+            rows = [{"profile_id": number, **row} for row in profile.rows()]
+            try:
+                self.fitting.check("profiles", [head])
+                self.fitting.check("profile_layers", rows)
+            except Misfit as why:
+                self.say(f"The profile of {printable(profile.identity.model)} is left out: {why}.")
+                continue
+            heads.append(head)
+            layers += rows
         self.tables.insert("profiles", heads)
         self.tables.insert("profile_layers", layers)
 
@@ -99,7 +113,7 @@ def _head(number: int, digest: str, profile: Profile, model_id: int | None) -> R
 def _moment(text: str) -> datetime | None:
     try:
         return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

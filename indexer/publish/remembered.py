@@ -167,7 +167,7 @@ def _grouped(folder: AtlasFolder, table: str, column: str) -> dict[int, list[str
 def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
     """The index chosen for each base."""
     return {
-        row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"])
+        row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"], row.get("budget"))
         for row in representations
         if row["representation"] == DEFAULT and "index_choice" in row
     }

@@ -157,6 +157,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
         "is_copy": record.is_copy,
         "is_unrelated": False,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
+        "vector_group": record.vector_group,
         "has_spectra": record.has_spectra,
         "delta_norm": delta_norm,
         "relative_norm": delta_norm / base_norm if base_norm else None,

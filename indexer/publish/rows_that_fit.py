@@ -14,7 +14,7 @@ import numpy as np
 
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.publish.fitting import MOST_ITEMS, Fitting, Misfit
+from indexer.publish.fitting import Fitting, Misfit
 from indexer.publish.rows import (
     Entry,
     ListingRows,
@@ -26,17 +26,24 @@ from indexer.publish.rows import (
     whole_rows,
 )
 from indexer.records.record import Record
-from indexer.records.representation import SKETCH_LENGTH, Representation, Vector
+from indexer.records.representation import DEFAULT, Representation, Vector
+from indexer.records.signature import signature_of
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
+from indexer.vectors.form import MOST_NUMBERS
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a record says: its rows by table, and its vectors by representation where it holds what they are made of."""
+    """What a record says: its rows by table, and its vectors by representation where it holds what they are made of.
+
+    ``group``: whose centre is subtracted from its vectors; ``blocks``: of vectors that are compared block by block.
+    """
 
     rows: dict[str, list[Row]]
     vectors: dict[str, Vector]
+    group: str
+    blocks: int
 
 
 def fitting_listing_rows(model_id: int, entry: Entry, fitting: Fitting) -> ListingRows:
@@ -90,10 +97,11 @@ def measured(
             "wholes": whole_rows(model_id, record),
             "adapter_bases": adapter_base_rows(model_id, record),
         }
+        vectors = {one.name: _vector(one, record) for one in representations if one.is_held_by(record)}
+        rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
         for table, found in rows.items():
             fitting.check(table, found)
-        vectors = {one.name: _vector(one, record) for one in representations if one.is_held_by(record)}
-    return Measured(rows, vectors)
+    return Measured(rows, vectors, record.vector_group, len(record.deltas))
 
 
 def _check_matrices(record: Record, base: StoredBase) -> None:
@@ -105,9 +113,8 @@ def _check_matrices(record: Record, base: StoredBase) -> None:
 
 def _vector(representation: Representation, record: Record) -> Vector:
     vector = np.asarray(representation.vector(record), dtype=np.float32)
-    is_sketch = representation.per_delta and representation.name != "spectrum"
-    length = SKETCH_LENGTH * len(record.deltas) if is_sketch else vector.size
-    if vector.shape != (length,) or not length or length > MOST_ITEMS * SKETCH_LENGTH:
+    length = representation.expected_length(record) or vector.size
+    if vector.shape != (length,) or not length or length > MOST_NUMBERS:
         raise Misfit(f"its vector {representation.tag} has the shape {vector.shape}, not {(length,)}")
     if not np.isfinite(vector).all():
         raise Misfit(f"its vector {representation.tag} is not finite")

@@ -174,7 +174,7 @@ def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
 
 def _named_files(database: Path) -> frozenset[str] | None:
     """FAISS files that a private copy names; None where it cannot be read."""
-    tables = ("segments", "compressed_indexes")
+    tables = ("internal.segments", "internal.compressed_indexes")
     found = earlier_rows(database, tables, [f"SELECT faiss_file FROM {table}" for table in tables])
     return None if found is None else frozenset(row["faiss_file"] for rows in found for row in rows)
 

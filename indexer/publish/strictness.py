@@ -22,21 +22,28 @@ from indexer.database.door import attached
 from indexer.database.failures import failures_told
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
+from indexer.publish.centre_checks import check_centre
 from indexer.publish.neighbour_table import NEIGHBOURS
 from indexer.publish.rows import delta_rows, record_row, whole_rows
 from indexer.publish.verification import Disagreement, verify
 from indexer.records.record import Record
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representation import REPRESENTATIONS, representation_named
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
-from indexer.vectors.published import Published, read_published
+from indexer.vectors.centre import Centre
+from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
+from indexer.vectors.published import Published, read_centre, read_published
 from indexer.vectors.segments import Vectors, normalised
 
 # What two machines may differ by in a cosine, and in a number of a unit vector.
 TOLERANCE = 1e-4
 
+# The same of a number that is kept in 16 bits, of blocks that may be as short as one number, and was centred again.
+TOLERANCE_OF_HALVES = 2e-3
+
 # Set after the record was written into its row, from other models: they are not in the record.
-_FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of"}
+# And the last digit of a signature's numbers is a matter of the machine.
+_FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of", "signature"}
 _BLOCK = 1024
 
 
@@ -104,6 +111,16 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
             opened[one.base, one.representation] = one.opened(folder.root).vectors()
         except AtlasError:
             continue  # told by `verify`
+    centres: dict[tuple[str, str], Centre | None] = {}
+    for one in published:
+        if one.centre is not None:
+            try:
+                centre = read_centre(connection, one.base, one.representation)
+            except AtlasError:
+                continue  # told by `verify`
+            progress(f"the centre of {one.base}, {one.representation}")
+            centres[one.base, one.representation] = centre
+            yield from check_centre(folder, connection, one, centre)
     store = RecordStore(folder)
     for row in connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes WHERE status = 'indexed'"):
         progress(f"record of {row['model']}")
@@ -118,7 +135,8 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
         for one in published:
             vectors = opened.get((one.base, one.representation))
             if vectors is not None and one.base == row["base"]:
-                yield from _vector(one, vectors, row["model_id"], what, record)
+                centre = centres.get((one.base, one.representation))
+                yield from _vector(one, centre, vectors, row["model_id"], what, record)
     for (base, name), vectors in opened.items():
         progress(f"neighbours of {base}, {name}")
         yield from _neighbours(connection, base, name, vectors)
@@ -157,15 +175,20 @@ def _same(held: Any, made: Any) -> bool:
     return bool(held == made)
 
 
-def _vector(one: Published, vectors: Vectors, model_id: int, what: str, record: Record) -> Iterator[Disagreement]:
-    representation = REPRESENTATIONS[one.representation]
+def _vector(
+    one: Published, centre: Centre | None, vectors: Vectors, model_id: int, what: str, record: Record
+) -> Iterator[Disagreement]:
+    representation = representation_named(one.representation, one.choice.budget)
     if not representation.is_held_by(record):
         return
-    expected = normalised(representation.vector(record))
-    held = vectors.row(model_id)
+    uncentred = representation.vector(record)
+    expected, held = normalised(uncentred), vectors.row(model_id)
     if expected is None or held is None:
         return  # missing and superfluous ones are told by `verify`
-    if held.shape != expected.shape or not np.allclose(held, expected, atol=TOLERANCE):
+    if held.shape == expected.shape and centre is not None:
+        expected = centre.centred(uncentred[None, :], record.vector_group)[0]
+    tolerance = TOLERANCE if centre is None else TOLERANCE_OF_HALVES
+    if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
         yield Disagreement("vectors", what, f"its vector ({one.representation}) is not the one its record makes")
 
 
@@ -185,7 +208,11 @@ def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) 
     wanted = min(NEIGHBOURS, len(ids) - 1)
     wrong: list[int] = []
     for start in range(0, len(ids), _BLOCK):
-        cosines = vectors.matrix[start : start + _BLOCK] @ vectors.matrix.T
+        asked = vectors.matrix[start : start + _BLOCK]
+        cosines = asked @ vectors.matrix.T
+        if vectors.blocks:
+            masks = changed_blocks(vectors.matrix, vectors.blocks)
+            cosines /= divisors(shared_blocks(masks[start : start + _BLOCK], masks), vectors.blocks)
         for offset, model_id in enumerate(ids[start : start + _BLOCK].tolist()):
             first, last = np.searchsorted(owners, [model_id, model_id + 1])
             places = np.searchsorted(ids, near[first:last])

@@ -10,11 +10,21 @@ from indexer.publish.database_checksum import HINT
 
 # Where a column names a row of another table: table, column, the condition on that row.
 _REFERENCES = (
-    *((table, "model_id") for table in ("records", "tags", "model_datasets", "evaluations", "deltas", "wholes")),
+    *(
+        (table, "model_id")
+        for table in ("records", "tags", "model_datasets", "evaluations", "deltas", "wholes", "predictions")
+    ),
     ("neighbours", "model_id"),
     ("neighbours", "neighbour_id"),
 )
-_OF_BASES = ("fine_tunes", "representations", "segments", "removed_vectors", "compressed_indexes", "bad_rows")
+_OF_BASES = (
+    "fine_tunes",
+    "representations",
+    "bad_rows",
+    "internal.segments",
+    "internal.removed_vectors",
+    "internal.compressed_indexes",
+)
 
 
 def problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
@@ -23,15 +33,15 @@ def problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
     Raises AtlasError where the catalogue itself is damaged.
     """
     tables = [
-        name
-        for (name,) in connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() AND NOT internal "
-            "ORDER BY ALL"
+        name if schema == "main" else f"{schema}.{name}"
+        for schema, name in connection.execute(
+            "SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = current_database() "
+            "AND NOT internal ORDER BY ALL"
         ).fetchall()
     ]
     unreadable = set()
     for name in tables:
-        quoted = '"' + name.replace('"', '""') + '"'
+        quoted = ".".join('"' + part.replace('"', '""') + '"' for part in name.split(".", 1))
         try:
             # What is not used is not read: a hash of whole rows uses every value.
             connection.execute(f"SELECT bit_xor(hash(one)) FROM {quoted} AS one").fetchall()

@@ -62,6 +62,21 @@ class Tables:
                     f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM listed) {condition}"
                 )
 
+    def indexed(self, base: str) -> dict[str, tuple[int, str]]:
+        """Of the indexed models of a base, by name: the id, and the name of the record."""
+        rows = self.rows(
+            "SELECT model, model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed'", [base]
+        )
+        return {model: (model_id, key) for model, model_id, key in rows}
+
+    def delete_of_base(self, table: str, base: str) -> None:
+        """Remove the rows of a base's models, and those whose models are gone."""
+        self.run(
+            f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
+            "OR model_id NOT IN (SELECT model_id FROM fine_tunes)",
+            [base],
+        )
+
     def listed(self, model_ids: Sequence[int] | NDArray[np.int64]) -> _Listed:
         """For the length of a block a table ``listed(model_id)``."""
         return _Listed(self.connection, np.asarray(model_ids, dtype=np.int64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,16 +17,18 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish import database_checksum
+from indexer.publish.lineage_table import read_lineage
+from indexer.publish.predictions_table import read_predictions
 from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.table_checks import damaged_in_words, problems_of_tables
+from indexer.records.identity import Identity
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from indexer.vectors.files import check_file
-from indexer.vectors.published import Published, read_published
+from indexer.vectors.masks import changed_blocks
+from indexer.vectors.published import Published, read_centre, read_published
 from indexer.vectors.search import VectorIndex
-
-if TYPE_CHECKING:
-    pass
+from indexer.vectors.segments import OpenSegment, blocks
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
     found.extend(_check_other_bases(folder, published))
     found.extend(_check_records(folder, published, progress, is_known))
     found.extend(_check_listings(folder, published, is_known))
+    found.extend(_check_told(folder, published))
     return found
 
 
@@ -163,8 +166,13 @@ def _check_unnamed(
         except AtlasError as error:
             yield Disagreement("record", digest, str(error))
             continue
-        if is_known and (identity.model, identity.base) not in current:
+        if is_known and (identity.model, identity.base) not in current and not _is_removed(store.folder, identity):
             yield Disagreement("record", digest, "is on disk but not in the database: run `index publish`")
+
+
+def _is_removed(folder: AtlasFolder, identity: Identity) -> bool:
+    """Whether a person took the model out and kept its record."""
+    return identity.model in Listing(folder.listing(identity.base)).removed
 
 
 def _check_profiles(folder: AtlasFolder, named: Collection[str]) -> Iterator[Disagreement]:
@@ -267,6 +275,20 @@ def _check_listings(folder: AtlasFolder, published: _Published, is_known: bool) 
             yield Disagreement("listing", path.name, f"{told}; {mend}")
 
 
+def _check_told(folder: AtlasFolder, published: _Published) -> Iterator[Disagreement]:
+    """Every line of what `query lineage --all` and `query predict --store` kept."""
+    kinds = (
+        ("lineage", folder.lineages, read_lineage, "query lineage --all"),
+        ("predictions", folder.predicted, read_predictions, "query predict --undocumented --store"),
+    )
+    bases = {folder.lineage(row["base"]).name: row["base"] for row in published.bases}
+    for kind, where, read, command in kinds:
+        for path in sorted(where.glob("*.jsonl")):
+            base = bases.get(path.name, path.stem.replace("--", "/", 1))
+            mend = f"run `{command} --base {base}`, which writes it anew, or remove it"
+            yield from (Disagreement(kind, path.name, f"{problem}; {mend}") for problem in read(path)[1])
+
+
 def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]) -> Iterator[Disagreement]:
     """Every file against its checksum and its rows, and the models that have a vector against those that should."""
     damaged = False
@@ -285,6 +307,11 @@ def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]
         yield Disagreement("vectors", what, str(error))
         return
     found = index.ids
+    try:
+        with Reading(folder.database) as connection:
+            yield from (Disagreement("centre", what, problem) for problem in _centre_problems(published, connection))
+    except AtlasError as error:
+        yield Disagreement("centre", what, str(error))
     yield from (Disagreement("vectors", what, problem) for problem in _problems(published, index))
     ids = set(found.tolist())
     missing, extra = sorted(expected - ids), sorted(ids - expected)
@@ -296,6 +323,23 @@ def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]
         yield Disagreement("vectors", what, f"holds {len(found) - len(ids)} models more than once")
 
 
+def _centre_problems(published: Published, connection: Connection) -> Iterator[str]:
+    """Where vectors were centred with something else than the centre that is published, or not all with the same."""
+    versions = {one.centre for one in published.segments}
+    if versions - {published.centre}:
+        yield "holds vectors of several centres"
+    if published.centre is None:
+        return
+    centre = read_centre(connection, published.base, published.representation)
+    if centre is None:
+        yield "names a centre that is not there"
+        return
+    if centre.version != published.centre:
+        yield f"names the centre {published.centre}, and the one that is there is {centre.version}"
+    if any(one.blocks.size != published.length for one in centre.groups.values()):
+        yield f"has vectors of {published.length} numbers, and a centre of others"
+
+
 def _problems(published: Published, index: VectorIndex) -> Iterator[str]:
     """Where the rows contradict each other or the files."""
     if published.count != len(index):
@@ -303,5 +347,15 @@ def _problems(published: Published, index: VectorIndex) -> Iterator[str]:
     for one in index.segments:
         if not np.isin(one.segment.removed, one.stored.ids).all():
             yield f"{one.segment.file.name} does not hold all that was removed from it"
+        if index.masks.blocks and not _are_masks_right(one):
+            yield f"{one.segment.file.name} holds models that changed other matrices than is said"
         if one.segment.in_compressed and index.compressed is None:
             yield f"{one.segment.file.name} is said to be in a compressed index, and there is no compressed index"
+
+
+def _are_masks_right(one: OpenSegment) -> bool:
+    """Whether the blocks that are said to be changed are those that hold anything."""
+    return all(
+        np.array_equal(changed_blocks(block.matrix, one.masks.blocks), one.masks.rows(block.ids))
+        for block in blocks([one.vectors()])
+    )

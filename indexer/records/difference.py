@@ -10,10 +10,6 @@ import numpy as np
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.weight_sample import ROUNDOFF, agree
 
-# Vectors of duplicates are nearly the same, after rounding to bfloat16 less nearly; only pairs above this cosine are
-# compared matrix by matrix.
-CANDIDATE_COSINE = 0.9
-
 # Fewer changed weights in a sample may agree by chance.
 _FEWEST_MOVED = 64
 # Where rounding adds noise to a delta, their cosine is the ratio of the norms without it and with it, or little less.

@@ -8,7 +8,6 @@ found before a number of it is used.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,9 +23,13 @@ from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
 from indexer.records.parent import StandsOn
 from indexer.regular_files import open_regular, read_regular
 from indexer.storage.whole_files import write_atomically
+from indexer.untrusted import load_json
+from indexer.vectors.centre import ADAPTER, FULL
 
 # A longer header than this is no record's: one delta takes 200 bytes of it.
 LONGEST_HEADER = 64 << 20
+# The factors of a model of 70 billion numbers take half of it.
+LARGEST = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,16 @@ class Record:
         return any(stored.format.startswith("adapter") for stored in self.files)
 
     @property
+    def vector_group(self) -> str:
+        """Whose centre is subtracted from its vector: adapters, where the change is that of LoRA factors alone.
+
+        A LoRA merged into full weights and a half-frozen model are full fine-tunes, and so is an adapter together with
+        the full fine-tune that it stands on.
+        """
+        stands_on_another = self.stands_on is not None and self.stands_on.verdict == "finetune"
+        return ADAPTER if self.is_adapter and not stands_on_another else FULL
+
+    @property
     def base_cosine(self) -> float | None:
         """Cosine of the weights with the base's over all block matrices; None for an adapter.
 
@@ -236,14 +249,14 @@ def read_record(path: Path) -> Record:
 
     hint = "Run `index rebuild`, which forgets it, and then `index build`, which reads the model again."
     try:
-        payload = read_regular(path)
+        payload = read_regular(path, most=LARGEST)
         arrays = load(payload)
         length = int.from_bytes(payload[:8], "little")
-        metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
+        metadata = load_json(payload[8 : 8 + length])["__metadata__"]
         text = metadata["record"]
         if metadata["checksum"] != checksum(text, arrays):
             raise AtlasError(f"The record {path.name} was altered: its checksum does not fit.", hint)
-        return _from_header(json.loads(text), arrays)
+        return _from_header(load_json(text), arrays)
     except AtlasError:
         raise
     except (OSError, SafetensorError, *WRONG_KINDS) as error:
@@ -257,8 +270,8 @@ def read_identity(path: Path) -> tuple[Identity, str]:
     """
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
-        metadata = json.loads(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
-    header = json.loads(metadata["record"])
+        metadata = load_json(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
+    header = load_json(metadata["record"])
     return Identity.from_row(header["identity"]), str(header["created"])
 
 

@@ -21,6 +21,7 @@ PATIENCE = 3
 BACK_OFF_SECONDS = 3600.0
 
 _MOST_ATTEMPTS = 10**6
+_MOST_BYTES = 1 << 20  # of an outcome, which takes some hundred
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class RecordStore:
     def checked_outcome(self, digest: str) -> Outcome:
         """The outcome in place of a record. Raises OSError, and AtlasError where it is damaged."""
         try:
-            found = _outcome(unsealed(read_regular(self.folder.outcome(digest))))
+            found = _outcome(unsealed(read_regular(self.folder.outcome(digest), most=_MOST_BYTES)))
             if found.identity.digest != digest:
                 raise ValueError("it is that of another model")
             return found

@@ -16,7 +16,8 @@ class Unit:
     """One thing to do. ``commit`` pins the model; ``filenames`` are the names the listing gave, if it did.
 
     ``parent`` is what an adapter stands on, None where that is the base or nobody can tell; ``is_on_base``: it is known
-    to be the base, whatever name the adapter gives it.
+    to be the base, whatever name the adapter gives it. ``vector_length``: about how many numbers a vector has, where
+    that can be chosen; None for the usual one. Vectors in a record are uncentred.
     """
 
     model: ModelRef
@@ -29,6 +30,7 @@ class Unit:
     device: str = "cpu"
     keep_factors: bool = True
     representations: tuple[str, ...] = ("input",)
+    vector_length: int | None = None
     card: Mapping[str, Any] | None = None
     parent: Parent | None = None
     is_on_base: bool = False

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.vectors.directions import leading_directions
 from indexer.vectors.factories import POINTS_PER_CENTROID, SAMPLE_BYTES, Factory, auto_factories, read_factory
+from indexer.vectors.masks import Masks
 from indexer.vectors.recall import ask, recall, sample
 from indexer.vectors.segments import Part, blocks
 
@@ -38,6 +39,9 @@ __all__ = [
 
 # Candidates compared exactly for ten results at least: 200, or 1,000 (5 ms more) where the promise asks for it.
 CANDIDATES = (200, 1000)
+
+# Where models lack blocks, so many times more are proposed: a whole vector's product favours those that lack none.
+WIDER = 4
 
 # Models that ask for their neighbours when recall is measured: its standard error is then about .005.
 QUERIES = 256
@@ -80,35 +84,47 @@ class CompressedSearch:
     It sets ``parameters`` in the index itself: one thread, one index.
     """
 
-    def __init__(self, index: Any, parameters: str, fewest: int = CANDIDATES[0]) -> None:
+    def __init__(self, index: Any, parameters: str, fewest: int = CANDIDATES[0], masks: Masks | None = None) -> None:
         import faiss
 
         self.index = index
         self.fewest = fewest
+        self.masks = masks or Masks.none()
         if parameters:
             faiss.ParameterSpace().set_index_parameters(index, parameters)  # type: ignore[arg-type]
         self._lists = faiss.try_extract_index_ivf(index)
         self._visited = int(self._lists.nprobe) if self._lists is not None else 0
 
     def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-        """At most ``count`` ids for one unit vector (d,), nearest first by the codes, none twice.
+        """At most ``count`` ids for one vector (d,), nearest first by the codes, none twice.
 
         Fewer where the index holds fewer, or a graph's walk ends. Where the inverted lists that are to be visited hold
-        fewer, more of them are visited.
+        fewer, more of them are visited. Where some models lack blocks, more are proposed than are asked
+        for, and those with the highest products for the blocks that they share come back.
         """
+        masks = self.masks
+        if not masks.blocks or masks.are_all_full:
+            return self._proposed(query, count)[0]
+        ids, products = self._proposed(query, WIDER * count)
+        likeness = products / masks.divisors(query[None, :], ids)[0]
+        return ids[np.argsort(-likeness, kind="stable")[:count]]
+
+    def _proposed(self, query: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ids and about their inner products."""
         count = min(count, int(self.index.ntotal))
         if count < 1:
-            return np.zeros(0, dtype=np.int64)
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         asked = np.ascontiguousarray(query[None, :], dtype=np.float32)
         for visited in self._numbers_of_lists(count):
             if self._lists is not None:
                 self._lists.nprobe = visited
             with _one_thread():
-                proposed = self.index.search(asked, count)[1][0]
-            proposed = proposed[proposed >= 0]
+                (products,), (proposed,) = self.index.search(asked, count)
+            products, proposed = products[proposed >= 0], proposed[proposed >= 0]
             if len(proposed) == count:
                 break
-        return proposed[np.sort(np.unique(proposed, return_index=True)[1])]
+        once = np.sort(np.unique(proposed, return_index=True)[1])
+        return proposed[once], products[once]
 
     def _numbers_of_lists(self, count: int) -> Iterator[int]:
         """Lists to visit for ``count`` vectors: as many as they fill on average, then ever more of them."""
@@ -123,7 +139,14 @@ class CompressedSearch:
         yield self._lists.nlist
 
 
-def compress(parts: Sequence[Part], factory: str, promised: float, seed: int = 0, memory: int = MEMORY) -> Compressed:
+def compress(
+    parts: Sequence[Part],
+    factory: str,
+    promised: float,
+    seed: int = 0,
+    memory: int = MEMORY,
+    masks: Masks | None = None,
+) -> Compressed:
     """Train ``factory`` on a sample of the vectors, add them all, and tune the search until ``promised`` is kept.
 
     The recall is that of the first search parameters that keep the promise, or of the most thorough ones where none
@@ -139,11 +162,16 @@ def compress(parts: Sequence[Part], factory: str, promised: float, seed: int = 0
         for block in blocks(parts):
             index.add_with_ids(block.matrix, block.ids)
     made = Compressed(index, factory, "", CANDIDATES[0], 0.0, 0)
-    return _measured(made, _settings(asked), parts, promised, seed)
+    return _measured(made, _settings(asked), parts, promised, seed, masks)
 
 
 def extend(
-    compressed: Compressed, parts: Sequence[Part], all_parts: Sequence[Part], promised: float, seed: int = 0
+    compressed: Compressed,
+    parts: Sequence[Part],
+    all_parts: Sequence[Part],
+    promised: float,
+    seed: int = 0,
+    masks: Masks | None = None,
 ) -> Compressed:
     """Add ``parts`` without training, and measure the recall over ``all_parts``, in which they are included.
 
@@ -157,7 +185,7 @@ def extend(
     settings = _settings(asked)
     if compressed.parameters in settings:
         settings = settings[settings.index(compressed.parameters) :]
-    return _measured(compressed, settings, all_parts, promised, seed)
+    return _measured(compressed, settings, all_parts, promised, seed, masks)
 
 
 def _trained(asked: Factory, parts: Sequence[Part], seed: int) -> Any:
@@ -216,17 +244,22 @@ def _settings(asked: Factory) -> list[str]:
 
 
 def _measured(
-    made: Compressed, settings: Sequence[str], parts: Sequence[Part], promised: float, seed: int
+    made: Compressed,
+    settings: Sequence[str],
+    parts: Sequence[Part],
+    promised: float,
+    seed: int,
+    masks: Masks | None,
 ) -> Compressed:
     """Its recall with the fewest candidates, and then the quickest of ``settings``, that keep the promise.
 
     That with the most of both where nothing keeps it. What was stored before is never made less thorough.
     """
-    questions = ask(parts, QUERIES, seed)
+    questions = ask(parts, QUERIES, seed, masks)
 
     def share(parameters: str, candidates: int) -> float:
-        search = CompressedSearch(made.index, parameters)
-        return recall(questions, search.candidates, candidates, parts)
+        search = CompressedSearch(made.index, parameters, masks=masks)
+        return recall(questions, search.candidates, candidates, parts, masks)
 
     parameters, found, candidates = settings[-1], 0.0, made.candidates
     for candidates in (number for number in CANDIDATES if number >= made.candidates):

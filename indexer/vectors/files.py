@@ -24,7 +24,7 @@ HINT = "Run `index rebuild` to make it again from the records."
 class VectorFile:
     """A published FAISS file, as the database names it: its size in bytes, its vectors, and their length.
 
-    ``factory``: of a compressed index; empty for a segment.
+    ``factory``: of a compressed index; empty for a segment, "fp16" for one of 16-bit numbers.
     """
 
     name: str
@@ -33,6 +33,11 @@ class VectorFile:
     count: int
     length: int
     factory: str = ""
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number of an exact vector."""
+        return 2 if self.factory == "fp16" else 4
 
 
 def write_index(root: Path, base: str, representation: str, index: Any, factory: str = "") -> VectorFile:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from indexer.vectors.factories import CODES, read_factory, words_of
 
 SEGMENT = ""
+HALF = "fp16"  # a segment of 16-bit numbers
 MOST_NUMBERS = 1 << 24  # of a vector
 
 _INNER_PRODUCT = 0
@@ -32,7 +33,9 @@ class Malformed(ValueError):
 
 
 def check_form(path: Path, factory: str, count: int, length: int) -> None:
-    """Whether a file is an index of ``count`` vectors of ``length`` numbers, made by ``factory`` (SEGMENT: flat).
+    """Whether a file is an index of ``count`` vectors of ``length`` numbers, made by ``factory``.
+
+    SEGMENT: flat; HALF: the same in 16 bits.
 
     Raises Malformed where it is not, AtlasError where the factory is not understood, OSError.
     """
@@ -55,12 +58,14 @@ class _Form:
         self._header(length, self.count)
         if factory == SEGMENT:
             self._flat(length, self.count)
+        elif factory == HALF:
+            self._codes("SQfp16", length, {}, 0)
         else:
             self._compressed(factory, length)
         ids = self._vector("<i8", self.count)
         if len(ids) and ids.min() < 0:
             raise Malformed("a negative id")
-        if factory == SEGMENT and not (ids[1:] > ids[:-1]).all():
+        if factory in (SEGMENT, HALF) and not (ids[1:] > ids[:-1]).all():
             raise Malformed("ids that do not ascend")
         if self.at != len(self.content):
             raise Malformed(f"{len(self.content) - self.at} bytes after its end")

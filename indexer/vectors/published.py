@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
+from indexer.vectors.centre import GROUPS, Centre, GroupCentre
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.files import HINT, VectorFile, open_index
+from indexer.vectors.form import HALF, SEGMENT
+from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Segment
 
@@ -50,7 +53,8 @@ class StoredIndex:
 class Published:
     """The vectors of one (base, representation): ``count`` of them, of ``length`` numbers, in ``segments``.
 
-    ``per_delta``: a vector is a concatenation of equally long blocks in the order of the base's deltas.
+    ``per_delta``: a vector is a concatenation of equally long blocks in the order of the base's deltas. ``masks``: the
+    blocks each model changed, where blocks are compared one by one. ``centre``: the version of what was subtracted.
     """
 
     base: str
@@ -63,6 +67,8 @@ class Published:
     choice: IndexChoice
     segments: tuple[Segment, ...]
     compressed: StoredIndex | None
+    masks: Masks
+    centre: str | None = None
 
     @property
     def files(self) -> list[VectorFile]:
@@ -90,9 +96,13 @@ class Published:
             from indexer.vectors.compressed import CompressedSearch
 
             search = CompressedSearch(
-                open_index(root, self.compressed.file), self.compressed.parameters, self.compressed.candidates
+                open_index(root, self.compressed.file),
+                self.compressed.parameters,
+                self.compressed.candidates,
+                self.masks,
             )
-        return VectorIndex([OpenSegment(root, one) for one in self.segments], self.length, search)
+        segments = [OpenSegment(root, one, self.masks) for one in self.segments]
+        return VectorIndex(segments, self.length, search, self.masks)
 
 
 def read_published(
@@ -101,24 +111,24 @@ def read_published(
     """The vectors of a base as published; None where this representation is not."""
     key = [base, representation]
     row = connection.execute(
-        "SELECT version, rank, length, vectors, per_delta, index_choice, index_memory, promised_recall "
-        "FROM representations WHERE base = ? AND representation = ?",
+        "SELECT version, rank, length, vectors, per_delta, blocks, centre, index_choice, index_memory, "
+        "promised_recall, budget FROM representations WHERE base = ? AND representation = ?",
         key,
     ).fetchall()
     if not row:
         return None
-    version, rank, length, count, per_delta, *choice = row[0]
+    version, rank, length, count, per_delta, blocks, centre, *choice = row[0]
     segments = connection.execute(
-        "SELECT in_compressed, faiss_file, faiss_sha256, faiss_bytes, vectors, "
-        "(SELECT coalesce(list(model_id), []) FROM removed_vectors AS removed "
+        "SELECT in_compressed, faiss_file, faiss_sha256, faiss_bytes, vectors, segments.centre, "
+        "(SELECT coalesce(list(model_id), []) FROM internal.removed_vectors AS removed "
         "WHERE removed.base = segments.base AND removed.representation = segments.representation "
         "AND removed.segment = segments.segment) "
-        "FROM segments WHERE base = ? AND representation = ? ORDER BY segment",
+        "FROM internal.segments WHERE base = ? AND representation = ? ORDER BY segment",
         key,
     ).fetchall()
     compressed = connection.execute(
         "SELECT factory, parameters, candidates, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, "
-        "faiss_bytes, vectors FROM compressed_indexes WHERE base = ? AND representation = ?",
+        "faiss_bytes, vectors FROM internal.compressed_indexes WHERE base = ? AND representation = ?",
         key,
     ).fetchall()
     return Published(
@@ -132,14 +142,53 @@ def read_published(
         choice=IndexChoice(*choice),
         segments=tuple(
             Segment(
-                VectorFile(name, sha256, size, stored, length),
+                VectorFile(name, sha256, size, stored, length, SEGMENT if of_centre is None else HALF),
                 np.unique(np.array(removed, dtype=np.int64)),
                 in_compressed,
+                of_centre,
             )
-            for in_compressed, name, sha256, size, stored, removed in segments
+            for in_compressed, name, sha256, size, stored, of_centre, removed in segments
         ),
         compressed=_stored(compressed[0], length) if compressed else None,
+        masks=read_masks(connection, base, representation, blocks) if blocks else Masks.none(),
+        centre=centre,
     )
+
+
+def read_masks(
+    connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str, blocks: int
+) -> Masks:
+    """The changed blocks of all models of a base; AtlasError where the database names other ones than it has."""
+    rows = connection.execute(
+        "SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?",
+        [base, representation],
+    ).fetchall()
+    if any(len(changed) != blocks or set(changed) - {"0", "1"} for changed, _ in rows):
+        raise AtlasError(f"The masks of {base}, {representation}, are not of {blocks} blocks.", HINT)
+    return Masks.of(blocks, {bytes(map(int, changed)): ids for changed, ids in rows})
+
+
+def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
+    """The published centre; None where there is none. Raises AtlasError where its rows are no centre."""
+    rows = connection.execute(
+        "SELECT vector_group, models, votes, numbers FROM internal.centres WHERE base = ? AND representation = ? "
+        "ORDER BY vector_group, block",
+        [base, representation],
+    ).fetchall()
+    if not rows:
+        return None
+    groups = {}
+    for name in GROUPS:
+        mine = [row for row in rows if row[0] == name]
+        lengths = {len(numbers) for _, _, _, numbers in mine}
+        if len(lengths) != 1:
+            raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
+        numbers = np.array([row[3] for row in mine], dtype=np.float32)
+        groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1])
+    centre = Centre(groups)
+    if any(not np.isfinite(one.blocks).all() for one in groups.values()):
+        raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)
+    return centre
 
 
 def _stored(row: tuple[Any, ...], length: int) -> StoredIndex:

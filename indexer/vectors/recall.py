@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.vectors.masks import Masks
 from indexer.vectors.segments import Part, Vectors, blocks, rows_of_block
 
 # Results of which the share that is found counts.
@@ -27,7 +28,7 @@ Propose = Callable[[NDArray[np.float32], int], NDArray[np.int64]]
 class Questions:
     """Models of the atlas that ask for their neighbours, and how near those are.
 
-    ``ids`` (q,), ``vectors`` (q, d). ``last`` (q,): the cosine of the last of the ``at`` nearest other models.
+    ``ids`` (q,), ``vectors`` (q, d). ``last`` (q,): the similarity of the last of the ``at`` nearest other models.
     """
 
     ids: NDArray[np.int64]
@@ -50,7 +51,7 @@ def sample(parts: Sequence[Part], count: int, seed: int) -> Iterator[Vectors]:
         start += len(part.ids)
 
 
-def ask(parts: Sequence[Part], count: int, seed: int) -> Questions:
+def ask(parts: Sequence[Part], count: int, seed: int, masks: Masks | None = None) -> Questions:
     """Draw at most ``count`` questions from the vectors and answer them exactly, in blocks (no id twice in parts)."""
     drawn = list(sample(parts, count, seed))
     ids = np.concatenate([block.ids for block in drawn])
@@ -59,13 +60,17 @@ def ask(parts: Sequence[Part], count: int, seed: int) -> Questions:
     nearest = np.full((len(ids), at), -np.inf, dtype=np.float32)
     for block in blocks(parts) if at else ():
         cosines = vectors @ block.matrix.T
+        if masks is not None:
+            cosines /= masks.divisors(vectors, block.ids)
         cosines[ids[:, None] == block.ids[None, :]] = -np.inf
         both = np.concatenate([nearest, cosines], axis=1)
         nearest = np.partition(both, -at, axis=1)[:, -at:]
     return Questions(ids, vectors, nearest.min(axis=1) if at else np.zeros(len(ids), np.float32), at)
 
 
-def recall(questions: Questions, propose: Propose, candidates: int, parts: Sequence[Part]) -> float:
+def recall(
+    questions: Questions, propose: Propose, candidates: int, parts: Sequence[Part], masks: Masks | None = None
+) -> float:
     """Share of the nearest that is among ``candidates`` proposed ones, compared exactly; 0 for a lonely model.
 
     A proposed id that no part knows is worth nothing. A reader asks for more in its place, so that this is at most
@@ -78,5 +83,8 @@ def recall(questions: Questions, propose: Propose, candidates: int, parts: Seque
         proposed = propose(vector, candidates + 1)
         others = np.sort(proposed[proposed != model_id][:candidates])
         cosines = np.concatenate([part.copied(part.positions(others)) @ vector for part in parts])
+        if masks is not None:
+            known = np.concatenate([part.ids[part.positions(others)] for part in parts])
+            cosines /= masks.divisors(vector[None, :], known)[0]
         found += min(int((cosines >= last - TIE).sum()), questions.at)
     return found / (questions.at * len(questions.ids))

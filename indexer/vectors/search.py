@@ -2,6 +2,10 @@
 
 Similarities are always exact. Without a compressed index every vector is compared; with one, it proposes
 candidates, and only those are compared, together with the vectors it does not know yet.
+
+FAISS compares whole vectors. Where a vector is blocks, of which some models changed only some, its inner products are
+divided by the blocks that both have (``indexer.vectors.masks``): models for whom that number is the same are searched
+together, each such class by itself, so that the nearest of all are among the nearest of the classes.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, positions
 
 if TYPE_CHECKING:
@@ -37,14 +42,22 @@ _Compared = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class VectorIndex:
-    """All vectors of one base and representation. ``compressed`` knows those of segments marked so."""
+    """All vectors of one base and representation. ``compressed`` knows those of segments marked so.
+
+    ``masks``: which blocks each model changed.
+    """
 
     def __init__(
-        self, segments: Sequence[OpenSegment], length: int, compressed: CompressedSearch | None = None
+        self,
+        segments: Sequence[OpenSegment],
+        length: int,
+        compressed: CompressedSearch | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.segments = segments
         self.length = length
         self.compressed = compressed
+        self.masks = masks or Masks.none()
 
     def __len__(self) -> int:
         return sum(one.segment.count for one in self.segments)
@@ -66,7 +79,7 @@ class VectorIndex:
     def search(
         self, query: NDArray[np.float32], k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None
     ) -> Found:
-        """The k nearest (id, cosine) of one unit vector, ties by id; ``allowed`` restricts to these ids.
+        """The k nearest (id, similarity) of one vector, ties by id; ``allowed`` restricts to these ids.
 
         k come back where k exist, whatever the index.
         """
@@ -77,16 +90,45 @@ class VectorIndex:
             return _nearest(self._exactly(self.segments, query, k, chosen), k)
         return _nearest(self._with_candidates(self.compressed, query, k, chosen), k)
 
+    def similarities(self, query: NDArray[np.float32], part: Vectors) -> NDArray[np.float32]:
+        """(n,) of one vector with each of ``part``."""
+        # Not by BLAS: waking its threads takes longer than this does.
+        products = np.einsum("ij,j->i", part.matrix, query)
+        return np.clip(products / self.masks.divisors(query[None, :], part.ids)[0], -1.0, 1.0)
+
+    def shared(self, query: NDArray[np.float32], ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(n,) how many blocks one vector shares with each of these models; None where there are no blocks."""
+        if not self.masks.blocks:
+            return None
+        mine = changed_blocks(query[None, :], self.masks.blocks)
+        return shared_blocks(mine, self.masks.rows(np.asarray(ids, dtype=np.int64)))[0].astype(np.int64)
+
     def _is_instant(self, allowed: NDArray[np.int64] | None) -> bool:
         count = len(self) if allowed is None else min(len(allowed), len(self))
-        return 4 * count * self.length <= INSTANT_BYTES
+        each = self.segments[0].segment.file.number_bytes if self.segments else 4
+        return each * count * self.length <= INSTANT_BYTES
 
     def _exactly(
         self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
         """A few more than k of each segment, so that among equal similarities at the cut the smallest ids are kept."""
         counting = [one for one in segments if one.segment.count]
-        return [_search(one, query, min(k + TIES, one.segment.count), allowed) for one in counting]
+        found = []
+        for divisor, kinds in self._classes(query):
+            for one in counting:
+                ids, products = _search(one, query, min(k + TIES, one.segment.count), allowed, kinds)
+                found.append((ids, np.clip(products / divisor, -1.0, 1.0)))
+        return found
+
+    def _classes(self, query: NDArray[np.float32]) -> list[tuple[float, NDArray[np.bool_] | None]]:
+        """Kinds of models by what their inner product with the query is divided by; None stands for all models."""
+        masks = self.masks
+        if not masks.blocks:
+            return [(1.0, None)]
+        mine = changed_blocks(query[None, :], masks.blocks)
+        each = divisors(shared_blocks(mine, masks.kinds), masks.blocks)[0]
+        found = np.unique(each)
+        return [(float(one), None if len(found) == 1 else each == one) for one in found]
 
     def _with_candidates(
         self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
@@ -104,18 +146,34 @@ class VectorIndex:
                 proposed = allowed[positions(allowed, proposed)]
             rows = [one.rows(proposed) for one in covered]
             if sum(len(part) for part in rows) >= enough:
-                return [_compared(part, query) for part in rows] + self._exactly(others, query, k, allowed)
+                compared = [(part.ids, self.similarities(query, part)) for part in rows]
+                return compared + self._exactly(others, query, k, allowed)
             wanted *= 4
         return self._exactly(self.segments, query, k, allowed)
 
 
-def _search(one: OpenSegment, query: NDArray[np.float32], count: int, allowed: NDArray[np.int64] | None) -> _Compared:
-    """At most ``count`` by FAISS."""
+def _search(
+    one: OpenSegment,
+    query: NDArray[np.float32],
+    count: int,
+    allowed: NDArray[np.int64] | None,
+    kinds: NDArray[np.bool_] | None,
+) -> _Compared:
+    """At most ``count`` by FAISS, of the models of some ``kinds`` (of its masks), with their inner products."""
     import faiss
 
     removed = one.segment.removed
     selector: Any = None
-    if allowed is not None:
+    if kinds is not None:
+        ids = one.stored.ids if allowed is None else allowed
+        ids = ids[kinds[one.masks.kinds_of(ids)]]
+        ids = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
+        if not len(ids):
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        bits = np.zeros(-(-(int(ids[-1]) + 1) // 8) * 8, dtype=bool)
+        bits[ids] = True
+        selector = faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
+    elif allowed is not None:
         selector = faiss.IDSelectorBatch(np.setdiff1d(allowed, removed, assume_unique=True))
     elif len(removed):
         gone = faiss.IDSelectorBatch(removed)
@@ -123,11 +181,6 @@ def _search(one: OpenSegment, query: NDArray[np.float32], count: int, allowed: N
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
     (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
     return ids[ids >= 0], similarities[ids >= 0]  # −1 where there are fewer
-
-
-def _compared(part: Vectors, query: NDArray[np.float32]) -> _Compared:
-    # Not by BLAS: waking its threads takes longer than this does.
-    return part.ids, np.einsum("ij,j->i", part.matrix, query)
 
 
 def _nearest(found: Sequence[_Compared], k: int) -> Found:

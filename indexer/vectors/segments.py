@@ -1,4 +1,4 @@
-"""Segments: immutable files of exact unit vectors. A publish adds one and never changes another.
+"""Segments: immutable files of exact vectors. A publish adds one and never changes another.
 
 A model whose vector is replaced or withdrawn is named as removed from the segment that holds the old one. Segments
 of like size are merged now and then (O'Neil et al., 1996, "The log-structured merge-tree"), so that there are never
@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.files import VectorFile, open_index, write_index
+from indexer.vectors.form import HALF, SEGMENT
+from indexer.vectors.masks import Masks
 
 FACTORY = "IDMap,Flat"
+
+# Of vectors that are kept in 16 bits.
+HALF_FACTORY = "IDMap,SQfp16"
 
 # A segment that is this many times larger than all newer ones together is left alone by a merge.
 GROWTH = 4
@@ -36,10 +41,15 @@ Rows = NDArray[np.intp] | slice
 
 @dataclass(frozen=True)
 class Vectors:
-    """Unit vectors (n, d) float32 with their model ids (n,) int64, ids ascending."""
+    """Vectors (n, d) with their model ids (n,) int64, ids ascending.
+
+    Of unit norm, or of ``blocks`` of unit norm (zero where a model did not change the matrix). ``matrix`` is float32;
+    float16 only in a mapped file.
+    """
 
     ids: NDArray[np.int64]
     matrix: NDArray[np.float32]
+    blocks: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,6 +83,7 @@ class Counting:
     ids: NDArray[np.int64]
     places: NDArray[np.intp]
     stored: NDArray[np.float32]
+    blocks: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -97,11 +108,15 @@ Part = Vectors | Counting
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A segment as the database names it; ``removed``: the ids (ascending) in its file that count no more."""
+    """A segment as the database names it; ``removed``: the ids (ascending) in its file that count no more.
+
+    ``centre``: the version of the centre that was subtracted from its vectors; None where none was.
+    """
 
     file: VectorFile
     removed: NDArray[np.int64]
     in_compressed: bool = False
+    centre: str | None = None
 
     @property
     def count(self) -> int:
@@ -111,23 +126,28 @@ class Segment:
     @property
     def bytes(self) -> int:
         """Bytes of the vectors that count."""
-        return 4 * self.count * self.file.length
+        return self.file.number_bytes * self.count * self.file.length
 
 
 class OpenSegment:
     """A checked segment, mapped into memory.
 
-    ``stored`` are all its vectors, removed ones included. Raises AtlasError where the file is missing or damaged.
+    ``stored`` are all its vectors, removed ones included; ``masks``: their changed blocks. Raises AtlasError where the
+    file is missing or damaged.
     """
 
-    def __init__(self, root: Path, segment: Segment) -> None:
+    def __init__(self, root: Path, segment: Segment, masks: Masks | None = None) -> None:
         import faiss
 
         self.segment = segment
+        self.masks = masks or Masks.none()
         self.index = open_index(root, segment.file)
         flat: Any = faiss.downcast_index(self.index.index)
         ids = faiss.vector_to_array(self.index.id_map).astype(np.int64)
-        self.stored = Vectors(ids, _mapped(self.index, flat.get_xb(), (len(ids), int(self.index.d))))
+        is_half = segment.file.factory == HALF
+        pointer = flat.codes.data() if is_half else flat.get_xb()
+        mapped = _mapped(self.index, pointer, (len(ids), int(self.index.d)), "<f2" if is_half else "<f4")
+        self.stored = Vectors(ids, mapped, self.masks.blocks)
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -142,22 +162,26 @@ class OpenSegment:
         if not len(self.segment.removed):
             return self.stored
         places = np.flatnonzero(self._counting())
-        return Counting(self.stored.ids[places], places, self.stored.matrix)
+        return Counting(self.stored.ids[places], places, self.stored.matrix, self.masks.blocks)
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """A copy of the vectors of those of ``ids`` (ascending) that count here."""
         removed = self.segment.removed
         places = self.stored.positions(np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids)
-        return Vectors(self.stored.ids[places], self.stored.matrix[places])
+        return Vectors(self.stored.ids[places], self.stored.copied(places), self.masks.blocks)
 
 
-def write_segment(root: Path, base: str, representation: str, vectors: Vectors) -> Segment:
-    """Write at least one vector as a new segment beside the others."""
+def write_segment(root: Path, base: str, representation: str, vectors: Vectors, centre: str | None = None) -> Segment:
+    """Write at least one vector as a new segment beside the others; those minus a ``centre`` in 16 bits.
+
+    That moves a similarity by some 1e-5, and halves the file.
+    """
     import faiss
 
-    index = faiss.index_factory(vectors.matrix.shape[1], FACTORY, faiss.METRIC_INNER_PRODUCT)
+    factory, form = (FACTORY, SEGMENT) if centre is None else (HALF_FACTORY, HALF)
+    index = faiss.index_factory(vectors.matrix.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
     index.add_with_ids(vectors.matrix, vectors.ids)
-    return Segment(write_index(root, base, representation, index), np.zeros(0, dtype=np.int64))
+    return Segment(write_index(root, base, representation, index, form), np.zeros(0, dtype=np.int64), centre=centre)
 
 
 def to_merge(segments: Sequence[Segment]) -> list[int]:
@@ -197,7 +221,7 @@ def blocks(parts: Iterable[Part], rows: int | None = None) -> Iterator[Vectors]:
         step = rows or rows_of_block(part.length)
         for start in range(0, len(part), step):
             block = slice(start, start + step)
-            yield Vectors(part.ids[block], part.copied(block))
+            yield Vectors(part.ids[block], part.copied(block), part.blocks)
 
 
 def joined(parts: Iterable[Part], length: int) -> Vectors:
@@ -211,7 +235,7 @@ def joined(parts: Iterable[Part], length: int) -> Vectors:
     for block in blocks(parts):
         matrix[order[start : start + len(block)]] = block.matrix
         start += len(block)
-    return Vectors(np.sort(ids), matrix)
+    return Vectors(np.sort(ids), matrix, parts[0].blocks if parts else 0)
 
 
 def normalised(vector: NDArray[np.float32]) -> NDArray[np.float32] | None:
@@ -235,15 +259,15 @@ def positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int
 class _Owner:
     """What NumPy keeps alive for as long as an array looks into an index's mapped file."""
 
-    def __init__(self, index: Any, address: int, shape: tuple[int, int]) -> None:
+    def __init__(self, index: Any, address: int, shape: tuple[int, int], kind: str) -> None:
         self.index = index
-        self.__array_interface__ = {"version": 3, "typestr": "<f4", "shape": shape, "data": (address, True)}
+        self.__array_interface__ = {"version": 3, "typestr": kind, "shape": shape, "data": (address, True)}
 
 
-def _mapped(index: Any, pointer: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
+def _mapped(index: Any, pointer: Any, shape: tuple[int, int], kind: str) -> NDArray[Any]:
     import faiss
 
     if not shape[0]:
-        return np.zeros(shape, dtype=np.float32)
+        return np.zeros(shape, dtype=kind)
     address = faiss.rev_swig_ptr(pointer, 1).__array_interface__["data"][0]
-    return np.asarray(_Owner(index, address, shape))
+    return np.asarray(_Owner(index, address, shape, kind))

@@ -1,0 +1,144 @@
+"""The centre of a group of models: what the fine-tunes of a base have in common, taken away before they are compared.
+
+All fine-tunes of a base share directions, and adapters share others. So from every block (unit norm) of a model the
+mean block of its group, adapters or full fine-tunes, is subtracted, and the rest scaled to unit norm again. The mean
+is one vote an author, shrunk by n/(n + 2) for n votes: of one model a third, of none nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.vectors.masks import changed_blocks
+
+Floats = NDArray[np.float32]
+
+ADAPTER, FULL = "adapter", "full"
+GROUPS = (ADAPTER, FULL)
+
+# Votes that pull a centre towards zero.
+SHRINK = 2.0
+
+# A block this near to its centre has no direction left but rounding.
+_NOTHING = 1e-6
+
+# A group's centre moves once it has so many times the models that it was made of.
+GROWTH = 1.5
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCentre:
+    """The centre of one group: ``blocks`` (b, m), the ``votes`` (b,) behind each, and the models it was made of."""
+
+    blocks: Floats
+    votes: NDArray[np.int64]
+    models: int
+
+    @classmethod
+    def nothing(cls, blocks: int, length: int) -> GroupCentre:
+        """Of a group without models."""
+        return cls(np.zeros((blocks, length), np.float32), np.zeros(blocks, np.int64), 0)
+
+    def is_outgrown(self, models: int) -> bool:
+        """Whether the group has grown by half since."""
+        return models > self.models and models >= GROWTH * self.models
+
+
+@dataclass(frozen=True, eq=False)
+class Centre:
+    """The centres of all groups of one (base, representation)."""
+
+    groups: Mapping[str, GroupCentre]
+
+    @property
+    def version(self) -> str:
+        """A digest (16 hex digits) of all their numbers: vectors of two centres never meet."""
+        digest = hashlib.sha256()
+        for name in sorted(self.groups):
+            one = self.groups[name]
+            digest.update(f"{name}|{one.blocks.shape}|{one.models}|".encode())
+            digest.update(np.ascontiguousarray(one.blocks, dtype="<f4").tobytes())
+            digest.update(np.ascontiguousarray(one.votes, dtype="<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def centred(self, vectors: NDArray[np.floating], group: str) -> Floats:
+        """(n, d) published vectors of uncentred ones of a group: what is left of each block, scaled to unit norm.
+
+        A block that was not changed stays zero, and so does one that is its centre.
+        """
+        centre = self.groups[group].blocks.astype(np.float64)
+        blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
+        rest = (blocks - centre) * blocks.any(axis=2, keepdims=True)
+        norms = np.linalg.norm(rest, axis=2, keepdims=True)
+        rest = np.divide(rest, norms, out=np.zeros_like(rest), where=norms > _NOTHING)
+        return rest.reshape(len(vectors), -1).astype(np.float32)
+
+    def uncentred(self, vectors: NDArray[np.floating], group: str) -> Floats:
+        """(n, d) the vectors of unit blocks that were centred to (n, d) ``vectors``: no record need be read again.
+
+        With p the published block, c the centre and s > 0 what was left: b = c + s·p has norm 1, and as ‖c‖ < 1 there
+        is one such s: −c·p + √((c·p)² + 1 − ‖c‖²).
+        """
+        centre = self.groups[group].blocks.astype(np.float64)
+        blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
+        along = np.einsum("nbm,bm->nb", blocks, centre)
+        left = -along + np.sqrt(np.maximum(along**2 + 1 - np.einsum("bm,bm->b", centre, centre), 0))
+        whole = (centre + left[:, :, None] * blocks) * blocks.any(axis=2, keepdims=True)
+        return whole.reshape(len(vectors), -1).astype(np.float32)
+
+
+def vote_shares(authors: Sequence[str], changed: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What each block of each model counts in the mean over authors, (n, b), and the votes (authors) of each, (b,).
+
+    ``changed`` (n, b). Columns of the shares sum to 1, or to 0 where nobody changed the block.
+    """
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(author, len(numbers)) for author in authors], dtype=np.intp)
+    counts = np.zeros((len(numbers), changed.shape[1]))
+    np.add.at(counts, codes, changed)
+    votes = (counts > 0).sum(axis=0)
+    shares = np.divide(changed, counts[codes], out=np.zeros(changed.shape), where=changed)
+    return np.divide(shares, votes, out=np.zeros_like(shares), where=votes > 0), votes
+
+
+class Mean:
+    """The centre of a group as its vectors go by; ``shares`` and ``votes`` as ``vote_shares`` gives them."""
+
+    def __init__(
+        self, ids: NDArray[np.int64], shares: NDArray[np.float64], votes: NDArray[np.int64], length: int
+    ) -> None:
+        self.ids, self.shares, self.votes = ids, shares, votes
+        self.sum = np.zeros((shares.shape[1], length))
+
+    def add(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
+        """Uncentred vectors (n, d) of some models; those that have no share do not count."""
+        places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
+        counts = np.flatnonzero(self.ids[places] == ids) if len(self.ids) else np.zeros(0, np.intp)
+        blocks = vectors[counts].reshape(len(counts), *self.sum.shape)
+        self.sum += np.einsum("nb,nbm->bm", self.shares[places[counts]], blocks.astype(np.float64))
+
+    def centre(self) -> GroupCentre:
+        """The mean so far, shrunk."""
+        shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
+        return GroupCentre(shrunk.astype(np.float32), self.votes.astype(np.int64), len(self.ids))
+
+
+def centre_of(vectors: NDArray[np.floating], authors: Sequence[str], blocks: int) -> GroupCentre:
+    """The centre of (n, d) uncentred vectors of one group, all at once."""
+    changed = changed_blocks(vectors, blocks)
+    kept = np.flatnonzero(changed.any(axis=1))
+    shares, votes = vote_shares([authors[row] for row in kept.tolist()], changed[kept])
+    mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, vectors.shape[1] // blocks)
+    mean.add(mean.ids, vectors[kept])
+    return mean.centre()
+
+
+def joined_centres(parts: Iterable[tuple[str, GroupCentre]]) -> Centre:
+    """Centres by group, in the order of GROUPS."""
+    found = dict(parts)
+    return Centre({name: found[name] for name in GROUPS if name in found})

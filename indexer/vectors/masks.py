@@ -1,0 +1,104 @@
+"""Which blocks of a vector were changed, and what the similarity of two vectors is when some were not.
+
+A vector of blocks of unit norm is compared by the mean of the block cosines over the blocks that both models changed:
+their inner product over the number of these. An overlap of fewer than FEWEST blocks says little however well it fits,
+so it counts as if the missing ones were at right angles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Blocks that two models share below which their similarity is shrunk: the mean of so few cosines looks too sure.
+FEWEST = 4
+
+Floats = NDArray[np.float32]
+Booleans = NDArray[np.bool_]
+
+
+def changed_blocks(vectors: NDArray[np.floating], blocks: int) -> Booleans:
+    """(n, blocks): which blocks of (n, d) vectors hold anything."""
+    return np.asarray(vectors.reshape(len(vectors), blocks, -1).any(axis=2))
+
+
+def shared_blocks(mine: Booleans, theirs: Booleans) -> Floats:
+    """(a, b): how many blocks both changed, of (a, blocks) and (b, blocks)."""
+    return mine.astype(np.float32) @ theirs.astype(np.float32).T
+
+
+def divisors(shared: Floats, blocks: int) -> Floats:
+    """What an inner product is divided by: the shared blocks, no fewer than FEWEST (or all, where there are fewer)."""
+    return np.maximum(shared, np.float32(max(1, min(FEWEST, blocks))))
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """The changed blocks of every vector of one (base, representation).
+
+    ``blocks``: of a vector; 0 where it is compared as a whole. ``kinds`` (c, blocks): the first is "all of them";
+    ``ids`` (m,) ascending are the models of another kind, ``places`` (m,) the row of ``kinds`` of each.
+    """
+
+    blocks: int
+    kinds: Booleans
+    ids: NDArray[np.int64]
+    places: NDArray[np.intp]
+
+    @classmethod
+    def none(cls, blocks: int = 0) -> Masks:
+        """All vectors have all of their blocks."""
+        return cls(blocks, np.ones((1, blocks), bool), np.zeros(0, np.int64), np.zeros(0, np.intp))
+
+    @classmethod
+    def of(cls, blocks: int, members: Mapping[bytes, Iterable[int]]) -> Masks:
+        """From the ids of the models of each kind, a kind being a byte for each block."""
+        kinds, ids, places = [np.ones(blocks, bool)], [np.zeros(0, np.int64)], [np.zeros(0, np.intp)]
+        for kind in sorted(members):
+            found = np.fromiter(members[kind], dtype=np.int64)
+            mask = np.frombuffer(kind, dtype=np.uint8) > 0
+            if mask.all() or not len(found):
+                continue
+            ids.append(found)
+            places.append(np.full(len(found), len(kinds), dtype=np.intp))
+            kinds.append(mask)
+        everyone = np.concatenate(ids)
+        order = np.argsort(everyone, kind="stable")
+        return cls(blocks, np.stack(kinds), everyone[order], np.concatenate(places)[order])
+
+    @property
+    def are_all_full(self) -> bool:
+        """Whether no vector lacks a block, so that one divisor serves for any model."""
+        return not len(self.ids)
+
+    def kinds_of(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
+        """(n,) rows of ``kinds`` for these models."""
+        if self.are_all_full:
+            return np.zeros(len(ids), dtype=np.intp)
+        found = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
+        return np.where(self.ids[found] == ids, self.places[found], 0)
+
+    def rows(self, ids: NDArray[np.int64]) -> Booleans:
+        """(n, blocks): the changed blocks of these models."""
+        return self.kinds[self.kinds_of(ids)]
+
+    def members(self) -> dict[bytes, NDArray[np.int64]]:
+        """The ids of the models of every kind but the first."""
+        return {
+            self.kinds[place].astype(np.uint8).tobytes(): self.ids[self.places == place]
+            for place in range(1, len(self.kinds))
+        }
+
+    def divisors(self, asked: NDArray[np.floating], ids: NDArray[np.int64]) -> Floats:
+        """(a, n): what the inner products of (a, d) vectors with those of the models ``ids`` are divided by.
+
+        (a, 1) where that is the same for all models.
+        """
+        if not self.blocks:
+            return np.ones((len(asked), 1), dtype=np.float32)
+        mine = changed_blocks(asked, self.blocks)
+        by_kind = divisors(shared_blocks(mine, self.kinds), self.blocks)
+        return by_kind if self.are_all_full else by_kind[:, self.kinds_of(ids)]
