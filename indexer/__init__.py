@@ -1,6 +1,28 @@
 """Crawl the fine-tunes of a base model and turn what fine-tuning did to their weights into vectors.
 
 The data flows one way: hub → weights → delta → svd → record → representation → atlas.
+
+>>> from indexer import build                                  # doctest: +SKIP
+>>> build("roberta-base", "atlas", limit=50)                   # doctest: +SKIP
 """
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indexer.version import __version__
+
+if TYPE_CHECKING:
+    from indexer.builds.library import add, build
+
+
+__all__ = ["__version__", "add", "build"]
+
+
+def __getattr__(name: str) -> object:
+    # Imported by everything here: what a build needs must not come with it.
+    if name in ("add", "build"):
+        from indexer.builds import library
+
+        return getattr(library, name)
+    raise AttributeError(f"module 'indexer' has no attribute {name!r}")

@@ -17,7 +17,9 @@ from pathlib import Path
 from indexer.errors import AtlasError
 from indexer.regular_files import descriptor_of
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+
+ON_HUB = "hf://"
 
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"
@@ -27,6 +29,11 @@ class AtlasFolder:
     """Names every path of one atlas. Opening one creates nothing."""
 
     def __init__(self, root: str | Path) -> None:
+        if is_on_hub(root):
+            raise AtlasError(
+                f"{root} is on the Hub, and this command works on a folder.",
+                f"Fetch it first: index pull {str(root).removeprefix(ON_HUB)} --atlas DIR",
+            )
         self.root = Path(root).expanduser().absolute()
 
     @property
@@ -38,6 +45,11 @@ class AtlasFolder:
     def checksums(self) -> Path:
         """What the database's checksum may be."""
         return self.root / "checksums.json"
+
+    @property
+    def origin(self) -> Path:
+        """Where a pulled atlas comes from; as long as this file is there, nothing is written to the atlas."""
+        return self.root / "pulled.json"
 
     @property
     def listings(self) -> Path:
@@ -59,13 +71,27 @@ class AtlasFolder:
         """Folder of depth profiles."""
         return self.root / "profiles"
 
+    @property
+    def lineages(self) -> Path:
+        """Folder of what the weights said of where models come from."""
+        return self.root / "lineage"
+
+    @property
+    def predicted(self) -> Path:
+        """Folder of what was predicted of models' data."""
+        return self.root / "predictions"
+
     def listing(self, base: str) -> Path:
         """The listing of one base."""
         return self.listings / f"{file_name(base)}.jsonl"
 
     def lineage(self, base: str) -> Path:
         """What the weights said of where the models of one base come from."""
-        return self.root / "lineage" / f"{file_name(base)}.jsonl"
+        return self.lineages / f"{file_name(base)}.jsonl"
+
+    def predictions(self, base: str) -> Path:
+        """What was predicted of the data of one base's models."""
+        return self.predicted / f"{file_name(base)}.jsonl"
 
     def base(self, base: str, commit: str) -> Path:
         """The block matrices of one base at one commit."""
@@ -92,18 +118,21 @@ class AtlasFolder:
                 what = f"{'is not an atlas' if self.root.exists() else 'does not exist'} (no atlas.duckdb there)"
             raise AtlasError(
                 f"{self.root} {what}.",
-                "Give --atlas DIR, or make one: index build --base roberta-base --limit 50",
+                "Give `atlas='DIR'`, or make one: `build('roberta-base', limit=50)`",
             )
         return self
 
     @contextmanager
-    def locked(self, command: str, *, wait: bool = False) -> Iterator[None]:
+    def locked(self, command: str, *, wait: bool = False, pulled: bool = False) -> Iterator[None]:
         """Hold the writer's lock. It goes with the process, however that ends.
 
         Folders that are empty in the end go, too, and with them that of the atlas and those above it that were made
         here: what came to nothing leaves nothing. Raises AtlasError naming the process that holds it (with ``wait``
-        it waits for its turn instead), and where the file system has no such locks.
+        it waits for its turn instead), where the file system has no such locks, and where the atlas is somebody
+        else's (unless ``pulled``: by whoever pulls or adopts it).
         """
+        if not pulled:
+            self._require_own()
         made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         handle = self._opened_lock()
         try:
@@ -123,6 +152,13 @@ class AtlasFolder:
         finally:
             os.close(handle)
 
+    def _require_own(self) -> None:
+        if self.origin.exists():
+            raise AtlasError(
+                f"{self.root} was pulled from the Hub and is read-only.",
+                "To go on with it as your own: index build --adopt",
+            )
+
     def _opened_lock(self) -> int:
         for _ in range(100):
             try:
@@ -132,9 +168,9 @@ class AtlasFolder:
                 continue
             except OSError as error:
                 raise AtlasError(
-                    f"{self.root} cannot be written to: {error.strerror}.", "Choose another --atlas."
+                    f"{self.root} cannot be written to: {error.strerror}.", "Choose another `atlas`."
                 ) from error
-        raise AtlasError(f"{self.root} cannot be made.", "Choose another --atlas.")
+        raise AtlasError(f"{self.root} cannot be made.", "Choose another `atlas`.")
 
     def _take_lock(self, handle: int, wait: bool) -> None:
         try:
@@ -147,7 +183,7 @@ class AtlasFolder:
         except OSError as error:
             raise AtlasError(
                 f"{self.root} cannot be locked: {error.strerror or error}.",
-                "Its file system needs flock (Lustre: mounted with -o flock); choose another --atlas meanwhile.",
+                "Its file system needs flock (Lustre: mounted with -o flock); choose another `atlas` meanwhile.",
             ) from error
 
     def _remove_if_empty(self, made: Sequence[Path]) -> None:
@@ -170,6 +206,11 @@ def _is_at(handle: int, path: Path) -> bool:
     except FileNotFoundError:
         return False
     return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def is_on_hub(atlas: str | Path) -> bool:
+    """Whether an atlas is named by its address on the Hub: hf://owner/name@tag."""
+    return str(atlas).startswith(ON_HUB)
 
 
 def file_name(base: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 # What data of the wrong kind makes of code that takes it for the right one: to be caught where strangers' data is read.
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -46,11 +48,24 @@ class UnknownRevision(Failed):
     """The Hub knows the model, but not that branch, tag or commit of it."""
 
 
+def access_hint(model: str) -> str:
+    """What to do about a gated repository, whose page is that of the endpoint that is asked."""
+    site = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    return f"Ask for access at {site}/{model}, log in with `hf auth login` (or set HF_TOKEN), and run it again."
+
+
 def unreadable(model: str, error: ModelError) -> AtlasError:
     """What a person is told of a model that cannot be read."""
     if isinstance(error, UnknownRevision):
         return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
+    if error.reason == "gated":
+        return AtlasError(f"{model} is gated, and this account has no access.", access_hint(model))
     return AtlasError(
         f"{model} cannot be read: {error.detail.rstrip('.')}.",
         "Try again later." if isinstance(error, Failed) else "",
     )
+
+
+def install(extra: str) -> str:
+    """How to install an extra, from the folder of the project: the package is on no index."""
+    return f"Install the extra, in the folder of the project: pip install '.[{extra}]'"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from indexer.errors import AtlasError
 
+SORTS = ("downloads", "created", "likes")
+DISCOVERIES = ("tags", "names")
+EXECUTORS = ("local", "dask")
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
 # The order in which families are told wherever they are listed or concatenated.
@@ -29,6 +36,16 @@ FAMILIES = (
 # As huggingface_hub.utils.validate_repo_id has it, which takes a second to import.
 _ID_PART = r"\w(?:[\w.\-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?:{_ID_PART}/)?{_ID_PART}", re.ASCII)
+
+# A model of this machine, added from a folder: its path is nobody's business.
+LOCAL = "local:"
+_LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
+
+# Where people copy addresses from, besides the endpoint that is asked.
+_SITES = ("https://huggingface.co", "https://hf.co")
+# Of two spellings; less is another name.
+_LEAST_LIKENESS = 0.6
+_NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
 def family_key(stack: str, family: str) -> str:
@@ -73,7 +90,7 @@ def _parsed(text: str) -> DeltaKey:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model as a person names it: ``owner/name``, ``owner/name@revision``, or a local folder."""
+    """A model as a person names it: ``owner/name``, ``owner/name@revision``, its address, or a local folder."""
 
     id: str
     revision: str | None = None
@@ -89,11 +106,13 @@ class ModelRef:
         path = Path(text).expanduser()
         if text and path.is_dir():  # no text would be the folder one is in
             return cls(id=str(path.resolve()), folder=path.resolve())
-        identifier, _, revision = text.partition("@")
+        if is_local_id(text):
+            return cls(id=text)
+        identifier, _, revision = without_address(text).partition("@")
         if not is_hub_id(identifier):
             raise AtlasError(
                 f"{text!r} is neither a folder here nor a Hub id.",
-                "Give owner/name, owner/name@revision, or the path of a checkpoint folder.",
+                "Give owner/name, owner/name@revision, its address, or the path of a checkpoint folder.",
             )
         return cls(id=identifier, revision=revision or None)
 
@@ -103,8 +122,57 @@ def is_hub_id(text: str) -> bool:
     return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith(".git")
 
 
+def is_local_id(text: str) -> bool:
+    """Whether ``text`` is the name that the atlas gives to a model of a folder: ``local:NAME``."""
+    return bool(_LOCAL_ID.fullmatch(text))
+
+
+def without_address(text: str) -> str:
+    """What stands behind the address of a model's page: ``owner/name``, or ``owner/name@revision`` of ``…/tree/…``.
+
+    Pages of huggingface.co, hf.co and of the endpoint that is asked (HF_ENDPOINT) are known, with or without https://;
+    any other text comes back as it is. Raises AtlasError for the address of something else than a model.
+    """
+    found = _behind_site(text)
+    if found is None:
+        return text
+    parts = [unquote(part) for part in found.split("/") if part]
+    if len(parts) < 2 or parts[0] in _NO_MODELS:
+        raise AtlasError(f"{text!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME.")
+    identifier, rest = "/".join(parts[:2]), parts[2:]
+    if len(rest) < 2 or rest[0] not in ("tree", "blob", "resolve", "commit"):
+        return identifier
+    revision = "/".join(rest[1:4]) if rest[1] == "refs" else rest[1]
+    return f"{identifier}@{revision}"
+
+
+def _behind_site(text: str) -> str | None:
+    """The path of an address on a site of models; None where ``text`` is none."""
+    for site in (*_SITES, os.environ.get("HF_ENDPOINT", "").rstrip("/")):
+        address = urlsplit(site)
+        if not address.netloc:
+            continue
+        bare = f"{address.netloc}{address.path}/"
+        for prefix in (f"https://{bare}", f"http://{bare}", f"https://www.{bare}", bare):
+            if text.lower().startswith(prefix.lower()):
+                return re.split(r"[?#]", text[len(prefix) :])[0]
+    return None
+
+
+def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Those of ``names`` that are spelled like ``name``, or like it behind their owners, nearest first."""
+    found = [(-_likeness(name.lower(), other.lower()), other) for other in names if other != name]
+    return [other for unlike, other in sorted(found) if -unlike >= _LEAST_LIKENESS][:count]
+
+
+def _likeness(name: str, other: str) -> float:
+    """Of two ids, or of what stands behind their owners: people mistype either."""
+    tails = (name.rpartition("/")[2], other.rpartition("/")[2])
+    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, other), tails))
+
+
 def author_of(model_id: str) -> str:
     """The account a Hub id belongs to; "" for old ids without an owner, "local" for a folder."""
-    if model_id.startswith(("/", "\\")) or model_id[1:2] == ":":
+    if is_local_id(model_id) or model_id.startswith(("/", "\\")) or model_id[1:2] == ":":
         return "local"
     return model_id.partition("/")[0] if "/" in model_id else ""

@@ -30,7 +30,7 @@ class Verbosity:
     debug: bool = False
 
 
-manners = Verbosity()
+verbosity = Verbosity()
 
 
 # Characters without a shape of their own: they hide text, turn its direction or join what is apart (Unicode's
@@ -66,7 +66,7 @@ def is_coloured(stream: Any) -> bool:
 
 def say(sentence: str) -> None:
     """A line on stderr that a person should see, unless they asked for quiet."""
-    if manners.quiet:
+    if verbosity.quiet:
         return
     if Progress.is_drawn:
         from tqdm import tqdm
@@ -78,13 +78,13 @@ def say(sentence: str) -> None:
 
 def say_over_the_bar(sentence: str) -> None:
     """The same from a process whose parent may be drawing a bar: that is wiped away, and drawn again later."""
-    if not manners.quiet:
+    if not verbosity.quiet:
         click.echo(("\r\x1b[K" if sys.stderr.isatty() else "") + clean(sentence), err=True)
 
 
 def say_more(sentence: str) -> None:
     """A line on stderr for a person who asked for more."""
-    if manners.verbose:
+    if verbosity.verbose:
         say(sentence)
 
 
@@ -98,7 +98,7 @@ class Progress:
         self.rate = RecentRate()
         self._started = self._last = self._told = time.monotonic()
         self._bar: Any = None
-        if sys.stderr.isatty() and not manners.quiet:
+        if sys.stderr.isatty() and not verbosity.quiet:
             self._bar = self._drawn()
             Progress.is_drawn = True
 

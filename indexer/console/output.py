@@ -23,14 +23,15 @@ import click
 from indexer.console.messages import clean, is_coloured, say
 from indexer.names import is_hub_id
 
+ROOM_FOR_TEXT = 24  # columns that a text should have before other columns are left out for it
 NARROWEST_TEXT = 8  # columns of a terminal below which a text column says nothing
 
 
-def emit(result: Any, output: str, *, columns: Sequence[str] | None = None) -> None:
+def emit(result: Any, output: str, *, columns: Sequence[str] | None = None, least_telling: Sequence[str] = ()) -> None:
     """Print an object (a mapping, a dataclass) or many as table, json, jsonl or csv.
 
     An iterator is printed as it goes where the format is jsonl. ``columns`` names them for a table and a CSV
-    even where there is no row.
+    even where there is no row. ``least_telling``: columns left out of a table on a narrow terminal, the first first.
     """
     is_one = isinstance(result, Mapping) or dataclasses.is_dataclass(result)
     rows = (as_plain(row) for row in ([result] if is_one else result))
@@ -45,10 +46,10 @@ def emit(result: Any, output: str, *, columns: Sequence[str] | None = None) -> N
             _write(_json(plain[0] if is_one else plain, indent=2) + "\n")
         elif output == "csv":
             _write(_csv(plain, columns))
-        elif is_one:
-            _sheet(plain[0])
         elif plain:
-            _table(plain, columns)
+            left_out = _sheet(plain[0], least_telling) if is_one else _table(plain, columns, least_telling)
+            if left_out:
+                say(f"no room for {', '.join(dict.fromkeys(left_out))}: widen the terminal, or --format json")
     if not count:
         say("no rows")
 
@@ -148,35 +149,67 @@ def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> 
     return list(dict.fromkeys([*(columns or ()), *(name for row in rows for name in row)]))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """A line for each row; on a terminal too narrow for that, a line for each value.
+def _table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, least_telling: Sequence[str] = ()
+) -> list[str]:
+    """A line for each row; on a terminal too narrow for that, a line for each value. The columns left out.
 
-    Numbers and ids are whole, and so is the first text, which names the row; other text may be cut.
+    Numbers and ids are whole, and so is the first text, which names the row; other text may be cut. Before more than
+    ROOM_FOR_TEXT is cut from, columns are left out.
     """
     names = _names(rows, columns)
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    kept = _with_room(rows, names, least_telling)
+    if kept != names:
+        _table([{name: row.get(name) for name in kept} for row in rows], kept)
+        return [clean(name) for name in names if name not in kept]
+    cells = [[cell_text(row.get(name)) for name in names] for row in rows]
     is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
     heads = [clean(name) for name in names]
     widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
-    first_text = is_numeric.index(False) if False in is_numeric else None
-    is_whole = [
-        number or column == first_text or _are_ids([row.get(name) for row in rows])
-        for column, (name, number) in enumerate(zip(names, is_numeric, strict=True))
-    ]
+    is_whole = _whole(rows, names, is_numeric)
     fitted = _fitted(widths, is_whole)
     if fitted is None:
         for row in cells:
             _write("\n".join(f"{name}: {cell}" for name, cell in zip(heads, row, strict=True) if cell) + "\n\n")
-        return
+        return []
     for line in (heads, *cells):
         shown = "  ".join(map(_padded, line, fitted, is_numeric)).rstrip()
         _write((click.style(shown, bold=True) if line is heads and is_coloured(sys.stdout) else shown) + "\n")
+    return []
 
 
-def _sheet(row: Mapping[str, Any], title: str = "") -> None:
+def _whole(rows: Sequence[Mapping[str, Any]], names: Sequence[str], is_numeric: Sequence[bool]) -> list[bool]:
+    """Which columns are never cut."""
+    first_text = is_numeric.index(False) if False in is_numeric else None
+    return [
+        number or column == first_text or _are_ids([row.get(name) for row in rows])
+        for column, (name, number) in enumerate(zip(names, is_numeric, strict=True))
+    ]
+
+
+def _with_room(rows: Sequence[Mapping[str, Any]], names: list[str], least_telling: Sequence[str]) -> list[str]:
+    """The columns that a terminal has room for, those left out that tell least; all where that does not help."""
+    if not sys.stdout.isatty():
+        return names
+    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+    needed = {
+        name: max(_width(text) if whole or at == 0 else min(_width(text), ROOM_FOR_TEXT)
+                  for at, text in enumerate([clean(name), *(cell_text(row.get(name)) for row in rows)]))
+        for name, whole in zip(names, _whole(rows, names, is_numeric), strict=True)
+    }  # fmt: skip
+    kept = list(names)
+    for name in (name for name in least_telling if name in needed):
+        if sum(needed[one] + 2 for one in kept) - 2 <= shutil.get_terminal_size().columns:
+            break
+        kept.remove(name)
+    return kept or names
+
+
+def _sheet(row: Mapping[str, Any], least_telling: Sequence[str], title: str = "") -> list[str]:
     """One object: a line for each value, then the objects and the tables in it, each under its name."""
+    left_out: list[str] = []
     nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
-    values = {clean(name): _cell(value) for name, value in row.items() if name not in nested}
+    values = {clean(name): cell_text(value) for name, value in row.items() if name not in nested}
     width = max(map(_width, values), default=0)
     for name, text in values.items():
         _write(f"{_padded(name, width, False)}  {text}".rstrip() + "\n")
@@ -184,9 +217,10 @@ def _sheet(row: Mapping[str, Any], title: str = "") -> None:
         heading = f"{title} {clean(name)}".strip()
         _write(f"\n{click.style(heading, bold=True) if is_coloured(sys.stdout) else heading}\n")
         if isinstance(value, dict):
-            _sheet(value, heading)
+            left_out += _sheet(value, least_telling, heading)
         else:
-            _table(value)
+            left_out += _table(value, None, least_telling)
+    return left_out
 
 
 def _is_table(value: Any) -> bool:
@@ -206,7 +240,8 @@ def _is_number(value: Any) -> bool:
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """A value as a person reads it in a table, without anything that could move a cursor."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -217,9 +252,9 @@ def _cell(value: Any) -> str:
             return f"{value:.2g}"
         return f"{value:.{4 if size < 10 else 2 if size < 100 else 1}f}"
     if isinstance(value, list):
-        return ", ".join(map(_cell, value))
+        return ", ".join(map(cell_text, value))
     if isinstance(value, dict):
-        return ", ".join(f"{clean(name)} {_cell(item)}" for name, item in value.items())
+        return ", ".join(f"{clean(name)} {cell_text(item)}" for name, item in value.items())
     moment = _MOMENT.fullmatch(value) if isinstance(value, str) else None
     if moment:
         return moment[1] if moment[2] == "00:00" else f"{moment[1]} {moment[2]}"

@@ -14,16 +14,17 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from indexer import __version__
-from indexer.console.messages import Progress, clean, is_coloured, manners, say, say_more
+from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
 from indexer.console.streams import stand_in_for_closed
+from indexer.console.typed import as_typed
 from indexer.errors import AtlasError, ModelError
+from indexer.version import __version__
 
 __all__ = [
     "AtlasGroup",
@@ -81,7 +82,7 @@ def output_options(command: Command) -> Command:
 def _manner_options(hidden: bool) -> list[click.Option]:
     def note(_context: click.Context, option: click.Parameter, is_set: bool) -> None:
         if is_set:
-            setattr(manners, str(option.name), True)
+            setattr(verbosity, str(option.name), True)
 
     helps = {
         "quiet": "Only errors on stderr.",
@@ -100,7 +101,8 @@ def _manner_options(hidden: bool) -> list[click.Option]:
 class AtlasGroup(click.Group):
     """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` may stand anywhere."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, examples: Mapping[str, str] | None = None, **options: Any) -> None:
+        self.examples = dict(examples or {})
         options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
         super().__init__(*arguments, **options)
         self.params += _manner_options(hidden=False)
@@ -112,7 +114,18 @@ class AtlasGroup(click.Group):
         if command is not None and all(option.name != "debug" for option in command.params):
             taken = {text for option in command.params for text in option.opts}
             command.params += [one for one in _manner_options(hidden=True) if not taken & set(one.opts)]
+        if command is not None and command.epilog is None and cmd_name in self.examples:
+            command.epilog = f"\b\nExample:\n  {self.examples[cmd_name]}"
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every command with the whole first sentence of its help, wrapped: click would cut it."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, _first_sentence(command.help or "")) for name, command in found if command and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Read the words; ``--help`` prints here."""
@@ -127,7 +140,7 @@ class AtlasGroup(click.Group):
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run, turning every way of ending into an exit code and at most one or two lines."""
         stand_in_for_closed()
-        manners.quiet = manners.verbose = manners.debug = False
+        verbosity.quiet = verbosity.verbose = verbosity.debug = False
         options["standalone_mode"] = False
         try:
             code = super().main(*arguments, **options)
@@ -137,6 +150,11 @@ class AtlasGroup(click.Group):
         _hush(sys.stdout)
         _hush(sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."
 
 
 class Terminated(KeyboardInterrupt):
@@ -181,7 +199,7 @@ def _ended_by(error: BaseException) -> int:
         assert isinstance(error, click.ClickException)
         click.echo(error.format_message(), err=True)
         return error.exit_code
-    if manners.debug:
+    if verbosity.debug:
         import traceback
 
         click.echo(clean("".join(traceback.format_exception(error)), keep_lines=True), err=True, nl=False)
@@ -208,7 +226,7 @@ def explain(error: BaseException) -> str:
     """One line for a person: what is wrong, and what to do."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     if isinstance(error, AtlasError):
-        return str(error)
+        return as_typed(str(error))
     if isinstance(error, ModelError):
         return f"{error.detail.rstrip('.')}."
     if isinstance(error, MemoryError):

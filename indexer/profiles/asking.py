@@ -19,7 +19,7 @@ from indexer.profiles.probes import (
     text_probe,
 )
 from indexer.profiles.subject import Subject
-from indexer.profiles.tokens import needed
+from indexer.profiles.tokens import Tokens, needed
 
 MOST_LAYERS = 1000
 
@@ -78,6 +78,21 @@ class ProbeChoice:
         return text_probe(self.words(), needed(subject.tokens, subject.name).encode, tokens=tokens)
 
 
+def fitting_probe(choice: ProbeChoice, subject: Subject, shared: Probe, tokens: Tokens | None) -> Probe:
+    """``shared``, the base's probe, where its ids mean the same to this model; else one of the model's own words.
+
+    ``tokens`` are the base's. Against another probe there is no drift.
+    """
+    if shared.ids is None or subject.layers.takes_images:
+        return shared
+    ids = shared.ids.unique().tolist()
+    if ids[-1] >= len(subject.layers.tokens):
+        return choice.probe(subject)
+    if subject.tokens is not None and tokens is not None and subject.tokens.words(ids) != tokens.words(ids):
+        return choice.probe(subject)
+    return shared
+
+
 def checked_asked(
     *,
     recover: bool = False,
@@ -91,7 +106,7 @@ def checked_asked(
 ) -> Asked:
     """Raises AtlasError where the wishes contradict each other."""
     if (steps is not None or rate is not None) and recipe != "seed":
-        raise AtlasError("--steps and --rate belong to the seeds' recipe.", "Add --recipe seed.")
+        raise AtlasError("`steps` and `rate` belong to the seeds' recipe.", "Add `recipe='seed'`.")
     return Asked(
         recover=recover,
         exact=exact,
@@ -110,7 +125,7 @@ def layers_in(text: str | None) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
-        raise AtlasError(f"--layers {text[:40]!r} is no list of layers.", "Write it like 1,6,12.")
+        raise AtlasError(f"`layers` {text[:40]!r} is no list of layers.", "Write it like 1,6,12.")
     found = tuple(sorted({int(part) for part in parts}))
     if found[0] < 1:
         raise AtlasError("There is no layer 0: that is the input of the first block.", "Layers count from 1.")

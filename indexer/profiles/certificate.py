@@ -30,7 +30,7 @@ def exact(
     guess = recover(layers, layer, target, unit, readout.guess(layer, target), STEPS)
     ids = words_of(layers, guess)[..., 0]
     certified = _distances(layers, layer, layers.embed(ids), target) < SAME
-    search = _in_order if layers.is_causal else _repaired
+    search = _in_order if layers.is_causal(target.shape[1]) else _repaired
     for number in range(len(ids)):
         if not certified[number]:
             ids[number] = search(layers, layer, target[number : number + 1], guess[number], ids[number])

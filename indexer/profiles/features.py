@@ -13,7 +13,7 @@ import torch
 
 from indexer.errors import AtlasError
 from indexer.profiles.draws import generator
-from indexer.profiles.layers import Layers, patches_of
+from indexer.profiles.layers import Layers, gradient_of, patches_of
 
 STEPS = 100
 JITTER = 2 / 32  # of the image's side
@@ -138,7 +138,7 @@ def _climb(
         leaf = found.detach().requires_grad_(True)
         seen = leaf[..., top : top + side, left : left + side].roll((down, right), dims=(2, 3))
         value = _activations(layers, layer, neurons, patch, seen, is_sum=ascent.is_plain).sum()
-        (gradient,) = torch.autograd.grad(value, leaf)
+        gradient = gradient_of(value, leaf)
         if not ascent.is_plain:
             gradient = gradient / gradient.square().mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
         found = found.detach() + rate * ascent.weight * gradient

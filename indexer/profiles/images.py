@@ -47,7 +47,11 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
 
 def named_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> Probe:
     """A probe of image files."""
-    return image_probe(torch.stack([read_image(path, shape) for path in paths]))
+    found = [read_image(path, shape) for path in paths]
+    for path, pixels in zip(paths, found, strict=True):
+        if not float(pixels.flatten(1).std(dim=1).max()) > 0:
+            raise AtlasError(f"{path} has one colour only: there is nothing in it to lose.", "Give another image.")
+    return image_probe(torch.stack(found))
 
 
 def shipped_images(shape: tuple[int, int, int]) -> Probe:

@@ -6,7 +6,8 @@ h_l (l = 1 … L) is the output of block l, h_0 the input of the first block. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +46,7 @@ class Layers:
         pixel_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         if isinstance(stem, nn.Embedding):
+            special_ids = {*special_ids, *([] if stem.padding_idx is None else [stem.padding_idx])}
             vocabulary, stem = stem.weight, _unchanged
         self.stem: Stem = stem
         self.blocks = list(blocks)
@@ -100,7 +102,8 @@ class Layers:
         hidden = self.stem(inputs)
         for layer in range(max(chosen, default=0) + 1):
             if layer:
-                hidden = first_part(self.blocks[layer - 1](hidden))
+                # A copy: a block that works in place must not change what is kept, nor what was asked.
+                hidden = first_part(self.blocks[layer - 1](hidden.clone()))
             if layer in chosen:
                 found[layer] = hidden
         return found
@@ -121,13 +124,12 @@ class Layers:
             return values.sum(dim=-1)
         return patches_of(values, self.patch).sum(dim=-1)
 
-    @cached_property
-    def is_causal(self) -> bool:
-        """Whether no position sees a later one, found by changing the last token."""
+    def is_causal(self, positions: int) -> bool:
+        """Whether no position of so many sees a later one, found by changing the last token."""
         if self.takes_images:
             return False
         generator = torch.Generator().manual_seed(0)
-        places = torch.randint(len(self.ordinary_ids), (1, 8), generator=generator)
+        places = torch.randint(len(self.ordinary_ids), (1, positions), generator=generator)
         inputs = self.embed(self.ordinary_ids[places])
         other = inputs.clone()
         other[:, -1] += 10 * self.tokens.std()
@@ -135,6 +137,28 @@ class Layers:
             before, after = self.state(inputs, self.depth), self.state(other, self.depth)
         moved = (after - before)[:, :-1].norm()
         return bool(moved <= SAME * before.norm())
+
+
+def gradient_of(value: torch.Tensor, inputs: torch.Tensor, *, again: bool = False) -> torch.Tensor:
+    """∂value/∂inputs; zero where nothing of the value hangs on them. ``again``: it will be asked for once more."""
+    if not value.requires_grad:
+        return torch.zeros_like(inputs)
+    (found,) = torch.autograd.grad(value, inputs, retain_graph=again, allow_unused=True)
+    return torch.zeros_like(inputs) if found is None else found
+
+
+@contextmanager
+def as_used(layers: Layers) -> Iterator[None]:
+    """Modules as they are used, not trained: no dropout; afterwards as they were."""
+    modules = [one for one in (layers.stem, *layers.blocks) if isinstance(one, nn.Module)]
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def _unchanged(inputs: torch.Tensor) -> torch.Tensor:

@@ -107,6 +107,8 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
     depth = load_architecture(str(weights.config["model_type"])).locate(shapes, weights.config).depth
     first = depth.get("encoder", depth.get("", 0))
     said = getattr(configuration, "num_hidden_layers", first)
+    if said != first and isinstance(getattr(configuration, "num_hidden_groups", None), int):
+        raise Skipped("shared_layers", f"its {int(said)} layers share the weights of {first}: not profiled")
     if said != first:
         raise Skipped("layer_mismatch", f"its weights have {first} layers, its config.json says {shown(said, 20)}")
     decoder = getattr(configuration, "num_decoder_layers", None) or getattr(configuration, "decoder_layers", None)
@@ -262,7 +264,7 @@ def check_width(stem: int, model: int) -> None:
     """Raises AtlasError where a stem's width is not the model's."""
     if stem != model:
         raise AtlasError(
-            f"The stem makes patches of width {stem}, the model's layers take {model}.", "Use --stem image."
+            f"The stem makes patches of width {stem}, the model's layers take {model}.", "Use `stem='image'`."
         )
 
 

@@ -12,8 +12,9 @@ import torch
 from indexer.profiles.layers import States
 from indexer.profiles.measure import Asked, LayerRow, measure
 from indexer.profiles.probes import Probe
-from indexer.profiles.store import COLUMNS, Profile, ProfileIdentity, joined
+from indexer.profiles.store import Profile, ProfileIdentity, joined
 from indexer.profiles.subject import Subject
+from indexer.records.depth_measures import MEASURES
 
 
 def make_profile(
@@ -25,11 +26,12 @@ def make_profile(
     base: States | None = None,
     earlier: Profile | None = None,
     progress: Callable[[str, int], None] = lambda what, layer: None,
-    stopped: Callable[[Profile], None] = lambda profile: None,
+    keep: Callable[[Profile], None] = lambda profile: None,
 ) -> tuple[Profile, States]:
     """Measure what ``earlier`` has not yet; also h_l of the probe, for its fine-tunes.
 
-    On Ctrl-C ``stopped`` is given the layers that are whole. Raises Failed where activations overflow.
+    ``keep`` is given all layers that are whole as soon as one more is: whatever ends the run, they stay. Raises Failed
+    where activations overflow.
     """
     started = time.process_time()
     rows: list[LayerRow] = []
@@ -39,12 +41,11 @@ def make_profile(
         profile = _profile(identity, subject, probe, rows, time.process_time() - started, is_complete)
         return joined(profile, earlier)
 
-    try:
-        measured = measure(subject.layers, probe, asked, base=base, done=done, progress=progress, keep=rows.append)
-    except KeyboardInterrupt:
-        if rows:
-            stopped(made(False))
-        raise
+    def whole(row: LayerRow) -> None:
+        rows.append(row)
+        keep(made(False))
+
+    measured = measure(subject.layers, probe, asked, base=base, done=done, progress=progress, keep=whole)
     return made(True), measured.states
 
 
@@ -60,14 +61,14 @@ def _profile(
         return np.array([getattr(row, part).get(name, np.nan) for row in rows], dtype=np.float32)
 
     found = {part: {name for row in rows for name in getattr(row, part)} for part in ("values", "errors")}
-    values = {name: column("values", name) for name in COLUMNS if name in found["values"]}
+    values = {name: column("values", name) for name in MEASURES if name in found["values"]}
     values["spread"] = np.array([row.spread for row in rows], dtype=np.float32)
     return Profile(
         identity=identity,
         layers=np.array([row.layer for row in rows], dtype=np.int64),
         is_constant=np.array([row.is_constant for row in rows], dtype=bool),
         values=values,
-        errors={name: column("errors", name) for name in COLUMNS if name in found["errors"]},
+        errors={name: column("errors", name) for name in MEASURES if name in found["errors"]},
         is_complete=is_complete,
         stack=subject.loaded.stack,
         probe_sha256=probe.sha256,

@@ -10,7 +10,7 @@ import torch
 from indexer.errors import Failed
 from indexer.profiles.certificate import exact
 from indexer.profiles.draws import standard_error
-from indexer.profiles.layers import Layers, States, chosen_layers
+from indexer.profiles.layers import Layers, States, as_used, chosen_layers
 from indexer.profiles.likeness import likeness
 from indexer.profiles.neighbours import right
 from indexer.profiles.pictures import SeedImageRecipe, image_error, recover_images, recover_images_as_seed
@@ -95,18 +95,19 @@ def measure(
     asked = asked or Asked()
     chosen = list(asked.layers) if asked.layers is not None else chosen_layers(layers.depth)
     layers.check(chosen)
-    inputs = probe.inputs(layers)
-    with torch.no_grad():
-        states = layers.states(inputs, chosen)
-    _refuse_overflow(states)
     work = [layer for layer in chosen if layer not in done]
-    subject = _Subject(layers, probe, inputs, states, asked)
-    subject.prepare(work, progress)
     rows = []
-    for layer in work:
-        progress("layer", layer)
-        rows.append(subject.row(layer, None if base is None else base.get(layer)))
-        keep(rows[-1])
+    with as_used(layers):
+        inputs = probe.inputs(layers)
+        with torch.no_grad():
+            states = layers.states(inputs, chosen)
+        _refuse_overflow(states)
+        subject = _Subject(layers, probe, inputs, states, asked)
+        subject.prepare(work, progress)
+        for layer in work:
+            progress("layer", layer)
+            rows.append(subject.row(layer, None if base is None else base.get(layer)))
+            keep(rows[-1])
     return Measured(tuple(rows), states)
 
 

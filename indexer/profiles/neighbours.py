@@ -11,7 +11,7 @@ PIECE = 8192
 
 def nearest_tokens(layers: Layers, points: torch.Tensor, count: int = 1) -> torch.Tensor:
     """The ids (…, count) of the ordinary tokens nearest to ``points`` (…, width), nearest first (Euclidean)."""
-    flat = points.reshape(-1, points.shape[-1])
+    flat = points.reshape(-1, points.shape[-1]).to(layers.tokens.dtype)
     ids = layers.ordinary_ids.to(flat.device)
     count = min(count, len(ids))
     best = flat.new_full((len(flat), 0), 0.0)

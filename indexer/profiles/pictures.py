@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from indexer.profiles.draws import normal, standard_error
-from indexer.profiles.layers import Layers, patches_of
+from indexer.profiles.layers import Layers, gradient_of, patches_of
 from indexer.profiles.recovery import cosine, linear
 
 STEPS = 150
@@ -46,7 +46,7 @@ def recover_images(layers: Layers, layer: int, target: torch.Tensor, unit: float
         optimizer.param_groups[0]["lr"] = RATE * cosine(step, STEPS)
         hidden = layers.state(low + (high - low) * guess, layer)
         loss = ((hidden - target) / unit).abs().mean(dim=(1, 2)).sum()
-        (guess.grad,) = torch.autograd.grad(loss, guess)
+        guess.grad = gradient_of(loss, guess)
         optimizer.step()
     return (low + (high - low) * guess.detach()).clamp(low, high)
 
@@ -59,7 +59,7 @@ def recover_images_as_seed(
     guess = guess.to(target.device)
     for step in range(recipe.steps):
         leaf = guess.requires_grad_(True)
-        (gradient,) = torch.autograd.grad((layers.state(leaf, layer) - target).abs().sum(), leaf)
+        gradient = gradient_of((layers.state(leaf, layer) - target).abs().sum(), leaf)
         guess = leaf.detach() - linear(step, recipe.steps) * recipe.rate * gradient
         if not torch.isfinite(guess).all():
             return leaf.detach()

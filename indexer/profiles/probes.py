@@ -52,7 +52,7 @@ class Probe:
         """The continuous input. Raises AtlasError where the model lacks one of the ids, or takes something else."""
         if self.pixels is not None:
             if not layers.takes_images:
-                raise AtlasError("This model takes words, not images.", "Give --stem image to put patches before it.")
+                raise AtlasError("This model takes words, not images.", "Give `stem='image'` to put patches before it.")
             return self.pixels.to(layers.device)
         assert self.ids is not None
         most = int(self.ids.max())

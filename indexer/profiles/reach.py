@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from indexer.profiles.draws import normal, standard_error
-from indexer.profiles.layers import Layers, States
+from indexer.profiles.layers import Layers, States, gradient_of
 
 COLUMN_DRAWS = 4
 QUARTERS = 4
@@ -35,15 +35,16 @@ def reaches(layers: Layers, inputs: torch.Tensor, chosen: Collection[int], seed:
     """By layer, from one forward pass and a few backward ones for each layer.
 
     M[t, s] = E‖∂(v·h_t)/∂e_s‖² with v normal, pooled over sequences before its rows are brought to sum 1; t is the last
-    position of each quarter, or every one of up to four.
+    position of each quarter, or every one of up to four. A layer that hangs on no input has none.
     """
     leaf = inputs.detach().clone().requires_grad_(True)
     states = layers.states(leaf, chosen)
     positions = layers.by_position(inputs[:1]).shape[1]
-    return {layer: _reach(layers, leaf, states, layer, positions, seed) for layer in sorted(chosen)}
+    found = {layer: _reach(layers, leaf, states, layer, positions, seed) for layer in sorted(chosen)}
+    return {layer: one for layer, one in found.items() if one is not None}
 
 
-def _reach(layers: Layers, leaf: torch.Tensor, states: States, layer: int, positions: int, seed: int) -> Reach:
+def _reach(layers: Layers, leaf: torch.Tensor, states: States, layer: int, positions: int, seed: int) -> Reach | None:
     hidden = states[layer]
     offset = hidden.shape[1] - positions  # tokens that a stem puts before the patches
     asked = list(range(positions)) if positions <= QUARTERS else quarter_ends(positions)
@@ -51,6 +52,8 @@ def _reach(layers: Layers, leaf: torch.Tensor, states: States, layer: int, posit
     columns = torch.stack(
         [_looked_at(layers, leaf, hidden, offset, range(positions), seed, -1 - draw) for draw in range(COLUMN_DRAWS)]
     ).mean(dim=0)
+    if not float(columns.sum()) > 0:
+        return None
     value, own = _breadth(rows.sum(dim=0)[None], asked)
     values, owns = _breadth(rows, asked)
     first = max(1, positions // QUARTERS)
@@ -78,7 +81,7 @@ def _looked_at(
     """‖∂ Σ_t v_t·h_t / ∂e_s‖² for every sequence and position s, t over ``places``: (sequences, positions)."""
     picked = [place + offset for place in places]
     vectors = normal((len(hidden), len(picked), hidden.shape[-1]), seed, f"reach|{draw}", hidden.device)
-    (gradient,) = torch.autograd.grad((hidden[:, picked] * vectors).sum(), leaf, retain_graph=True)
+    gradient = gradient_of((hidden[:, picked] * vectors).sum(), leaf, again=True)
     return layers.by_position(gradient.square()).double().cpu()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from indexer.profiles.draws import normal
-from indexer.profiles.layers import Layers
+from indexer.profiles.layers import Layers, gradient_of
 from indexer.profiles.neighbours import nearest_tokens
 
 STEPS = 30
@@ -59,7 +59,7 @@ def recover(
         optimizer.param_groups[0]["lr"] = rate * cosine(step, steps)
         difference = (layers.state(guess, layer) - target)[:, keep] / unit
         loss = difference.abs().mean(dim=(1, 2)).sum()
-        (guess.grad,) = torch.autograd.grad(loss, guess)
+        guess.grad = gradient_of(loss, guess)
         optimizer.step()
     return guess.detach()
 
@@ -73,8 +73,7 @@ def recover_as_seed(
     for step in range(recipe.steps):
         leaf = guess.requires_grad_(True)
         loss = recipe.weight * (layers.state(leaf, layer) - target)[:, keep].abs().sum()
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        guess = leaf.detach() - linear(step, recipe.steps) * recipe.rate * gradient
+        guess = leaf.detach() - linear(step, recipe.steps) * recipe.rate * gradient_of(loss, leaf)
         if not torch.isfinite(guess).all():
             return leaf.detach()
     return guess

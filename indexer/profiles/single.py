@@ -15,7 +15,7 @@ import torch
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.network.session import as_model_error, install_session
-from indexer.profiles.asking import ProbeChoice, checked_asked, layers_in
+from indexer.profiles.asking import ProbeChoice, checked_asked, fitting_probe, layers_in
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, seed_ascent
 from indexer.profiles.images import named_images, shipped_images
 from indexer.profiles.inversion import Inversion, LayerWords, invert_words
@@ -30,8 +30,9 @@ from indexer.profiles.pictures import (
 from indexer.profiles.spread import spread_of
 from indexer.profiles.stems import image_stem, named_stem
 from indexer.profiles.store import Profile, ProfileIdentity
-from indexer.profiles.subject import Source, Subject, check_device, kept_base, read_subject
+from indexer.profiles.subject import Source, Subject, check_device, kept_base, read_subject, read_weights
 from indexer.profiles.tokens import needed
+from indexer.profiles.weights import FullWeights
 
 __all__ = [
     "Feature",
@@ -98,12 +99,9 @@ def read_now(reference: Reference, device: str = "cpu") -> Subject:
     torch.set_num_threads(1)
     check_device(device)
 
-    def base_weights() -> Any:
+    def base_weights() -> FullWeights:
         assert reference.base is not None
-        source = kept_base(Source(ModelRef.parse(reference.base), reference.base_commit))
-        held = read_subject(source, device="cpu", keep_weights=True).weights
-        assert held is not None
-        return held
+        return read_weights(kept_base(Source(ModelRef.parse(reference.base), reference.base_commit)))
 
     parsed = ModelRef.parse(reference.model)
     commit = None if parsed.folder is not None else reference.commit
@@ -125,13 +123,14 @@ def profile_now(
     """The profile of a model that has none, of its base where that is known, and of an untrained twin if asked for."""
     asked = checked_asked(**wishes)
     chosen = probe or ProbeChoice(seed=asked.seed)
-    of_base, states, probed = None, None, None
+    of_base, states, probed, words = None, None, None, None
     if reference.base is not None:
         base = read_now(Reference(reference.base, reference.base_commit), device)
-        probed = chosen.probe(base)
+        probed, words = chosen.probe(base), base.tokens
         of_base, states = make_profile(_identity("base", base, reference), base, probed, asked)
     subject = read_now(reference, device)
-    probed = probed or chosen.probe(subject)
+    shared, probed = probed, fitting_probe(chosen, subject, probed, words) if probed else chosen.probe(subject)
+    states = states if probed is shared else None
     profile, _ = make_profile(_identity("fine_tune", subject, reference), subject, probed, asked, base=states)
     if not untrained:
         return profile, of_base, None
@@ -156,7 +155,7 @@ def invert_text(
     """The words again, layer by layer; see :func:`indexer.profiles.inversion.invert_words`."""
     subject = read_now(reference, device)
     if subject.layers.takes_images:
-        raise AtlasError(f"{subject.name} takes images, not words.", "Give --image FILE --out grid.png.")
+        raise AtlasError(f"{subject.name} takes images, not words.", "Give `images=['FILE']`.")
     tokens = needed(subject.tokens, subject.name)
     chosen = _layers(subject.layers, layers)
     return invert_words(subject, tokens, text, chosen, progress=progress, **options)
@@ -233,10 +232,10 @@ def _seeing(subject: Subject, stem: str | None, seed: int, device: str) -> tuple
     notes = subject.loaded.notes
     if subject.layers.takes_images:
         if stem is not None:
-            raise AtlasError(f"{subject.name} takes images as it is.", "Leave --stem out.")
+            raise AtlasError(f"{subject.name} takes images as it is.", "Leave `stem` out.")
         return subject.layers, notes
     if stem is None or stem == "image":
-        note = "" if stem else "it takes words: a seeded image stem stands before its layers (--stem image)"
+        note = "" if stem else "it takes words: a seeded image stem stands before its layers (`stem='image'`)"
         return image_stem(subject.layers, seed), (*notes, *([note] if note else []))
     return named_stem(subject.layers, read_now(Reference(stem), device).loaded), notes
 

@@ -44,7 +44,7 @@ def named_stem(layers: Layers, vit: LoadedModel) -> StemmedLayers:
     convolution = next((one for one in vit.model.modules() if isinstance(one, torch.nn.Conv2d)), None)
     images = vit.layers
     if convolution is None or images.patch is None or images.image_shape is None:
-        raise AtlasError("The stem's model does not cut images into patches.", "Name a ViT, or use --stem image.")
+        raise AtlasError("The stem's model does not cut images into patches.", "Name a ViT, or use `stem='image'`.")
     check_width(convolution.out_channels, layers.tokens.shape[1])
     side = images.image_shape[1]
     while (side // images.patch) ** 2 > fitting_tokens(layers, (side // images.patch) ** 2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,30 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.records.depth_measures import MEASURES
 from indexer.records.identity import canonical_json
 from indexer.records.record import checksum
+from indexer.regular_files import read_regular
 from indexer.storage.whole_files import write_atomically
+from indexer.untrusted import load_json
 
 METHOD = "depth-1"
 SUBJECTS = ("base", "fine_tune", "untrained")
-# By layer; of each there may be an error, and NULL is what was not asked or says nothing.
-COLUMNS = (
-    "tolerance",
-    "tolerance_own",
-    "readable",
-    "recovered",
-    "recovered_seed",
-    "closer",
-    "closer_ratio",
-    "verified",
-    "reach",
-    "own",
-    "start_share",
-    "cka",
-    "drift",
-    "image_error",
-)
+_LARGEST = 64 << 20  # a layer has some dozen numbers
+_LARGEST_RUN = 1 << 16
 HINT = "Delete it; `index profile` makes it again."
 
 
@@ -76,7 +64,9 @@ class ProfileIdentity:
 class Profile:
     """What was measured. ``layers`` (n,) from 1; ``values`` and ``errors`` map a column to (n,), NaN for NULL.
 
-    ``is_complete`` is false where the run was stopped: the layers that are there are whole.
+    ``is_complete`` is false where the run was stopped: the layers that are there are whole. ``cpu_seconds`` and
+    ``made`` say something of a run and nothing of the model: they lie in a file beside it, so that the same model
+    always gives the same bytes.
     """
 
     identity: ProfileIdentity
@@ -100,7 +90,7 @@ class Profile:
         found = []
         for place, layer in enumerate(self.layers.tolist()):
             row: dict[str, Any] = {"stack": self.stack, "layer": layer, "is_constant": bool(self.is_constant[place])}
-            for name in (*COLUMNS, "spread"):
+            for name in (*MEASURES, "spread"):
                 row[name] = _plain(self.values, name, place)
                 if name != "spread":
                     row[f"{name}_error"] = _plain(self.errors, name, place)
@@ -108,7 +98,8 @@ class Profile:
         return found
 
 
-_PLAIN = ("is_complete", "stack", "probe_sha256", "sequences", "tokens", "device", "threads", "cpu_seconds", "made")
+_IDENTITY_TEXTS = ("subject", "model", "commit", "base", "base_commit", "probe", "probe_source", "recipe", "method")
+_PLAIN = ("is_complete", "stack", "probe_sha256", "sequences", "tokens", "device", "threads")
 
 
 def _plain(columns: Mapping[str, NDArray[np.float32]], name: str, place: int) -> float | None:
@@ -144,7 +135,7 @@ class ProfileStore:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write by temporary file and rename."""
+    """Write by temporary file and rename; before it, what the run was."""
     from safetensors.numpy import save
 
     arrays: dict[str, NDArray[Any]] = {"layers": profile.layers, "is_constant": profile.is_constant.astype(np.uint8)}
@@ -154,8 +145,11 @@ def write_profile(profile: Profile, path: Path) -> None:
         arrays[f"{name}_error"] = np.ascontiguousarray(column, dtype=np.float32)
     header = {"identity": asdict(profile.identity), "notes": list(profile.notes)}
     header |= {name: getattr(profile, name) for name in _PLAIN}
-    text = canonical_json(header)
-    write_atomically(path, save(arrays, metadata={"profile": text, "checksum": checksum(text, arrays)}))
+    # One key alone: safetensors writes several in any order, and the same profile must have the same bytes.
+    told = canonical_json({"checksum": checksum(canonical_json(header), arrays), "header": header})
+    run = {"cpu_seconds": round(profile.cpu_seconds, 2), "made": profile.made}
+    write_atomically(_run_file(path), canonical_json(run).encode())
+    write_atomically(path, save(arrays, metadata={"profile": told}))
 
 
 def read_profile(path: Path) -> Profile:
@@ -164,30 +158,64 @@ def read_profile(path: Path) -> Profile:
     from safetensors.numpy import load
 
     try:
-        payload = path.read_bytes()
+        payload = read_regular(path, most=_LARGEST)
         arrays = load(payload)
         length = int.from_bytes(payload[:8], "little")
-        metadata = json.loads(payload[8 : 8 + length])["__metadata__"]
-        if metadata["checksum"] != checksum(metadata["profile"], arrays):
+        told = load_json(load_json(payload[8 : 8 + length])["__metadata__"]["profile"])
+        header = told["header"]
+        if told["checksum"] != checksum(canonical_json(header), arrays):
             raise AtlasError(f"The profile {path.name} was altered: its checksum does not fit.", HINT)
-        header = json.loads(metadata["profile"])
         identity = ProfileIdentity.from_row(header["identity"])
         sizes = {array.shape for array in arrays.values()}
         if sizes != {arrays["layers"].shape} or arrays["layers"].ndim != 1:
             raise ValueError("columns of different lengths")
+        _check(identity, header, arrays)
         return Profile(
             identity=identity,
             layers=arrays["layers"],
             is_constant=arrays["is_constant"].astype(bool),
-            values={name: arrays[name] for name in (*COLUMNS, "spread") if name in arrays},
-            errors={name: arrays[f"{name}_error"] for name in COLUMNS if f"{name}_error" in arrays},
+            values={name: arrays[name] for name in (*MEASURES, "spread") if name in arrays},
+            errors={name: arrays[f"{name}_error"] for name in MEASURES if f"{name}_error" in arrays},
             notes=tuple(header["notes"]),
             **{name: header[name] for name in _PLAIN},
+            **_run(path),
         )
     except AtlasError:
         raise
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, *WRONG_KINDS) as error:
         raise AtlasError(f"The profile {path.name} cannot be read ({type(error).__name__}).", HINT) from error
+
+
+def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raises one of WRONG_KINDS where something is of another type than this program writes."""
+    texts = [getattr(identity, name) for name in _IDENTITY_TEXTS]
+    texts += [
+        *identity.asked,
+        *header["notes"],
+        *(header[name] for name in ("stack", "probe_sha256", "device")),
+    ]
+    if not all(isinstance(text, str) for text in texts) or identity.subject not in SUBJECTS:
+        raise ValueError("a text that is none")
+    numbers = [identity.seed, *identity.layers, header["sequences"], header["tokens"] or 0, header["threads"]]
+    if not all(type(number) is int for number in numbers) or type(header["is_complete"]) is not bool:
+        raise ValueError("a number that is none")
+    kinds = {"layers": np.int64, "is_constant": np.uint8}
+    if any(array.dtype != kinds.get(name, np.float32) for name, array in arrays.items()):
+        raise ValueError("numbers of another type")
+
+
+def _run_file(path: Path) -> Path:
+    return path.with_suffix(".run.json")
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """What the run was that made a profile; nothing where that is not told."""
+    try:
+        said = load_json(read_regular(_run_file(path), most=_LARGEST_RUN))
+        seconds = float(said["cpu_seconds"])
+        return {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(said["made"])}
+    except (OSError, *WRONG_KINDS):
+        return {}
 
 
 def joined(profile: Profile, earlier: Profile | None) -> Profile:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Source:
 
     reference: ModelRef
     commit: str | None = None
-    filenames: Sequence[str] | None = None
+    filenames: tuple[str, ...] | None = None
     relation: str = "finetune"
 
 
@@ -44,7 +44,6 @@ class Subject:
     name: str
     commit: str | None
     loaded: LoadedModel
-    weights: FullWeights | None
     tokens: Tokens | None
     normalisation: Normalisation | None
 
@@ -53,11 +52,15 @@ class Subject:
         """Its layers."""
         return self.loaded.layers
 
+    def noted(self, note: str) -> Subject:
+        """With one note more."""
+        return replace(self, loaded=replace(self.loaded, notes=(*self.loaded.notes, note)))
+
     def twin(self, seed: int, device: str) -> Subject:
         """The same architecture with fresh weights."""
         special = self.tokens.special_ids if self.tokens else ()
         made = untrained(self.loaded.config, seed, device=device, special_ids=special, normalisation=self.normalisation)
-        return replace(self, name=f"{self.name} (untrained)", loaded=made, weights=None)
+        return replace(self, name=f"{self.name} (untrained)", loaded=made)
 
 
 def read_subject(
@@ -66,7 +69,6 @@ def read_subject(
     *,
     device: str = "cpu",
     tokens: Tokens | None = None,
-    keep_weights: bool = False,
     conversion: Callable[[], str | None] | None = None,
     memory: int | None = None,
 ) -> Subject:
@@ -97,8 +99,16 @@ def read_subject(
         checkpoint.close()
     special = own.special_ids if own else ()
     loaded = load(weights, device=device, special_ids=special, normalisation=normalisation)
-    name = source.reference.id
-    return Subject(name, checkpoint.commit, loaded, weights if keep_weights else None, own, normalisation)
+    return Subject(source.reference.id, checkpoint.commit, loaded, own, normalisation)
+
+
+def read_weights(source: Source) -> FullWeights:
+    """All tensors of a full checkpoint. Raises Skipped and Failed as reading does."""
+    checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+    try:
+        return full_weights(checkpoint)
+    finally:
+        checkpoint.close()
 
 
 def kept_base(source: Source) -> Source:
@@ -174,4 +184,4 @@ def check_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         text = " ".join(str(error).split())[:120]
-        raise AtlasError(f"The device {device!r} cannot be used here ({text}).", "Leave --device out.") from error
+        raise AtlasError(f"The device {device!r} cannot be used here ({text}).", "Leave `device` out.") from error

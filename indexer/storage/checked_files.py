@@ -1,7 +1,7 @@
 """Checksums of large files, and which were found to fit: remembered by size, modification time and inode.
 
 So a large file is hashed once and not by every command that opens it. What is remembered lies in the user's cache,
-outside every atlas.
+outside every atlas, and is believed where nobody else can have written it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,16 @@ def _memory() -> Path:
 
 def _remembered() -> dict[str, Any]:
     try:
-        found = json.loads(_memory().read_text(encoding="utf-8"))
+        with open_regular(_memory()) as file:
+            found = json.loads(file.read()) if _is_ours(os.fstat(file.fileno())) else {}
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError, RuntimeError):
         return {}
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Written by this user, and writable by no other."""
+    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 
 def _remember(checked: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ can be appended line by line. Objects of before there was one are taken as they 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from typing import Any
+
+from indexer.untrusted import load_json
 
 _SEAL = re.compile(rb',"sum":"([0-9a-f]{16})"\}\Z')
 _HEX = re.compile(r"[0-9a-f]{16}")
@@ -30,7 +31,7 @@ def unsealed(line: bytes) -> dict[str, Any]:
         line = line[: seal.start()] + b"}"
         if _sum(line) != seal[1]:
             raise ValueError("its checksum does not fit")
-    found = json.loads(line)
+    found = load_json(line)
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     if seal is None and _was_sealed(found):

@@ -41,7 +41,7 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 
 def remove_leftovers(folder: AtlasFolder) -> None:
-    """Remove what killed writers left among records and bases.
+    """Remove what killed writers left among records, profiles, bases, listings, lineages and predictions.
 
     Others may be at work on records meanwhile, lock or no lock: only what is old goes.
     """
@@ -55,9 +55,10 @@ def remove_leftovers(folder: AtlasFolder) -> None:
 
 
 def _entries(folder: AtlasFolder) -> Iterator[os.DirEntry[str]]:
-    """What lies in the folder of bases and in those of records."""
-    yield from _listed(folder.bases)
-    for part in list(_listed(folder.records)):
+    """What lies in the folders of an atlas, records and profiles by their first two letters."""
+    for flat in (folder.bases, folder.listings, folder.lineages, folder.predicted):
+        yield from _listed(flat)
+    for part in [*_listed(folder.records), *_listed(folder.profiles)]:
         if part.is_dir(follow_symlinks=False):
             yield from _listed(Path(part.path))
 

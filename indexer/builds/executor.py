@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context, parent_process
 from threading import Thread
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from indexer.build.result import Place, Result
-from indexer.build.worker import abandoned, work
-from indexer.console.messages import manners, say_over_the_bar
-from indexer.errors import Failed
+from indexer.builds.result import Place, Result
+from indexer.builds.worker import abandoned, work
+from indexer.console.messages import say_over_the_bar, verbosity
+from indexer.errors import Failed, ModelError
 from indexer.network.session import install_session
 from indexer.records.unit import Unit
 
@@ -52,35 +53,75 @@ class ProcessExecutor:
 
     def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
         """Yield results as they come. A process that dies takes only its own unit's attempt with it."""
-        waiting = list(reversed(units))
-        while waiting:
-            suspects = yield from _until_broken(waiting, place, self.workers, 2 * self.workers)
-            # Nobody can say which of the units in flight killed the process: each is tried again alone.
-            yield from _one_by_one(suspects, place)
+        return in_processes(units, partial(work, place=place), partial(_given_up, place), self.workers)
 
 
-def _one_by_one(suspects: list[Unit], place: Place) -> Generator[Result]:
+def _given_up(place: Place, unit: Unit, error: ModelError) -> Result:
+    return abandoned(unit, place, error)
+
+
+class Named(Protocol):
+    """What names a task's result."""
+
+    @property
+    def digest(self) -> str:
+        """As a file's name."""
+        ...
+
+
+class Identified(Protocol):
+    """A task that can be told from others."""
+
+    @property
+    def identity(self) -> Named:
+        """What names its result."""
+        ...
+
+
+Task = TypeVar("Task", bound=Identified)
+Outcome = TypeVar("Outcome")
+
+
+def in_processes(
+    tasks: Sequence[Task], do: Callable[[Task], Outcome], give_up: Callable[[Task, ModelError], Outcome], workers: int
+) -> Generator[Outcome]:
+    """``do`` each task in one of ``workers`` processes, yielding what comes of it in any order, once for each.
+
+    A task whose process dies is tried again alone; ``give_up`` says what comes of one that kills its process each time.
+    """
+    waiting = list(reversed(tasks))
+    while waiting:
+        suspects = yield from _until_broken(waiting, do, workers, 2 * workers)
+        # Nobody can say which of the tasks in flight killed the process: each is tried again alone.
+        yield from one_by_one(suspects, do, give_up)
+
+
+def one_by_one(
+    suspects: list[Task], do: Callable[[Task], Outcome], give_up: Callable[[Task, ModelError], Outcome]
+) -> Generator[Outcome]:
     """One in flight, so that a death has one culprit."""
     deaths: Counter[str] = Counter()
     while suspects:
-        for unit in (yield from _until_broken(suspects, place, 1, 1)):
-            deaths[unit.identity.digest] += 1
-            if deaths[unit.identity.digest] < DEATHS_ALLOWED:
-                suspects.append(unit)
+        for task in (yield from _until_broken(suspects, do, 1, 1)):
+            deaths[task.identity.digest] += 1
+            if deaths[task.identity.digest] < DEATHS_ALLOWED:
+                suspects.append(task)
             else:
                 error = Failed("worker_died", "the process that read it died each time (out of memory?)")
-                yield abandoned(unit, place, error)
+                yield give_up(task, error)
 
 
-def _until_broken(waiting: list[Unit], place: Place, workers: int, most: int) -> Generator[Result, None, list[Unit]]:
+def _until_broken(
+    waiting: list[Task], do: Callable[[Task], Outcome], workers: int, most: int
+) -> Generator[Outcome, None, list[Task]]:
     """Run from the end of ``waiting`` until done; returns those of the ``most`` in flight that a death cut off."""
-    running: dict[Future[Result], Unit] = {}
+    running: dict[Future[Outcome], Task] = {}
     with _pool(workers) as pool, suppress(BrokenProcessPool):
         while waiting or running:
             while waiting and len(running) < most:
-                # Popped last: a death while nobody looked is noticed here, and the unit has not begun.
+                # Popped last: a death while nobody looked is noticed here, and the task has not begun.
                 with _deaf_to_ctrl_c():
-                    running[pool.submit(work, waiting[-1], place)] = waiting[-1]
+                    running[pool.submit(do, waiting[-1])] = waiting[-1]
                 waiting.pop()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
@@ -98,7 +139,7 @@ def _until_broken(waiting: list[Unit], place: Place, workers: int, most: int) ->
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of processes that end with the block, at once where an exception leaves it."""
     pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_initialise, initargs=(manners.quiet,)
+        workers, mp_context=get_context("spawn"), initializer=_initialise, initargs=(verbosity.quiet,)
     )
     try:
         yield pool
@@ -125,7 +166,7 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 def executor_for(workers: int, scheduler: str | None = None) -> Executor:
     """This process for one worker, a pool for more; a cluster if one is named."""
     if scheduler is not None:
-        from indexer.build.dask_executor import DaskExecutor
+        from indexer.builds.dask_executor import DaskExecutor
 
         return DaskExecutor(scheduler)
     if workers <= 1:
@@ -137,7 +178,7 @@ def _initialise(is_quiet: bool) -> None:
     Thread(target=_leave_with_the_parent, name="leave-with-the-parent", daemon=True).start()
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    manners.quiet = is_quiet
+    verbosity.quiet = is_quiet
     install_session(say=say_over_the_bar)  # of all who wait for the Hub together, the first says so
 
 

@@ -7,13 +7,29 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from indexer.build.resources import default_workers
+from indexer.builds.resources import default_workers
+from indexer.console.notebook import shown
 from indexer.records.thresholds import Thresholds
 from indexer.vectors.choice import IndexChange
 
 if TYPE_CHECKING:
-    from indexer.build.plan import Planned
-    from indexer.build.result import Result
+    from indexer.builds.plan import Estimate, Planned
+    from indexer.builds.result import Result
+
+
+# Options that decide what an atlas holds, by field.
+_DECIDING = {
+    "limit": "--limit",
+    "sort": "--sort",
+    "rank": "--rank",
+    "relations": "--relation",
+    "discover": "--discover",
+    "descendants": "--descendants",
+    "since": "--since",
+    "author": "--author",
+    "spectra": "--spectra",
+    "keep_factors": "--no-keep-factors",
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +55,26 @@ class BuildOptions:
     index: IndexChange | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
 
+    def as_words(self) -> list[str]:
+        """The options of `index build` that decide what an atlas holds, as typed; those that are as usual are left out.
 
-@dataclass
+        How it was built (workers, memory, bandwidth, a scheduler, a device) is not among them.
+        """
+        usual = BuildOptions()
+        words = []
+        for name, flag in _DECIDING.items():
+            value = getattr(self, name)
+            if value == getattr(usual, name):
+                continue
+            if name == "relations":
+                value = ",".join(self.relations)
+            elif name == "since":
+                value = value.date().isoformat()
+            words += [flag] if isinstance(value, bool) else [flag, str(value)]
+        return words
+
+
+@dataclass(repr=False)
 class BuildReport:
     """Counts of one run: discovered = indexed + unchanged + skipped + failed.
 
@@ -61,9 +95,9 @@ class BuildReport:
     seconds: float = 0.0
     stopped: str | None = None
     problem: str | None = None
-    dry_run: dict[str, int] | None = None
+    dry_run: dict[str, Any] | None = None
 
-    def as_row(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         row = asdict(self)
         del row["problem"]
@@ -72,6 +106,19 @@ class BuildReport:
                 del row[name]
         order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")
         return {name: row.pop(name) for name in order} | {"atlas": row.pop("atlas")} | row
+
+    @property
+    def headline(self) -> str:
+        """What came of it, in a line."""
+        counts = f"{self.discovered} discovered: {self.indexed} indexed, {self.unchanged} unchanged, "
+        ended = f"; stopped: {self.stopped}" if self.stopped else "; a dry run" if self.dry_run is not None else ""
+        return f"{self.base}: {counts}{self.skipped} skipped, {self.failed} failed{ended}"
+
+    def __repr__(self) -> str:
+        return f"<BuildReport {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return shown(self.headline, self.to_dict())
 
     @property
     def is_success(self) -> bool:
@@ -90,6 +137,10 @@ class Watcher:
 
     def say(self, sentence: str) -> None:
         """Something that a person should know."""
+
+    def confirmed(self, estimate: Estimate) -> bool:
+        """Whether to go on and read that much."""
+        return True
 
     def say_progress(self, sentence: str) -> None:
         """How far something has come; the next one replaces it."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.build.bases import check_device, find_base, update_listing
-from indexer.build.build import Build
-from indexer.build.renames import move_records
-from indexer.build.report import BuildOptions, BuildReport, Watcher
+from indexer.builds.bases import check_device, find_base, update_listing
+from indexer.builds.build import Build
+from indexer.builds.renames import move_records
+from indexer.builds.report import BuildOptions, BuildReport, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
@@ -123,8 +123,8 @@ def _publish(
         raise AtlasError(
             f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "
             f"no listed model has a record of rank {options.rank} here.",
-            f"Nothing was changed. Bring the records back, or make them again: index build --base {base.base} "
-            f"--rank {options.rank}",
+            f"Nothing was changed. Bring the records back, or make them again: `build({base.base!r}, "
+            f"rank={options.rank})`",
         )
     build.report = replace(
         build.report,

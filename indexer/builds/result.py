@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from indexer.build.resources import Resources
+from indexer.builds.resources import Resources
 from indexer.errors import ModelError
 from indexer.records.unit import Unit
 

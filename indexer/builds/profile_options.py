@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.build.profiling import ProfileOptions
+from indexer.builds.options import bytes_of
+from indexer.builds.profiling import ProfileOptions
+from indexer.database.naming import base_named, model_ending_in
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
@@ -38,6 +40,8 @@ def profile_options(chosen: Mapping[str, Any]) -> ProfileOptions:
         with_untrained=chosen["with_untrained"],
         limit=chosen.get("limit"),
         device=chosen["device"],
+        workers=chosen.get("workers") or 1,
+        memory=bytes_of("memory", chosen.get("memory")),
     )
 
 
@@ -47,10 +51,11 @@ def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]
     Raises AtlasError where a model is not indexed, or they are of several bases.
     """
     with Reading(folder.database) as connection:
-        bases = connection.rows("SELECT base, aliases FROM bases ORDER BY base")
+        bases = [str(row["base"]) for row in connection.rows("SELECT base FROM bases ORDER BY base")]
         found: list[dict[str, Any]] = []
         for model in models:
-            name = ModelRef.parse(model).id
+            typed = ModelRef.parse(model).id
+            name = model_ending_in(connection, typed) or typed
             rows = connection.rows(
                 "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) AND status = 'indexed'",
                 (name,),
@@ -58,18 +63,14 @@ def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]
             if not rows:
                 raise AtlasError(f"{model} is not indexed here.", f"Add it first: index add {model} --base ID")
             found += rows
-    canonical = _canonical(bases, base, sorted({row["base"] for row in found}))
+        candidates = sorted({row["base"] for row in found}) or bases
+        canonical = base_named(connection, base) if base is not None else _only(candidates)
     return canonical, [row["model"] for row in found if row["base"] == canonical]
 
 
-def _canonical(bases: Sequence[Mapping[str, Any]], base: str | None, of_models: Sequence[str]) -> str:
-    known = ", ".join(row["base"] for row in bases) or "none"
-    if base is not None:
-        for row in bases:
-            if base.lower() in {name.lower() for name in (row["base"], *row["aliases"])}:
-                return str(row["base"])
-        raise AtlasError(f"{base!r} is not a base of this atlas; its bases: {known}.", f"index build --base {base}")
-    candidates = list(of_models) or [row["base"] for row in bases]
+def _only(candidates: Sequence[str]) -> str:
     if len(candidates) == 1:
-        return str(candidates[0])
-    raise AtlasError(f"These are models of several bases ({', '.join(candidates) or known}).", "Say which with --base.")
+        return candidates[0]
+    raise AtlasError(
+        f"These are models of several bases ({', '.join(candidates) or 'none'}).", "Say which with --base."
+    )

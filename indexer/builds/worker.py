@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from indexer.atlas import AtlasFolder
-from indexer.build.result import Place, Result
+from indexer.builds.result import Place, Result
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, Failed, ModelError
@@ -53,9 +53,16 @@ def work(unit: Unit, place: Place) -> Result:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OWN_TROUBLE:
             raise
-        problem = what_it_means(error)
+        problem = _without_path(what_it_means(error), unit.model.folder)
         store.write_outcome(unit.identity, problem)
     return Result(unit, problem, traffic.read, traffic.total, time.perf_counter() - started)
+
+
+def _without_path(problem: ModelError, folder: Path | None) -> ModelError:
+    """The atlas keeps what went wrong, and not where a folder lies."""
+    if folder is None:
+        return problem
+    return type(problem)(problem.reason, problem.detail.replace(str(folder), folder.name))
 
 
 def _record_of(parent: Parent, unit: Unit, store: RecordStore) -> Record | None:

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any
 
-from indexer.build.result import Result
+from indexer.builds.result import Result
 from indexer.console.messages import Progress, say
 from indexer.errors import Failed
 from indexer.quantities import duration_in_words, size_in_words

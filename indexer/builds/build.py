@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
-from indexer.build.plan import Planned, existing_record, plan
-from indexer.build.renames import follow_renames, move_records
-from indexer.build.report import BuildOptions, BuildReport, Watcher
-from indexer.build.resources import Resources, share_out, workers_for
-from indexer.build.result import Place, Result
-from indexer.build.versions import library_versions
+from indexer.builds.plan import Planned, existing_record, plan
+from indexer.builds.renames import follow_renames, move_records
+from indexer.builds.report import BuildOptions, BuildReport, Watcher
+from indexer.builds.resources import Resources, share_out, workers_for
+from indexer.builds.result import Place, Result
+from indexer.builds.versions import library_versions
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, Failed
 from indexer.listing.listing import ListedModel, Listing, select
@@ -26,6 +27,7 @@ from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
 from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.hub import BaseFacts
+from indexer.publish.kept_rank import held
 from indexer.publish.publish import Publication, publish
 from indexer.publish.rows import Entry
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, canonical_json
@@ -63,6 +65,7 @@ class Build:
         self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # what adapters stand on, where the listing lacks it
         self.listing = listing or Listing(folder.listing(facts.id))
         self.superseded: list[str] = []  # records under names that their models no longer have
+        self.asked: dict[str, Any] = {}  # of a build that crawls: the Hub's address and the command's options
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
         self.database_bytes: int | None = None  # known once the memory is shared out
         self.started = time.monotonic()
@@ -147,8 +150,13 @@ class Build:
             relations=options.relations,
         )
 
-    def plan(self, selected: Sequence[ListedModel] | None = None) -> list[Planned]:
-        """What there is to do for every listed model; ``selected`` by the options unless given."""
+    def plan(
+        self, selected: Sequence[ListedModel] | None = None, folders: Mapping[str, Path] | None = None
+    ) -> list[Planned]:
+        """What there is to do for every listed model; ``selected`` by the options unless given.
+
+        ``folders``: where models of this machine lie, by their ids.
+        """
         options = self.options
         models = self.listing.models()
         if selected is None:
@@ -163,9 +171,10 @@ class Build:
             spec=self.spec,
             device=options.device,
             keep_factors=options.keep_factors,
+            vector_length=self._vector_length(),
         )
         parents = Parents(self.facts.ids, models, ask_hub if self.asks_hub else None)
-        planned = plan(models, selected, self.store, template, options.retry_failed, parents)
+        planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 self._count_settled(one)
@@ -175,6 +184,12 @@ class Build:
         if again:
             self.watcher.say(f"records without spectra, to be read again: {again}")
         return planned
+
+    def _vector_length(self) -> int | None:
+        """About how many numbers a vector is to have: as asked for, else as published."""
+        asked = self.options.index.budget if self.options.index else None
+        found = held(self.folder, self.facts.id)
+        return asked or (found.budget if found is not None else None)
 
     def _tell_unknown(self, parents: Parents) -> None:
         if parents.unknown and self.asks_hub:
@@ -280,7 +295,7 @@ class Build:
         self.watcher.started(self.facts.id, len(units), planned)
         if not units:
             return
-        from indexer.build.executor import executor_for  # and torch with it: not where there is nothing to do
+        from indexer.builds.executor import executor_for  # and torch with it: not where there is nothing to do
 
         resources = self._resources(base, len(units))
         place = Place(self.folder.root, base.path, resources)
@@ -370,7 +385,7 @@ class Build:
             "bytes_read": report.bytes_read,
             "bytes_total": report.bytes_total,
             "seconds": report.seconds,
-            "spec": canonical_json(asdict(self.spec)),
+            "spec": canonical_json(asdict(self.spec) | self.asked),
             "thresholds": canonical_json(asdict(self.options.thresholds)),
             "versions": canonical_json(library_versions()),
         }

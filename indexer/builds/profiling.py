@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
+
 from indexer.atlas import AtlasFolder
-from indexer.build.free_memory import available_memory
+from indexer.builds.executor import in_processes
+from indexer.builds.free_memory import available_memory
+from indexer.builds.profile_worker import (
+    Bench,
+    Profiled,
+    Target,
+    Told,
+    forget_base,
+    given_up,
+    profile_one,
+    store_profile,
+)
+from indexer.builds.resources import PROCESS_BYTES, workers_for
+from indexer.builds.worker import what_it_means
 from indexer.console.messages import Progress, say, say_more
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, Failed, ModelError
+from indexer.errors import AtlasError, Failed
 from indexer.listing.listing import Listing
 from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
 from indexer.profiles.asking import ProbeChoice
-from indexer.profiles.layers import States, chosen_layers
-from indexer.profiles.make import make_profile
+from indexer.profiles.layers import chosen_layers
 from indexer.profiles.measure import Asked
-from indexer.profiles.probes import Probe
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import Source, Subject, check_device, kept_base, read_subject
+from indexer.profiles.subject import WORKING_BYTES, Source, Subject, check_device, kept_base, read_subject
 from indexer.publish.publish import Publication, publish
-from indexer.quantities import duration_in_words
+from indexer.quantities import duration_in_words, size_in_words
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """``asked`` and ``probe`` say what is measured; ``limit``: only so many models, most downloads first."""
+    """``asked`` and ``probe`` say what is measured; ``limit``: only so many models, most downloads first.
+
+    ``workers`` processes, as many as fit into ``memory`` bytes (None: what is free).
+    """
 
     asked: Asked = field(default_factory=Asked)
     probe: ProbeChoice = field(default_factory=ProbeChoice)
@@ -37,6 +55,8 @@ class ProfileOptions:
     with_untrained: bool = False
     limit: int | None = None
     device: str = "cpu"
+    workers: int = 1
+    memory: int | None = None
 
 
 @dataclass
@@ -65,24 +85,6 @@ class ProfileReport:
         return {name: getattr(self, name) for name in counts} | {"refused": self.refused}
 
 
-@dataclass(frozen=True)
-class Target:
-    """One model to be profiled."""
-
-    model: str
-    commit: str
-    relation: str
-    filenames: Sequence[str] | None
-    weight_bytes: int
-
-    @property
-    def source(self) -> Source:
-        """Where its files are; a local folder is its own."""
-        reference = ModelRef.parse(self.model)
-        is_local = reference.folder is not None
-        return Source(reference, None if is_local else self.commit, None if is_local else self.filenames, self.relation)
-
-
 def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> ProfileReport:
     """Profile a base and its indexed fine-tunes (those in ``models``, or all), then publish.
 
@@ -104,7 +106,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
     """What `--dry-run` says: models, bytes to read, layers, and a guess at the seconds."""
     work = _Work(folder, base, models, options)
     due = work.due()
-    subjects = len(due) + work.is_base_due + (options.with_untrained and not work.is_done("untrained", base))
+    subjects = len(due) + sum(not work.is_done(one) for one in work.yardsticks())
     layers = len(options.asked.layers or chosen_layers(work.depth))
     each = _seconds_guessed(work.stored.block_bytes / work.stored.item_bytes, work.width, work.depth, layers, options)
     return {
@@ -158,6 +160,7 @@ class _Work:
         self.stored = StoredBase(folder.base(base, self.commit))
         self.depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
         self.width = next(iter(self.stored.layout.matrices)).shape[1]
+        self.block_bytes, self.numbers = self.stored.block_bytes, self.stored.block_bytes // self.stored.item_bytes
         self.targets = self._targets(found, models)
         self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(self.targets))
         self.is_new = False
@@ -166,8 +169,7 @@ class _Work:
         listed = {one.id: one.row for one in Listing(self.folder.listing(self.base)).models()}
         targets = [
             Target(
-                row["model"],
-                str(row["commit"] or "main"),
+                self.identity("fine_tune", row["model"], str(row["commit"] or "main")),
                 row["relation"],
                 listed_filenames(listed[row["model"]]) if row["model"] in listed else None,
                 int(row["weight_bytes"] or 0),
@@ -194,126 +196,119 @@ class _Work:
             layers=asked.layers or (),
         )
 
-    def is_done(self, subject: str, model: str, commit: str | None = None) -> bool:
+    def is_done(self, identity: ProfileIdentity) -> bool:
         """Whether there is a whole profile."""
-        found = self.store.find(self.identity(subject, model, commit or self.commit))
+        found = self.store.find(identity)
         return found is not None and found.is_complete
-
-    @property
-    def is_base_due(self) -> bool:
-        """Whether the base has none yet."""
-        return not self.is_done("base", self.base)
 
     def due(self) -> list[Target]:
         """The models that have none yet."""
-        return [target for target in self.targets if not self.is_done("fine_tune", target.model, target.commit)]
+        return [target for target in self.targets if not self.is_done(target.identity)]
 
     def run(self) -> None:
         """Everything that is due."""
         check_device(self.options.device)
         due = self.due()
         self.report.unchanged = len(self.targets) - len(due)
-        untrained = self.options.with_untrained and not self.is_done("untrained", self.base)
-        if not due and not self.is_base_due and not untrained:
+        first = [one for one in self.yardsticks() if not self.is_done(one)]
+        if not due and not first:
             return
-        base = self._base()
-        probe = self.options.probe.probe(base)
-        subjects = len(due) + self.is_base_due + untrained
-        layers = len(self.options.asked.layers or chosen_layers(base.layers.depth))
-        with Progress(subjects * layers, "layers") as progress:
-            states = self._base_states(base, probe, progress)
-            if untrained:
-                twin = base.twin(self.options.asked.seed, self.options.device)
-                self._make("untrained", self.base, self.commit, twin, probe, None, progress)
-            for target in due:
-                self._model(target, base, probe, states, progress)
+        workers = self._workers(len(due))
+        layers = len(self.options.asked.layers or chosen_layers(self.depth))
+        with Progress((len(due) + len(first)) * layers, "layers") as progress:
+            bench = self._bench(first, progress, self._budget() // workers if workers > 1 else self.options.memory)
+            try:
+                for done in self._results(due, bench, workers, progress):
+                    if workers > 1:
+                        progress.update(layers, done.target.model)
+                    self._settle(done)
+            finally:
+                forget_base()
 
-    def _base(self) -> Subject:
+    def yardsticks(self) -> list[ProfileIdentity]:
+        """The base, and a model of its kind with fresh weights where that is asked for."""
+        kinds = ("base", "untrained") if self.options.with_untrained else ("base",)
+        return [self.identity(kind, self.base, self.commit) for kind in kinds]
+
+    def _workers(self, models: int) -> int:
+        """As many as there is memory for. Raises AtlasError where --memory does not even hold one."""
+        wanted = workers_for(self.options.workers, models)
+        one = PROCESS_BYTES + WORKING_BYTES + self.block_bytes + 4 * self.numbers
+        budget = self._budget()
+        if self.options.memory is not None and one > budget:
+            raise AtlasError(
+                f"`memory` {size_in_words(budget)} is too little for this base: a model takes about "
+                f"{size_in_words(one)}.",
+                "Allow more, or leave --memory out.",
+            )
+        fitting = max(1, min(wanted, budget // one - 1))  # this process stays beside them
+        if fitting < wanted:
+            say(f"memory for {fitting} of {wanted} workers")
+        return fitting
+
+    def _budget(self) -> int:
+        return self.options.memory or available_memory()
+
+    def _bench(self, first: Sequence[ProfileIdentity], progress: Progress, memory: int | None) -> Bench:
+        """What all models are measured against. The base itself is gone from memory when this returns."""
+        torch.set_num_threads(1)
+        asked = self.options.asked
+        source, base = self._base()
+        probe = self.options.probe.probe(base)
+        chosen = asked.layers or tuple(chosen_layers(base.layers.depth))
+        base.layers.check(chosen)
+        self.is_new = True  # from here on: what is stopped keeps its layers, and they are published
+        for identity in first:
+            subject = base if identity.subject == "base" else base.twin(asked.seed, self.options.device)
+            store_profile(self.folder.root, identity, subject, probe, asked, None, _told(identity.model, progress))
+        with torch.no_grad():
+            states = base.layers.states(probe.inputs(base.layers), chosen)
+        return Bench.of(
+            probe, states, atlas=self.folder.root, asked=asked, base=source, tokens=base.tokens,
+            choice=self.options.probe,
+            device=self.options.device, memory=memory,
+        )  # fmt: skip
+
+    def _base(self) -> tuple[Source, Subject]:
+        """Raises AtlasError where it cannot be read."""
         try:
             source = kept_base(Source(ModelRef.parse(self.base), self.commit))
-            return self._read(source, keep_weights=True)
-        except ModelError as error:
-            raise AtlasError(f"{self.base} cannot be profiled: {error.detail}.", "Choose another base.") from error
-
-    def _base_states(self, base: Subject, probe: Probe, progress: Progress) -> States:
-        if self.is_base_due:
-            return self._make("base", self.base, self.commit, base, probe, None, progress)
-        chosen = self.options.asked.layers or tuple(chosen_layers(base.layers.depth))
-        import torch
-
-        with torch.no_grad():
-            return base.layers.states(probe.inputs(base.layers), chosen)
-
-    def _read(self, source: Source, base: Subject | None = None, keep_weights: bool = False) -> Subject:
-        from indexer.network.session import as_model_error
-
-        held = None if base is None else base.weights
-        weights = None if held is None else lambda: held
-        try:
-            return read_subject(
-                source,
-                weights,
-                device=self.options.device,
-                tokens=base.tokens if base else None,
-                keep_weights=keep_weights,
-                memory=available_memory(),
-            )
-        except (ModelError, AtlasError):
+            return source, read_subject(source, device=self.options.device, memory=self._budget())
+        except AtlasError:
             raise
         except Exception as error:
-            raise as_model_error(error) from error
+            known = what_it_means(error)
+            raise AtlasError(f"{self.base} cannot be profiled: {known.detail}.", "Choose another base.") from error
 
-    def _model(self, target: Target, base: Subject, probe: Probe, states: States, progress: Progress) -> None:
-        """One model; whatever is wrong with it is its own trouble."""
-        try:
-            subject = self._read(target.source, base)
-            self._make("fine_tune", target.model, target.commit, subject, probe, states, progress)
-        except (ModelError, AtlasError) as error:
-            reason = error.reason if isinstance(error, ModelError) else "does_not_fit"
-            detail = error.detail if isinstance(error, ModelError) else error.message
-            if isinstance(error, Failed):
-                self.report.failed += 1
-            else:
-                self.report.skipped += 1
-            self.report.refused.append({"model": target.model, "reason": reason, "detail": detail})
-            say(f"{target.model} has no profile ({reason}): {detail}")
+    def _results(self, due: Sequence[Target], bench: Bench, workers: int, progress: Progress) -> Iterator[Profiled]:
+        if workers > 1:
+            with closing(in_processes(due, partial(profile_one, bench=bench), given_up, workers)) as results:
+                yield from results
             return
-        self.report.indexed += 1
+        for target in due:
+            yield profile_one(target, bench, _told(target.model, progress))
 
-    def _make(
-        self,
-        kind: str,
-        model: str,
-        commit: str,
-        subject: Subject,
-        probe: Probe,
-        base: States | None,
-        progress: Progress,
-    ) -> States:
-        identity = self.identity(kind, model, commit)
+    def _settle(self, done: Profiled) -> None:
+        """Whatever is wrong with one model is its own trouble."""
+        error, model = done.error, done.target.model
+        if error is None:
+            self.report.indexed += 1
+            return
+        if isinstance(error, Failed):
+            self.report.failed += 1
+        else:
+            self.report.skipped += 1
+        self.report.refused.append({"model": model, "reason": error.reason, "detail": error.detail})
+        say(f"{model} has no profile ({error.reason}): {error.detail}")
 
-        def told(what: str, layer: int) -> None:
-            if what == "layer":
-                progress.update(1, model)
-            say_more(f"{model}: {what}" + (f" {layer}" if layer else ""))
 
-        def stopped(profile: Any) -> None:
-            self.store.write(profile)
-            self.is_new = True
+def _told(model: str, progress: Progress) -> Told:
+    def told(what: str, layer: int) -> None:
+        if what == "layer":
+            progress.update(1, model)
+        say_more(f"{model}: {what}" + (f" {layer}" if layer else ""))
 
-        profile, states = make_profile(
-            identity,
-            subject,
-            probe,
-            self.options.asked,
-            base=base,
-            earlier=self.store.find(identity),
-            progress=told,
-            stopped=stopped,
-        )
-        self.store.write(profile)
-        self.is_new = True
-        return states
+    return told
 
 
 def _extras(asked: Asked) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from indexer.build.free_memory import available_memory
+from indexer.builds.free_memory import available_memory
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
 
@@ -66,8 +66,8 @@ def share_out(
     if not fitting:
         if memory is not None:
             raise AtlasError(
-                f"--memory {_told(memory)} is too little for this base: one worker needs about {_told(one)}.",
-                "Allow more, or leave --memory out.",
+                f"`memory` {_told(memory)} is too little for this base: one worker needs about {_told(one)}.",
+                "Allow more, or leave `memory` out.",
             )
         fitting = 1
     left = max(0, budget - _needed(fitting, one))

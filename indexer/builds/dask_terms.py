@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from indexer import __version__
 from indexer.errors import AtlasError
+from indexer.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client

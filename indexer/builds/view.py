@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from indexer.build.plan import Planned
-from indexer.build.progress import ModelsProgress
-from indexer.build.report import BuildReport, Watcher
-from indexer.build.result import Result
+import click
+
+from indexer.builds.plan import Estimate, Planned
+from indexer.builds.progress import ModelsProgress
+from indexer.builds.report import BuildReport, Watcher
+from indexer.builds.result import Result
 from indexer.console.terminal import Progress, say, say_more
+
+# Bytes to be read above which a person is asked first.
+ASK_ABOVE = 2_000_000_000
 
 
 class BuildView(Watcher):
     """A watcher for the command line."""
 
-    def __init__(self) -> None:
+    def __init__(self, yes: bool = False) -> None:
+        self.yes = yes
         self._models: ModelsProgress | None = None
         self._pages: Progress | None = None
 
@@ -43,6 +50,14 @@ class BuildView(Watcher):
         """A line for people."""
         self._finish_pages()
         say(sentence)
+
+    def confirmed(self, estimate: Estimate) -> bool:
+        """Say what is coming; where a person sits at a terminal and that is much, ask. Ctrl-C goes on upwards."""
+        if not estimate.models:
+            return True
+        self.say(estimate.sentence)
+        is_asked = not self.yes and estimate.bytes > ASK_ABOVE and sys.stdin.isatty() and sys.stderr.isatty()
+        return not is_asked or click.confirm("Go on?", default=True, err=True)
 
     def say_progress(self, sentence: str) -> None:
         """A page of the listing has come."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from indexer.atlas import AtlasFolder
-from indexer.build.dask_terms import Terms, check_here, check_workers, terms_of, told_in_a_line
-from indexer.build.result import Place, Result
-from indexer.build.worker import abandoned, what_it_means, work
-from indexer.errors import AtlasError, Failed
+from indexer.builds.dask_terms import Terms, check_here, check_workers, terms_of, told_in_a_line
+from indexer.builds.result import Place, Result
+from indexer.builds.worker import abandoned, what_it_means, work
+from indexer.errors import AtlasError, Failed, install
 from indexer.records.store import RecordStore
 from indexer.records.unit import Unit
 
@@ -74,8 +74,8 @@ class DaskExecutor:
             from distributed import Client
         except ImportError as error:
             raise AtlasError(
-                f"--executor dask needs distributed, which cannot be imported ({error}).",
-                "Install the extra: pip install 'vectors-in-the-wild[dask]'",
+                f"`executor='dask'` needs distributed, which cannot be imported ({error}).",
+                install("dask"),
             ) from error
         for name in ("distributed", "distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters of it is said in a line of ours
@@ -88,7 +88,7 @@ class DaskExecutor:
             client.status = "closed"  # else it is closed when the program ends, which takes long and leaves a traceback
             raise AtlasError(
                 f"No Dask scheduler answers at {self.address}: {told_in_a_line(error)}.",
-                "Check --scheduler, and what Dask is told of TLS (docs/clusters.md).",
+                "Check `scheduler`, and what Dask is told of TLS (docs/clusters.md).",
             ) from error
         return client
 

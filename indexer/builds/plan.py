@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, names_another
 from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
+from indexer.quantities import duration_in_words, size_in_words
 from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity
 from indexer.records.store import Kept, Outcome, RecordStore, standing
 from indexer.records.unit import Unit
@@ -53,14 +55,19 @@ def plan(
     template: Unit,
     retry_failed: bool,
     parents: Parents | None = None,
+    folders: Mapping[str, Path] | None = None,
 ) -> list[Planned]:
     """Look at every listed model; only those in ``selected`` get a unit. ``parents`` says what adapters stand on.
+
+    ``folders``: where models of this machine lie, by their ids. The atlas does not keep it, so others of them are not
+    read again.
 
     ``template`` holds what all units share. A model outside the selection keeps the record it has, and one at a new
     commit keeps that of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
-    planned = [_planned(model, model.id in chosen, store, template, retry_failed, parents) for model in models]
+    places = folders or {}
+    planned = [_planned(model, model.id in chosen, store, template, retry_failed, parents, places) for model in models]
     present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
     if len(present) == len(planned):
         return planned
@@ -105,6 +112,7 @@ def _planned(
     template: Unit,
     retry_failed: bool,
     parents: Parents | None,
+    folders: Mapping[str, Path],
 ) -> Planned:
     commit = commit_of(listed.row)
     if commit is None:
@@ -115,7 +123,7 @@ def _planned(
         template,
         parent=parent,
         is_on_base=is_known and parent is None,
-        model=_reference(listed),
+        model=ModelRef(listed.id, folder=folders.get(listed.id)),
         commit=commit,
         relation=listed.relation,
         filenames=listed_filenames(listed.row),
@@ -127,7 +135,8 @@ def _planned(
     if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
     outcome = last_outcome(unit.identity, store)
-    is_wanted = is_selected and not listed.gone and is_due(outcome, retry_failed)
+    is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
+    is_wanted = is_selected and is_here and not listed.gone and is_due(outcome, retry_failed)
     entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
     return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
 
@@ -162,12 +171,41 @@ def _that_serve(identity: Identity) -> Iterator[Identity]:
             yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method))
 
 
-def _reference(listed: ListedModel) -> ModelRef:
-    folder = Path(listed.id)
-    return ModelRef(listed.id, folder=folder if folder.is_absolute() else None)
+@dataclass(frozen=True)
+class Estimate:
+    """What a build would read. ``bytes``: of the full models; an adapter's are known once it is opened.
+
+    ``bytes_per_second``: of what this atlas has read so far; None where that is nothing.
+    """
+
+    models: int
+    adapters: int
+    bytes: int
+    bytes_per_second: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long that takes at that rate."""
+        return self.bytes / self.bytes_per_second if self.bytes_per_second else None
+
+    @property
+    def sentence(self) -> str:
+        """50 models, ≈ 17 GB, ≈ 14 min at 20 MB/s (measured so far)."""
+        words = [f"{self.models:,} model{'' if self.models == 1 else 's'}"]
+        words.append(f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}")
+        if self.seconds is not None and self.bytes_per_second is not None:
+            rate = size_in_words(self.bytes_per_second)
+            words.append(f"≈ {duration_in_words(self.seconds)} at {rate}/s (measured so far)")
+        return ", ".join(words)
+
+    def as_row(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self) | {"seconds": self.seconds}
 
 
-def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> dict[str, int]:
+def estimate(
+    planned: Sequence[Planned], block_bytes: int, item_bytes: int, bytes_per_second: float | None = None
+) -> Estimate:
     """What a build would read: models, and the bytes of block matrices of the full ones among them.
 
     ``block_bytes`` and ``item_bytes`` are the base's. Rows that name their dtypes (``safetensors.parameters``)
@@ -175,11 +213,12 @@ def estimate(planned: Sequence[Planned], block_bytes: int, item_bytes: int) -> d
     """
     units = [one for one in planned if one.unit is not None]
     full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
-    return {
-        "models": len(units),
-        "adapters": len(units) - len(full),
-        "bytes": sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
-    }
+    return Estimate(
+        models=len(units),
+        adapters=len(units) - len(full),
+        bytes=sum(block_bytes * _item_bytes(one.entry.listed.row, item_bytes) // item_bytes for one in full),
+        bytes_per_second=bytes_per_second,
+    )
 
 
 def _item_bytes(row: dict[str, Any], otherwise: int) -> int:

@@ -1,0 +1,96 @@
+"""`index remove`: take a model out of the atlas, so that the next build does not bring it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.database.naming import base_named, model_ending_in
+from indexer.database.reading import Reading
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import AtlasError
+from indexer.listing.listing import Listing
+from indexer.names import ModelRef, nearest
+from indexer.profiles.store import ProfileStore
+from indexer.publish.publish import Publication, publish
+from indexer.publish.told import forget_in_lines
+from indexer.records.store import RecordStore
+
+
+def remove_model(atlas: str, model: str, base: str | None = None, *, keep_record: bool = False) -> dict[str, Any]:
+    """Take a model out of every base that holds it, or out of ``base``: tables, vectors, profiles, records.
+
+    The listing notes that it was removed: builds pass it over until `index add` names it. ``keep_record``: its records
+    stay on disk, so that adding it again reads nothing. Raises AtlasError where the atlas does not hold it.
+    """
+    folder = AtlasFolder(atlas).require()
+    with folder.locked("index remove"):
+        found = _held(folder, model, base)
+        name = next(iter(found.values()))
+        records = 0
+        for canonical in found:
+            Listing(folder.listing(canonical)).remove(name)
+            forget_in_lines(folder, canonical, name)
+            _remove_profiles(folder, canonical, name)
+            _publish_without(folder, canonical, name)
+            if not keep_record:
+                records += _remove_records(folder, canonical, name)
+    return {"model": name, "bases": list(found), "records_removed": records, "atlas": str(folder.root)}
+
+
+def _held(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str, str]:
+    """By base the model's name there. One whose removal was cut short is found by its listing."""
+    typed = ModelRef.parse(model).id
+    with Reading(folder.database) as connection:
+        wanted = base_named(connection, base) if base is not None else None
+        bases = [row["base"] for row in connection.rows("SELECT base FROM bases ORDER BY base")]
+        name = model_ending_in(connection, typed) or typed
+        rows = connection.rows(
+            "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC, base",
+            [name, name],
+        )
+        known = [row["model"] for row in connection.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
+    found = {row["base"]: str(row["model"]) for row in rows if row["model"] == rows[0]["model"]}
+    found |= {one: name for one in bases if one not in found and name in Listing(folder.listing(one)).removed}
+    found = {one: held for one, held in found.items() if wanted in (None, one)}
+    if not found:
+        near = nearest(typed, known)
+        hint = f"Did you mean {' or '.join(near)}?" if near else 'See what is: query sql "SELECT model FROM models"'
+        raise AtlasError(f"{model} is not in this atlas{'' if wanted is None else f' as a model of {wanted}'}.", hint)
+    return found
+
+
+def _publish_without(folder: AtlasFolder, base: str, model: str) -> None:
+    with Reading(folder.database) as connection:
+        (row,) = connection.rows(
+            'SELECT "commit", coalesce(rank, 8) AS rank FROM bases LEFT JOIN representations '
+            "ON representations.base = bases.base AND representation = 'input' WHERE bases.base = ?",
+            (base,),
+        )
+    stored = StoredBase(folder.base(base, row["commit"]))
+    publish(folder, [Publication(stored, (), (), row["rank"], withdrawn=(model,), purged=True)])
+
+
+def _remove_profiles(folder: AtlasFolder, base: str, model: str) -> None:
+    store = ProfileStore(folder)
+    for digest in list(store.digests()):
+        try:
+            identity = store.read(digest).identity
+        except AtlasError:
+            continue
+        if (identity.subject, identity.model, identity.base) == ("fine_tune", model, base):
+            folder.profile(digest).unlink(missing_ok=True)
+
+
+def _remove_records(folder: AtlasFolder, base: str, model: str) -> int:
+    """Its records, and what stands in place of one; how many records that were."""
+    store = RecordStore(folder)
+    records = [kept.digest for kept in store.kept() if (kept.identity.model, kept.identity.base) == (model, base)]
+    for digest in records:
+        store.discard(digest)
+    for digest in list(store.outcome_digests()):
+        outcome = store.outcome(digest)
+        if outcome is not None and (outcome.identity.model, outcome.identity.base) == (model, base):
+            store.discard_outcome(digest)
+    return len(records)

@@ -1,0 +1,53 @@
+"""What a shell completes: models, bases and representations of the atlas that the command line names.
+
+A key is waiting: nothing heavy is imported, and whatever is wrong completes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
+
+_MOST = 100
+_MODELS = (
+    "SELECT DISTINCT model AS name FROM fine_tunes WHERE starts_with(lower(model), lower($1)) "
+    "OR (status = 'indexed' AND contains(lower(model), '/' || lower($1))) ORDER BY model"
+)
+_BASES = "SELECT base AS name FROM bases WHERE contains(lower(base), lower($1)) ORDER BY base"
+_REPRESENTATIONS = (
+    "SELECT DISTINCT representation AS name FROM representations WHERE starts_with(representation, $1) ORDER BY ALL"
+)
+
+
+def complete_model(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Ids that begin so, or whose name does behind the owner."""
+    return _names(context, _MODELS, typed)
+
+
+def complete_base(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Bases of the atlas."""
+    return _names(context, _BASES, typed)
+
+
+def complete_representation(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Published representations."""
+    return _names(context, _REPRESENTATIONS, typed)
+
+
+def _names(context: click.Context, statement: str, typed: str) -> list[str]:
+    from indexer.database.reading import Reading
+
+    try:
+        with Reading(_folder(context).require().database) as connection:
+            return [str(row["name"]) for row in connection.rows(f"{statement} LIMIT {_MOST}", [typed])]
+    except (AtlasError, OSError):
+        return []
+
+
+def _folder(context: click.Context) -> AtlasFolder:
+    named: Any = context.params.get("atlas")
+    return AtlasFolder(named or "atlas")

@@ -1,0 +1,65 @@
+"""Results as HTML for notebooks: a sentence, a picture, tables. Every string is escaped; nothing needs a library."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from indexer.console.messages import clean
+from indexer.console.output import cell_text
+
+MOST_ROWS = 20  # of a table; the rest is counted
+_TABLE_STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+
+
+def shown(sentence: str, table: Any, notes: Iterable[str] = (), picture: bytes | None = None) -> str:
+    """A result's HTML. ``table``: rows, or an object of facts and tables; ``picture``: a PNG that says the sentence."""
+    parts = [f"<p>{text(sentence)}</p>"] if sentence else []
+    if picture is not None:
+        image = base64.b64encode(picture).decode()
+        alternative = html.escape(clean(sentence))
+        parts.append(f'<img alt="{alternative}" style="max-width:100%" src="data:image/png;base64,{image}">')
+    else:
+        parts.append(_object(table) if isinstance(table, Mapping) else rows_of(table))
+    parts += [f"<p><small>{text(note)}</small></p>" for note in notes]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def text(string: str) -> str:
+    """A string as HTML shows it: no markup, nothing that hides or reorders."""
+    return html.escape(clean(string))
+
+
+def rows_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of rows, at most MOST_ROWS of them."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return "<p>no rows</p>"
+    head = "".join(f'<th style="text-align:left">{text(name)}</th>' for name in names)
+    body = "".join(
+        f"<tr>{''.join(_data(row.get(name)) for name in names)}</tr>"
+        for row in rows[:MOST_ROWS]
+    )  # fmt: skip
+    rest = len(rows) - MOST_ROWS
+    more = f"<p><small>{rest:,} more rows: to_df() has them all</small></p>" if rest > 0 else ""
+    return f'<table style="{_TABLE_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}'
+
+
+def _data(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f'<td style="text-align:{"right" if is_number else "left"}">{html.escape(cell_text(value))}</td>'
+
+
+def _object(one: Mapping[str, Any]) -> str:
+    """Facts as a table of two columns, then the tables in it, each under its name."""
+    tables = {name: value for name, value in one.items() if _is_rows(value)}
+    facts = {name: value for name, value in one.items() if name not in tables}
+    lines = "".join(f'<tr><th style="text-align:left">{text(name)}</th>{_data(v)}</tr>' for name, v in facts.items())
+    parts = [f'<table style="{_TABLE_STYLE}"><tbody>{lines}</tbody></table>'] if facts else []
+    return "".join([*parts, *(f"<p><b>{text(name)}</b></p>{rows_of(rows)}" for name, rows in tables.items())])
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
