@@ -2,17 +2,20 @@
 
 >>> from query import Atlas                                    # doctest: +SKIP
 >>> with Atlas("atlas") as atlas:                              # doctest: +SKIP
-...     atlas.similar("textattack/roberta-base-MNLI", k=5)
+...     atlas.similar("textattack/roberta-base-MNLI", k=5).to_df()
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from indexer.errors import AtlasError
+from indexer.version import __version__
+
 if TYPE_CHECKING:
     from query.atlas import Atlas
 
-__all__ = ["Atlas"]
+__all__ = ["Atlas", "AtlasError", "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexer.console.notebook import shown
+from indexer.errors import AtlasError
 from query.reader import AtlasReader
+from query.wording import counted
 
 if TYPE_CHECKING:
-    from query.clusters.clusters import Clusters
+    from query.batches import Answered
+    from query.clusters.found import Clusters
+    from query.compare.compare import Comparison
     from query.depth.depth import Depth
     from query.depth.study import DepthStudy
     from query.features.features import FeatureGrid
     from query.invert.invert import ImagesBack, WordsBack
-    from query.lineage.answer import Lineage
+    from query.layers.layers import Layers
+    from query.lineage.answer import Lineage, Lineages
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
     from query.predict.predict import Prediction
-    from query.purity.purity import PurityResult
+    from query.purity.found import PurityResult
     from query.rank.rank import RankStudy
     from query.report.report import Report
-    from query.similar import Neighbour
+    from query.show import ShownModel
+    from query.similar import SimilarModels
     from query.sql import SqlResult
 
 
 class Atlas(AtlasReader):
-    """A published atlas to ask questions of; see :class:`query.reader.AtlasReader` for how it is opened."""
+    """A published atlas to ask questions of; see :class:`query.reader.AtlasReader` for how it is opened.
+
+    Every question gives a :class:`query.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()`` for programs, a
+    table in a notebook, ``figure()`` and ``write(path)`` where there is a picture. ``model`` is an indexed id, any
+    other Hub id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; the latter are
+    read on the fly and not stored. ``base`` is needed where the atlas holds several. Everything that a person can
+    mend is an AtlasError.
+    """
 
     def similar(
         self,
@@ -38,8 +52,14 @@ class Atlas(AtlasReader):
         representation: str = "input",
         base: str | None = None,
         explain: bool = False,
-    ) -> list[Neighbour]:
-        """The ``k`` models most like ``model``; see :func:`query.similar.similar`."""
+    ) -> SimilarModels:
+        """The ``k`` models most like ``model``, nearest first; see :func:`query.similar.similar`.
+
+        A list of :class:`query.similar.Neighbour`; ``similarity`` is a cosine, from -1 to 1. ``where``: a condition in
+        SQL on the view ``models``, applied before the search, as ``other_authors`` is. ``explain``: what each family
+        and layer adds to the similarity. Raises AtlasError where the model is unknown, unreadable or a copy of its
+        base, the condition is wrong, or the representation is not published.
+        """
         from query.similar import similar
 
         return similar(
@@ -62,23 +82,37 @@ class Atlas(AtlasReader):
         draws: int = 1000,
         seed: int = 0,
         kin: bool = True,
+        confusions: bool = False,
     ) -> PurityResult:
         """Whether models tuned on one dataset lie together; see :func:`query.purity.purity.purity`.
 
-        ``kin``: whether a model's own family tree counts, which lies near it whatever it was tuned on.
+        Purity, chance and intervals are shares from 0 to 1. ``k``: neighbours looked at; by default as many as share a
+        dataset with the model. ``draws``: permutations behind p. ``kin``: whether a model's own family tree counts,
+        which lies near it whatever it was tuned on. ``confusions``: also which datasets are taken for which, in
+        ``confusions`` and ``cross_author.confusions`` of the result. Raises AtlasError where the base or
+        representation is not there, or no lineage is kept; ValueError on k < 1 or draws < 1.
         """
         from query.population import family_trees, read_population
         from query.purity.purity import purity
 
         population = read_population(self, base, representation)
         trees = None if kin else family_trees(self, population)
-        return purity(population, k=k, draws=draws, seed=seed, trees=trees)
+        return purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions)
 
-    def show(self, model: str | Path, base: str | None = None) -> dict[str, Any]:
-        """Everything known of one model; see :func:`query.show.show`."""
+    def show(self, model: str | Path, base: str | None = None) -> ShownModel:
+        """Everything known of one indexed, skipped or failed model: a mapping; see :func:`query.show.show`.
+
+        Raises AtlasError for a model that the atlas has never met, naming the closest ids.
+        """
         from query.show import show
 
         return show(self, str(model), base)
+
+    def schema(self, name: str | None = None) -> list[dict[str, Any]]:
+        """What ``sql`` can be asked of; see :func:`query.schema.schema.schema`."""
+        from query.schema.schema import schema
+
+        return schema(name)
 
     def sql(
         self,
@@ -88,7 +122,11 @@ class Atlas(AtlasReader):
         seconds: float = 30.0,
         parameters: Sequence[Any] | Mapping[str, Any] | None = None,
     ) -> SqlResult:
-        """Any SELECT, with time and row limits; see :func:`query.sql.run_sql`."""
+        """Any SELECT, at most ``limit`` rows within ``seconds``; see :func:`query.sql.run_sql`.
+
+        ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping). Raises AtlasError where it is no SELECT, is
+        wrong, takes too long, or needs too much memory.
+        """
         from query.sql import run_sql
 
         self.connection.execute("SELECT 1")  # AtlasError where the atlas is closed
@@ -112,7 +150,12 @@ class Atlas(AtlasReader):
         seed: int = 0,
         draws: int = 1000,
     ) -> Clusters:
-        """Groups of like models, and how they agree with datasets; see :func:`query.clusters.clusters.clusters`."""
+        """Groups of like models, and how they agree with datasets; see :func:`query.clusters.clusters.clusters`.
+
+        ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: how many clusters). ``draws``:
+        permutations behind each chance level. Raises AtlasError on a setting that does not fit, ValueError on
+        draws < 1.
+        """
         from query.clusters.clusters import clusters
         from query.population import read_population
 
@@ -128,7 +171,12 @@ class Atlas(AtlasReader):
         representation: str = "input",
         seed: int = 0,
     ) -> ModelMap:
-        """The models as points in the plane; see :func:`query.map.map.model_map`."""
+        """The models as points in the plane; see :func:`query.map.map.model_map`.
+
+        ``method``: umap, tsne or pca. ``color``: dataset, author, cluster, or any column of the view ``models``.
+        ``write("map.html")`` gives a page to explore. Raises AtlasError where there is no model to place, or no such
+        method or column.
+        """
         from query.map.map import model_map
 
         return model_map(self, base, method=method, color=color, representation=representation, seed=seed)
@@ -143,7 +191,12 @@ class Atlas(AtlasReader):
         relation: str | None = None,
         whole: bool = False,
     ) -> RankStudy:
-        """How the rank of δW, or of W, moves with depth; see :func:`query.rank.rank.rank_by_depth`."""
+        """How the rank of δW, or of W, moves with depth; see :func:`query.rank.rank.rank_by_depth`.
+
+        ``threshold``: the share of the energy Σ σ² to hold, in (0, 1]. ``of``: delta or weights. ``model``: of this one
+        alone. ``relation``: only these, e.g. "finetune,adapter". ``whole``: fused matrices whole. Raises AtlasError
+        where no model is left, ValueError on a threshold or an ``of`` that is none.
+        """
         from query.rank.rank import rank_by_depth
 
         return rank_by_depth(self, base, threshold=threshold, of=of, model=model, relation=relation, whole=whole)
@@ -151,35 +204,109 @@ class Atlas(AtlasReader):
     def predict(
         self, model: str | Path, *, k: int = 10, base: str | None = None, representation: str = "input"
     ) -> Prediction:
-        """The datasets a model was probably tuned on; see :func:`query.predict.predict.predict`."""
+        """The datasets a model was probably tuned on; see :func:`query.predict.predict.predict`.
+
+        ``k``: voters. Probabilities sum to 1. Raises AtlasError where the model is unknown or unreadable, says nothing,
+        or nobody else names a dataset.
+        """
         from query.predict.predict import predict
 
         return predict(self, str(model), k=k, base=base, representation=representation)
 
+    def predict_many(
+        self,
+        models: Iterable[str | Path] | None = None,
+        *,
+        k: int = 10,
+        base: str | None = None,
+        representation: str = "input",
+        store: bool = False,
+    ) -> list[Answered[Prediction]]:
+        """The same of many models, in one go; None: of every indexed model of the base that names no dataset.
+
+        One that cannot be answered has an ``error`` instead of an ``answer``. With ``store`` the atlas keeps the
+        answers for models that it holds (table ``predictions``, view ``likely_datasets``). See
+        :func:`query.predict.many.predict_many` and :func:`query.predict.stored.store`.
+        """
+        from query.predict.many import predict_many, undocumented
+        from query.predict.stored import store as keep
+
+        asked = undocumented(self, base) if models is None else [str(model) for model in models]
+        found = list(predict_many(self, asked, k=k, base=base, representation=representation))
+        if store:
+            keep(self, [one.answer for one in found if one.answer is not None])
+        return found
+
+    def similar_many(
+        self,
+        models: Iterable[str | Path],
+        k: int = 10,
+        *,
+        where: str | None = None,
+        other_authors: bool = False,
+        representation: str = "input",
+        base: str | None = None,
+        explain: bool = False,
+    ) -> Iterator[Answered[SimilarModels]]:
+        """``similar`` of many models, one after another; one that cannot be answered has an ``error`` instead."""
+        from query.batches import answered
+
+        def ask(model: str) -> SimilarModels:
+            return self.similar(
+                model, k, where=where, other_authors=other_authors, representation=representation, base=base,
+                explain=explain,
+            )  # fmt: skip
+
+        return answered((str(model) for model in models), ask)
+
+    def layers(self, model: str | Path, base: str | None = None) -> Layers:
+        """Where a model changed, by layer and family; see :func:`query.layers.layers.layers`."""
+        from query.layers.layers import layers
+
+        return layers(self, str(model), base)
+
+    def compare(
+        self, a: str | Path, b: str | Path, *, base: str | None = None, representation: str = "input"
+    ) -> Comparison:
+        """Two models side by side; see :func:`query.compare.compare.compare`."""
+        from query.compare.compare import compare
+
+        return compare(self, str(a), str(b), base=base, representation=representation)
+
     def evaluate_prediction(self, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
-        """How often ``predict`` is right on this atlas; see :func:`query.predict.calibration.evaluate`."""
+        """How often ``predict`` is right on this atlas; see :func:`query.predict.calibration.evaluate`.
+
+        Raises AtlasError where fewer than two authors name a dataset, ValueError on k < 1.
+        """
         from query.predict.calibration import evaluate
 
         return evaluate(self, base, k=k, representation=representation)
 
     def lineage(self, model: str | Path, base: str | None = None, *, dates: bool = True) -> Lineage:
-        """Which model ``model`` was made from; see :func:`query.lineage.lineage.lineage`."""
+        """Which model ``model`` was made from; see :func:`query.lineage.lineage.lineage`.
+
+        At most 30 MB of weights are read. ``dates``: whether creation dates may decide who was first. Raises AtlasError
+        where the atlas holds no factors, or the model cannot be read.
+        """
         from query.lineage.lineage import lineage
 
         return lineage(self, str(model), base, dates=dates)
 
-    def lineages(self, base: str | None = None, *, dates: bool = True, store: bool = False) -> list[Lineage]:
-        """The same of every indexed model of a base; with ``store`` the atlas keeps it (tables and views of lineage).
+    def lineages(self, base: str | None = None, *, dates: bool = True, store: bool = False) -> Lineages:
+        """The same of every indexed model of a base, oldest first; see :func:`query.lineage.lineage.every_lineage`.
 
-        See :func:`query.lineage.lineage.every_lineage` and :func:`query.lineage.stored.store`.
+        ``store``: the atlas keeps it (tables and views of lineage). Raises AtlasError where it holds no factors, or
+        somebody else is writing to it.
         """
+        from query.lineage.answer import Lineages
         from query.lineage.lineage import every_lineage
         from query.lineage.stored import store as keep
 
-        answers = list(every_lineage(self, base, dates=dates))
+        canonical = self.base_named(base)
+        answers = tuple(every_lineage(self, canonical, dates=dates))
         if store:
-            keep(self, self.base_named(base), answers)
-        return answers
+            keep(self, canonical, answers)
+        return Lineages(canonical, answers)
 
     def report(self, base: str | None = None, *, seed: int = 0) -> Report:
         """One page with everything there is to say of a base; see :func:`query.report.report.report`."""
@@ -200,18 +327,23 @@ class Atlas(AtlasReader):
         seed: int = 0,
         device: str = "cpu",
     ) -> Depth:
-        """What each layer of a model keeps of its input; see :func:`query.depth.depth.depth`.
+        """What each layer of a model, or of a base, keeps of its input; see :func:`query.depth.depth.depth`.
 
-        What follows ``base`` is for a model without a profile, which is measured now.
+        ``against``: base, untrained, or another profiled model. What follows ``base`` is for a model without a profile,
+        which is measured now. Raises AtlasError where it cannot be read, or ``against`` has no profile.
         """
         from query.depth.depth import depth
 
-        wishes = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed, "device": device}
-        chosen = None if layers is None else tuple(layers)
-        return depth(self, str(model), against=against, base=base, wishes={**wishes, "layers": chosen})
+        return depth(
+            self, str(model), against=against, base=base, recover=recover, exact=exact, layers=layers, recipe=recipe,
+            seed=seed, device=device,
+        )  # fmt: skip
 
     def depth_study(self, base: str | None = None, *, seed: int = 0) -> DepthStudy:
-        """All profiled models of a base beside their weight changes; see :func:`query.depth.study.depth_study`."""
+        """All profiled models of a base beside their weight changes; see :func:`query.depth.study.depth_study`.
+
+        Raises AtlasError where fewer than five have a profile.
+        """
         from query.depth.study import depth_study
 
         return depth_study(self, base, seed=seed)
@@ -235,7 +367,13 @@ class Atlas(AtlasReader):
         rate: float | None = None,
         device: str = "cpu",
     ) -> WordsBack | ImagesBack:
-        """Words or images again from each layer; see :func:`query.invert.invert.invert`."""
+        """Words or images again from each layer; see :func:`query.invert.invert.invert`.
+
+        ``images``: files, instead of a text. ``recipe``: default, blank or seed. ``top``: nearest words for each place.
+        ``keep``: only these output positions are seen ("1:"). ``restrict``: the answer is sought among the text's own
+        words. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. Raises AtlasError where the two do
+        not go together, or the model cannot be read.
+        """
         from query.invert.invert import invert
 
         return invert(
@@ -257,10 +395,50 @@ class Atlas(AtlasReader):
         seed: int = 0,
         device: str = "cpu",
     ) -> FeatureGrid:
-        """What neurons look for; see :func:`query.features.features.features`."""
+        """What single neurons look for, as images; see :func:`query.features.features.features`.
+
+        ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image stem before a language
+        model's layers. ``plain``: without octaves, blur and jitter. Raises AtlasError where a layer, neuron or patch
+        does not exist, or the model cannot be read.
+        """
         from query.features.features import features
 
         return features(
             self, str(model), layers=layers, neurons=neurons, patch=patch, stem=stem, recipe=recipe, plain=plain,
             base=base, seed=seed, device=device,
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Atlas {self._place()!r}: {self._holdings()}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            contents = self._contents()
+        except AtlasError:  # it is closed
+            contents = []
+        return shown(f"Atlas {self._place()}: {self._holdings()}", contents, self.notes)
+
+    def _place(self) -> str:
+        """Its folder, from where one is; a notebook is to show nobody's home."""
+        root, here = self.folder.root, Path.cwd()
+        return str(root.relative_to(here) if root.is_relative_to(here) else root)
+
+    def _holdings(self) -> str:
+        """What it holds, in a line."""
+        try:
+            bases = self._contents()
+            (published,) = (row["published"] for row in self.rows("SELECT published FROM atlas_info"))
+        except AtlasError as error:
+            return error.message
+        models = counted(sum(row["indexed"] for row in bases), "model")
+        when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
+        return f"{models} of {', '.join(row['base'] for row in bases) or 'no base'}{when}"
+
+    def _contents(self) -> list[dict[str, Any]]:
+        """A row for each base: its models, authors, datasets and published representations."""
+        return self.rows(
+            "SELECT bases.base, count(models.model_id) AS indexed, count(DISTINCT author) AS authors, "
+            "(SELECT list(representation ORDER BY representation) FROM representations AS r WHERE r.base = bases.base) "
+            "AS representations FROM bases LEFT JOIN models ON models.base = bases.base "
+            "GROUP BY bases.base ORDER BY bases.base"
+        )

@@ -1,9 +1,8 @@
 """How every picture looks, and how it is written: one style in a light and a dark theme, no global state.
 
-The colours are Okabe and Ito's (2008), each moved by a shade and their yellow replaced by a brown on white, until any
-two are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al., 2009);
-where there are more groups than colours, shapes go on. Numbers go along viridis, without the end that the background
-swallows.
+The first seven colours are Okabe and Ito's (2008), each moved by a shade; three more were searched for, so that any two
+are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al., 2009). None
+is near black or white, which are text. Numbers go along viridis, without the end that the background swallows.
 """
 
 from __future__ import annotations
@@ -51,18 +50,20 @@ LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
 class Theme:
     """Colours of everything that is not data, and of the data.
 
-    ``palette`` for groups, ``rest`` for all other groups, ``unknown`` for what has no group; ``scale``: stops, evenly
-    spaced, that numbers are coloured between.
+    ``palette`` for groups, ``rest`` for all other groups; ``scale``: stops, evenly spaced, that numbers are coloured
+    between.
     """
 
     background: str
     ink: str
     faint: str
     rest: str
-    unknown: str
     palette: tuple[str, ...]
     scale: tuple[str, ...]
 
+
+_ON_LIGHT = "#0069B2 #F39C00 #12A168 #B96EA5 #C65809 #40C3FF #772A0E #6F0075 #0000AF #B300FF"
+_ON_DARK = "#2995D6 #E99A00 #43D59F #CA91B8 #E36E34 #9DDC81 #FFE000 #A45AFD #5F00FF #7535A0"
 
 THEMES = {
     "light": Theme(
@@ -70,17 +71,15 @@ THEMES = {
         ink="#222222",
         faint="#DDDDDD",
         rest="#B0B0B0",
-        unknown="#D2D2D2",
-        palette=("#0069B2", "#F39C00", "#12A168", "#B96EA5", "#C65809", "#40C3FF", "#772A0E", "#000000"),
+        palette=tuple(_ON_LIGHT.split()),
         scale=("#440154", "#472E7C", "#39558C", "#2A768E", "#1F968B", "#32B67A", "#73D056", "#CAE11F"),
     ),
     "dark": Theme(
         background="#14171A",
         ink="#E8E8E8",
         faint="#3A3F44",
-        rest="#71767B",
-        unknown="#464B50",
-        palette=("#2995D6", "#E99A00", "#43D59F", "#CA91B8", "#E36E34", "#AADAFF", "#FFE834", "#FFFFFF"),
+        rest="#6C6C6C",
+        palette=tuple(_ON_DARK.split()),
         scale=("#414487", "#33638D", "#277F8E", "#1F9A8A", "#32B67A", "#69CD5B", "#B2DD2D", "#FDE725"),
     ),
 }
@@ -166,7 +165,7 @@ def write_output(path: Path, payload: bytes) -> None:
         temporary.write_bytes(payload)
         temporary.replace(path)
     except OSError as error:
-        raise AtlasError(f"{path} cannot be written: {error.strerror}.", "Choose another place with --out.") from error
+        raise AtlasError(f"{path} cannot be written: {error.strerror}.", "Choose another `path`.") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -5,12 +5,11 @@ A name that is neither is told with what was probably meant.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, unreadable
-from indexer.names import ModelRef, author_of
+from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, unreadable
+from indexer.names import ModelRef, author_of, nearest, without_address
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,15 +18,16 @@ if TYPE_CHECKING:
     from indexer.deltas.single import Described
     from indexer.profiles.single import Reference
     from indexer.records.record import Record
-    from indexer.vectors.published import PublishedBase
-    from query.reader import AtlasReader
+    from indexer.vectors.published import Published, PublishedBase
+    from query.reader import AtlasReader, IndexedModel
 
 
 @dataclass(frozen=True)
 class Asked:
     """The model asked about: its id where it is indexed, its record where it was read for this question.
 
-    ``vector`` has unit norm; it is None for a copy of the base, and where it has not been looked up.
+    ``vector`` is as the published ones are, centred with their centre; it is None for a copy of the base, and where it
+    has not been looked up. ``group``: the model's, whose centre that is.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Asked:
     is_copy: bool
     vector: NDArray[np.float32] | None = None
     record: Record | None = None
+    group: str = ""
 
 
 def asked_model(atlas: AtlasReader, model: str, base: str | None, representation: str) -> Asked:
@@ -50,8 +51,12 @@ def asked_model(atlas: AtlasReader, model: str, base: str | None, representation
         return _read_now(atlas, reference, base, representation)
     if known.status == "indexed":
         return Asked(known.model, known.base, known.author, known.model_id, known.is_copy)
+    if known.status == "skipped" and known.reason == "gated":
+        raise AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
     if known.status == "skipped":
-        raise AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: query show {model}")
+        raise AtlasError(
+            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({model!r})`"
+        )
     return _read_now(atlas, reference, base or known.base, representation)
 
 
@@ -59,7 +64,6 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
     from indexer.deltas.single import describe, read_model
     from indexer.records.representation import representation_named
-    from indexer.vectors.segments import normalised
 
     chosen = representation_named(representation)
     typed = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
@@ -78,8 +82,10 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
             f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
             f"Publish it again: index represent {representation}",
         )
-    vector = normalised(chosen.vector(record))
-    same = atlas.find(ModelRef(identity.model), identity.base) if atlas.holds(identity.model, identity.base) else None
+    vector = _as_published(atlas, record, published)
+    same = _held_as(atlas, identity.commit, identity.base) if reference.folder is not None else None
+    if reference.folder is None and atlas.holds(identity.model, identity.base):
+        same = atlas.find(ModelRef(identity.model), identity.base)
     return Asked(
         name=identity.model,
         base=identity.base,
@@ -88,7 +94,40 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
         is_copy=vector is None,
         vector=vector,
         record=record,
+        group=record.vector_group,
     )
+
+
+def _as_published(atlas: AtlasReader, record: Record, published: Published) -> NDArray[np.float32] | None:
+    """The vector of a record like those of the atlas: of their length, and minus their centre. None for a copy."""
+    from indexer.records.representation import representation_named
+    from indexer.vectors.segments import normalised
+
+    vector = representation_named(published.representation, published.choice.budget).vector(record)
+    if not published.masks.blocks or published.centre is None:
+        return normalised(vector)
+    centre = atlas.centre(published.base, published.representation)
+    if centre is None or normalised(vector) is None:
+        return None
+    centred: NDArray[np.float32] = centre.centred(vector[None, :], record.vector_group)[0]
+    return centred
+
+
+def held_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
+    """The model of the atlas that has the content of a folder; None where none has. Raises AtlasError."""
+    from indexer.deltas.single import describe
+
+    return _held_as(atlas, str(describe(reference).row["sha"]), None if base is None else atlas.base_named(base))
+
+
+def _held_as(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel | None:
+    """A model that came from a folder, by the hash of its content: where the folder lay is kept nowhere."""
+    rows = atlas.rows(
+        "SELECT model, base FROM fine_tunes WHERE \"commit\" = $1 AND claimed_by = 'folder' "
+        "AND coalesce(base = $2, true) ORDER BY model_id",
+        [commit, base],
+    )
+    return atlas.find(ModelRef(rows[0]["model"]), rows[0]["base"] if base is not None else None) if rows else None
 
 
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
@@ -158,7 +197,7 @@ def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
     """
     if (misnamed := _misnamed(atlas, name, hint)) is not None:
         return misnamed
-    close = ", ".join(_nearest_names(atlas, name.partition("@")[0]))
+    close = ", ".join(nearest(without_address(name).partition("@")[0], _indexed_names(atlas)))
     return AtlasError(
         f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
         hint or "Check the spelling, or give the path of a checkpoint folder.",
@@ -181,19 +220,14 @@ def _misnamed(atlas: AtlasReader, name: str, hint: str) -> AtlasError | None:
         base = atlas.base_named(reference.id)
     except AtlasError:
         return None
-    fine_tunes = f"query sql \"SELECT model FROM models WHERE base = '{base}'\""
+    statement = f"SELECT model FROM models WHERE base = '{base}'"
+    fine_tunes = f"`atlas.sql({statement!r})`"
     return AtlasError(f"{base} is a base of this atlas, not a model tuned from one.", f"Its models: {fine_tunes}")
 
 
-def _nearest_names(atlas: AtlasReader, name: str, count: int = 3) -> list[str]:
-    names = [row["model"] for row in atlas.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
-    return sorted(names, key=lambda other: (-_likeness(name.lower(), other.lower()), other))[:count]
-
-
-def _likeness(name: str, other: str) -> float:
-    """Of two ids, or of what stands behind their owners: people mistype either."""
-    tails = (name.rpartition("/")[2], other.rpartition("/")[2])
-    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, other), tails))
+def _indexed_names(atlas: AtlasReader) -> list[str]:
+    rows = atlas.rows("SELECT DISTINCT model FROM fine_tunes WHERE status = 'indexed' ORDER BY model")
+    return [row["model"] for row in rows]
 
 
 def base_in_hint(atlas: AtlasReader, base: str | None) -> str:

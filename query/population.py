@@ -39,7 +39,8 @@ class LeftOut:
 class Population:
     """Entry i of every column is the same model; ids ascend and are unique.
 
-    ``vectors``: (n, d) float32 of unit norm. ``datasets``: canonical names that each model is known to be tuned
+    ``vectors``: (n, d) float32 of unit norm, or of ``blocks`` of unit norm where these are compared one by one (zero
+    where a model left a matrix untouched). ``datasets``: canonical names that each model is known to be tuned
     on. ``group``: the duplicate group a model belongs to, or None; ``representative``: whether it stands for its
     group (the earliest upload). ``left_out`` counts models of the base that are not here.
     """
@@ -57,6 +58,7 @@ class Population:
     group: list[int | None]
     representative: NDArray[np.bool_]
     left_out: LeftOut = field(default_factory=LeftOut)
+    blocks: int = 0
 
 
 def read_population(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
@@ -88,6 +90,7 @@ def read_population(atlas: AtlasReader, base: str | None, representation: str = 
         group=[row["duplicate_group"] for row in found],
         representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
         left_out=LeftOut(copies=len(rows)),  # their vectors are zero, and those are not published
+        blocks=vectors.blocks,
     )
 
 
@@ -138,6 +141,7 @@ def distinct(population: Population) -> Population:
         group=[population.group[row] for row in rows],
         representative=np.ones(len(rows), dtype=bool),
         left_out=left_out,
+        blocks=population.blocks,
     )
 
 
@@ -176,7 +180,7 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
     if not edges:
         raise AtlasError(
             f"This atlas keeps no lineage of {population.base}.",
-            f"Ask for it once: query lineage --all --base {population.base}",
+            f"Ask for it once: `atlas.lineages({population.base!r}, store=True)`",
         )
     joined = [(edge["model_id"], edge["parent_id"]) for edge in edges if edge["parent_id"] is not None]
     return components([int(identity) for identity in population.ids], joined)

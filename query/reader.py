@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from indexer.atlas import AtlasFolder
+from indexer.atlas import AtlasFolder, is_on_hub
 from indexer.database.connection import Connection
+from indexer.database.naming import base_named, model_ending_in
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.names import ModelRef
+from indexer.names import ModelRef, is_hub_id
 from query.sandbox.locked import SETTINGS
 
 if TYPE_CHECKING:
+    from indexer.vectors.centre import Centre
     from indexer.vectors.published import Published, PublishedBase
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
 
+PUBLIC_HUB = "https://huggingface.co"
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,200})?")
 # Publishes that a reader may be overtaken by between reading a file's name and opening it.
 REFRESHES = 5
 
@@ -39,16 +45,44 @@ class IndexedModel:
     is_copy: bool
 
 
+@dataclass(frozen=True)
+class Crawled:
+    """Where a base's fine-tunes were listed: the Hub's address without a slash at its end, and the command's options.
+
+    ``options`` is None where the atlas does not keep them.
+    """
+
+    endpoint: str = PUBLIC_HUB
+    options: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, specs: Sequence[Any]) -> Crawled:
+        """From the specs of a base's builds, the latest first; one that is not as written is passed over."""
+        for spec in specs:
+            if not isinstance(spec, dict) or "endpoint" not in spec:
+                continue
+            endpoint, options = str(spec["endpoint"]).rstrip("/"), spec.get("options")
+            if _ADDRESS.fullmatch(endpoint) and isinstance(options, list):
+                return cls(endpoint, tuple(map(str, options)))
+        return cls()
+
+    def page_of(self, model: str) -> str | None:
+        """The address of a model's page; None where it can have none."""
+        return f"{self.endpoint}/{model}" if is_hub_id(model) else None
+
+
 class AtlasReader:
     """A published atlas, opened read-only; a build may go on meanwhile. It answers no question itself.
 
-    ``path`` is the atlas's folder. Where another program holds the database for writing, a private copy is
+    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from where it is fetched once into
+    the Hub's cache. Where another program holds the database for writing, a private copy is
     read instead and ``notes`` says so. Raises AtlasError where there is no atlas, one of another schema, or one that
     holds what schema.sql does not make; every later failure, that of a closed atlas included, is one, too.
     """
 
     def __init__(self, path: str | Path = "atlas") -> None:
-        self.folder = AtlasFolder(path).require()
+        self._remarks: list[str] = []
+        self.folder = AtlasFolder(self._fetched(str(path)) if is_on_hub(path) else path).require()
         self._opened = self._reading()
         self._indexes: dict[tuple[str, str], VectorIndex] = {}
 
@@ -70,13 +104,18 @@ class AtlasReader:
         self.close()
         self._opened = self._reading()
 
+    def _fetched(self, address: str) -> Path:
+        from indexer.share.cache import cached_atlas
+
+        return cached_atlas(address, self._remarks.append)
+
     def _reading(self) -> Reading:
         return Reading(self.folder.database, settings=SETTINGS, copies_held=True)
 
     @property
     def notes(self) -> list[str]:
         """What is odd about how the atlas was opened."""
-        return list(self._opened.notes)
+        return [*self._remarks, *self._opened.notes]
 
     @property
     def generation(self) -> int:
@@ -108,28 +147,29 @@ class AtlasReader:
         return [row["base"] for row in self.rows("SELECT base FROM bases ORDER BY base")]
 
     def base_named(self, name: str | None) -> str:
-        """The canonical id of a base by any of its names; the only one where ``name`` is None.
+        """The canonical id of a base by any of its names, its address, or what only its id ends in.
 
-        Raises AtlasError where there is none, or several to choose from.
+        The only one where ``name`` is None. Raises AtlasError where there is none, or several to choose from.
         """
-        rows = self.rows("SELECT base, aliases FROM bases ORDER BY base")
-        known = ", ".join(row["base"] for row in rows) or "none"
-        if name is None:
-            if len(rows) == 1:
-                return str(rows[0]["base"])
-            raise AtlasError(f"This atlas holds {len(rows)} bases ({known}).", "Say which with --base ID.")
-        for row in rows:
-            names = {row["base"], *row["aliases"]}
-            if name in names or name.lower() in {other.lower() for other in names}:
-                return str(row["base"])
+        if name is not None:
+            return base_named(self.connection, name)
+        bases = self.bases()
+        if len(bases) == 1:
+            return bases[0]
         raise AtlasError(
-            f"{name!r} is not a base of this atlas; its bases: {known}.", f"Add it: index build --base {name}"
+            f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).", "Say which with `base='ID'`."
         )
 
-    def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
-        """The model as the atlas holds it; None where it is not in the listing.
+    def crawl_of(self, base: str) -> Crawled:
+        """Which Hub the latest crawl of ``base`` asked, and how; the public Hub where the atlas does not say."""
+        rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
+        return Crawled.of([json.loads(row["spec"] or "{}") for row in rows])
 
-        Raises AtlasError where it was tuned from several bases and none is named, or not from the one named.
+    def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
+        """The model as the atlas holds it, also by the end of its id that no other has; None where it is not listed.
+
+        Raises AtlasError where it was tuned from several bases and none is named, or not from the one named, and for
+        the end of several ids.
         """
         rows = self.rows(
             'SELECT model_id, model, base, author, "commit", status, reason, detail, '
@@ -137,6 +177,8 @@ class AtlasReader:
             "WHERE model = ? OR lower(model) = lower(?) ORDER BY model = ? DESC, base",
             [reference.id] * 3,
         )
+        if not rows and (whole := model_ending_in(self.connection, reference.id)) is not None:
+            return self.find(replace(reference, id=whole), base)
         rows = [row for row in rows if row["model"] == rows[0]["model"]]
         if reference.revision is not None:
             rows = [row for row in rows if (row["commit"] or "").startswith(reference.revision)]
@@ -148,12 +190,14 @@ class AtlasReader:
                 raise AtlasError(
                     f"{rows[0]['model']} is a fine-tune of {others}, not of {wanted}: models of different bases "
                     "cannot be compared.",
-                    "Leave --base out.",
+                    "Leave `base` out.",
                 )
             rows = matching
         if len(rows) > 1:
             found = ", ".join(row["base"] for row in rows)
-            raise AtlasError(f"{rows[0]['model']} has records for several bases ({found}).", "Say which with --base.")
+            raise AtlasError(
+                f"{rows[0]['model']} has records for several bases ({found}).", "Say which with `base='ID'`."
+            )
         return IndexedModel(**rows[0]) if rows else None
 
     def holds(self, model: str, base: str) -> bool:
@@ -172,7 +216,7 @@ class AtlasReader:
             [canonical],
         )
         if not rows:
-            raise AtlasError(f"Nothing is published for {canonical}.", f"Run: index build --base {canonical}")
+            raise AtlasError(f"Nothing is published for {canonical}.", f"Run: `build({canonical!r})`")
         from indexer.vectors.published import PublishedBase
 
         commit = rows[0]["commit"]
@@ -187,7 +231,7 @@ class AtlasReader:
         claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
         raise AtlasError(
             f"The model {claims}; the bases of this atlas are {', '.join(self.bases())}.",
-            "Say which with --base ID.",
+            "Say which with `base='ID'`.",
         )
 
     def is_published(self, base: str, representation: str) -> bool:
@@ -215,8 +259,22 @@ class AtlasReader:
             )
         return found
 
+    def centre(self, base: str, representation: str = "input") -> Centre | None:
+        """What was subtracted from the vectors of every group before they were published; None where nothing was."""
+        from indexer.vectors.published import read_centre
+
+        return read_centre(self.connection, base, representation)
+
+    def background(
+        self, base: str, groups: tuple[str, str], similarity: float, representation: str = "input"
+    ) -> float | None:
+        """The share of strangers, of these two ``groups``, at least as similar; None where too few are known."""
+        rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
+        share: float | None = rows[0]["share"]
+        return share
+
     def vectors(self, base: str, representation: str = "input") -> Vectors:
-        """All unit vectors of a base with their model ids."""
+        """All vectors of a base with their model ids."""
         return self.index(base, representation).vectors()
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:

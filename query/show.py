@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from query.lookup import base_in_hint, unknown_model
+from query.lookup import base_in_hint, held_folder, unknown_model
+from query.results import Result
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader, IndexedModel
@@ -14,23 +17,64 @@ if TYPE_CHECKING:
 NEIGHBOURS_SHOWN = 10
 
 
-def show(atlas: AtlasReader, model: str, base: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, repr=False, eq=False)
+class ShownModel(Result, Mapping[str, Any]):
+    """Everything known of one model: a mapping with the keys of the command's JSON."""
+
+    LEAST_TELLING = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
+
+    facts: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.facts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.facts)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def headline(self) -> str:
+        """What it is, and what became of it."""
+        reason = f" ({self['reason']})" if self["reason"] else ""
+        datasets = f", tuned on {', '.join(self['datasets'])}" if self["datasets"] else ", names no dataset"
+        return f"{self['model']}: {self['relation']} of {self['base']}, {self['status']}{reason}{datasets}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        return dict(self.facts)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row: what is a value or a list of them; the tables (families, neighbours, results) are in the object."""
+        return [{name: value for name, value in self.facts.items() if not _is_nested(value)}]
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The object."""
+        return self.to_dict()
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def show(atlas: AtlasReader, model: str, base: str | None = None) -> ShownModel:
     """One object: what the Hub said, what the weights said, datasets, results, deltas by family, neighbours.
 
     A model that was skipped or failed is shown with the reason. Raises AtlasError for one the atlas has never
     met, naming the closest ids.
     """
     reference = ModelRef.parse(model)
-    known = atlas.find(reference, base)
+    known = atlas.find(reference, base) if reference.folder is None else held_folder(atlas, reference, base)
     if known is None:
-        raise unknown_model(atlas, model, f"Add it: index add {model} --base {base_in_hint(atlas, base)}")
+        raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
     shown = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [known.model_id])[0]
     weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [known.model_id])
     if weights:
         shown |= weights[0]
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
-    return shown | _claims(atlas, known) | _measured(atlas, known)
+    return ShownModel(shown | _claims(atlas, known) | _measured(atlas, known))
 
 
 def _claims(atlas: AtlasReader, known: IndexedModel) -> dict[str, Any]:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
+from indexer.quantities import one_in
 from query.lookup import Asked, asked_model, refuse_copy, with_vector
+from query.results import Rows
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from indexer.vectors.search import VectorIndex
+    from indexer.vectors.segments import Vectors
     from query.reader import AtlasReader, IndexedModel
 
 # As many neighbours as a publish stores of each model.
 STORED = 50
+TOLD_REASONS = 3
+
+# Models that share fewer changed matrices have their similarity shrunk (``indexer.vectors.masks``, which needs numpy).
+FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,13 @@ class Because:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """One model near another; ``similarity`` is the cosine of their vectors."""
+    """One model near another.
+
+    ``similarity``: the mean cosine of the blocks that both changed, of which there are ``matrices``; of
+    representations without blocks the cosine of the vectors. ``background``: the share of pairs of strangers (other
+    author, no data set in common) that are at least as similar; None where too few are known. ``is_shrunk``: they share
+    so few matrices that the similarity was pulled towards zero.
+    """
 
     rank: int
     model: str
@@ -39,14 +53,67 @@ class Neighbour:
     author: str
     relation: str
     datasets: list[str]
+    background: float | None = None
+    matrices: int | None = None
+    is_shrunk: bool = False
     because: Because | None = field(default=None, compare=False)
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         row = asdict(self)
+        del row["is_shrunk"]
         if self.because is None:
             del row["because"]
-        return row
+        return {name: row[name] for name in dict.fromkeys(("rank", "model", "similarity", "background", *row))}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SimilarModels(Rows[Neighbour]):
+    """The models most like ``model``, nearest first: a list of :class:`Neighbour` that can also be shown."""
+
+    COLUMNS = ("rank", "model", "similarity", "background", "author", "relation", "datasets", "matrices")
+    LEAST_TELLING = ("author", "relation", "layers", "families", "rank", "datasets")
+
+    model: str
+    base: str
+    representation: str
+    items: tuple[Neighbour, ...]
+
+    @property
+    def headline(self) -> str:
+        """How many there are, and the nearest."""
+        if not self.items:
+            return f"no model of {self.base} to compare {self.model} with"
+        nearest = self.items[0]
+        count = "1 model" if len(self.items) == 1 else f"{len(self.items):,} models"
+        return f"{count} most like {self.model}, the nearest {nearest.model} ({nearest.similarity:.2f})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Which model was asked about, and the rows."""
+        asked = {"model": self.model, "base": self.base, "representation": self.representation}
+        return asked | {"neighbours": self.to_rows()}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each neighbour, with the keys of the command's JSON."""
+        return [neighbour.as_row() for neighbour in self.items]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; of the reasons the three families and layers that add most, or all."""
+        return [
+            _for_people(one, row, None if details else TOLD_REASONS)
+            for one, row in zip(self.items, self.to_rows(), strict=True)
+        ]
+
+
+def _for_people(one: Neighbour, row: dict[str, Any], most: int | None) -> dict[str, Any]:
+    """Shares as people say them, the matrices only where they are few, and the families and layers that add most."""
+    row["background"] = one_in(row["background"])
+    if not one.is_shrunk:
+        del row["matrices"]
+    because = row.pop("because", None)
+    for name in ("families", "layers") if because is not None else ():
+        row[name] = [f"{key} {part:.2f}" for key, part in list(because[name].items())[:most]]
+    return row
 
 
 def similar(
@@ -59,8 +126,8 @@ def similar(
     representation: str = "input",
     base: str | None = None,
     explain: bool = False,
-) -> list[Neighbour]:
-    """The ``k`` models most like ``model`` by cosine, nearest first, ties by id; never the model itself.
+) -> SimilarModels:
+    """The ``k`` models most like ``model``, nearest first, ties by id; never the model itself.
 
     ``model`` is an indexed id, any other Hub id, or a local folder; the latter two are read on the fly and not
     stored. ``where`` is an SQL condition on the models view and ``other_authors`` leaves the model's own author
@@ -68,28 +135,28 @@ def similar(
     families make two models close. Raises AtlasError where there is nothing to compare.
     """
     if k < 1:
-        raise AtlasError(f"-k is {k}; it must be at least 1.", "")
+        raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
     # The condition is judged in a process of its own: meanwhile vectors can be opened here.
     with ThreadPoolExecutor(1) as pool:
         judged = pool.submit(_fulfilling, atlas.database, where, atlas.stand_ins) if where is not None else None
         try:
-            return _similar(atlas, model, k, judged, other_authors, representation, base, explain)
+            asked = asked_model(atlas, model, base, representation)
+            found = _similar(atlas, asked, k, judged, other_authors, representation, explain)
         except BaseException:
             _abandon(judged)
             raise
+    return SimilarModels(asked.name, asked.base, representation, tuple(found))
 
 
 def _similar(
     atlas: AtlasReader,
-    model: str,
+    asked: Asked,
     k: int,
     judged: Future[list[int]] | None,
     other_authors: bool,
     representation: str,
-    base: str | None,
     explain: bool,
 ) -> list[Neighbour]:
-    asked = asked_model(atlas, model, base, representation)
     refuse_copy(asked)
     stored = asked.model_id is not None and asked.vector is None
     if stored and k <= STORED and judged is None and not other_authors and not explain:
@@ -136,13 +203,42 @@ def _stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation:
     """Straight from the database: neither FAISS nor the vectors are opened."""
     if not atlas.is_published(asked.base, representation):
         atlas.published(asked.base, representation)  # which says what is
+    shares = _shared_of_stored(atlas, asked, representation)
     rows = atlas.rows(
-        "SELECT rank, model, similarity, author, relation, datasets FROM neighbours "
-        "JOIN models ON models.model_id = neighbour_id "
+        "SELECT rank, neighbour_id, near.model, similarity, near.author, near.relation, near.datasets, "
+        "(SELECT share FROM background(near.base, neighbours.representation, near.vector_group, "
+        "asked.vector_group, neighbours.similarity)) "
+        "AS background "
+        "FROM neighbours JOIN models AS near ON near.model_id = neighbour_id "
+        "JOIN records AS asked ON asked.model_id = neighbours.model_id "
         "WHERE neighbours.model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
         [asked.model_id, representation, k],
     )
-    return [Neighbour(**row) for row in rows]
+    found = []
+    for row in rows:
+        shared, blocks = shares(row.pop("neighbour_id"))
+        found.append(Neighbour(**row, matrices=shared if blocks else None, is_shrunk=shared < min(FEWEST, blocks)))
+    return found
+
+
+def _shared_of_stored(atlas: AtlasReader, asked: Asked, representation: str) -> Callable[[int], tuple[int, int]]:
+    """How many blocks the asked model shares with another, and how many there are, from the database alone."""
+    (found,) = atlas.rows(
+        "SELECT blocks FROM representations WHERE base = ? AND representation = ?", [asked.base, representation]
+    )
+    blocks: int = found["blocks"]
+    kinds = {
+        row["model_id"]: row["changed"]
+        for row in atlas.rows(
+            "SELECT changed, model_id FROM (SELECT changed, unnest(model_ids) AS model_id FROM internal.vector_masks "
+            "WHERE base = $1 AND representation = $2) WHERE model_id = $3 OR model_id IN "
+            "(SELECT neighbour_id FROM neighbours WHERE model_id = $3 AND representation = $2)",
+            [asked.base, representation, asked.model_id],
+        )
+    }
+    whole = "1" * blocks
+    mine = kinds.get(asked.model_id, whole)
+    return lambda other: (sum(pair == ("1", "1") for pair in zip(mine, kinds.get(other, whole), strict=True)), blocks)
 
 
 def _described(
@@ -152,11 +248,18 @@ def _described(
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
-            "SELECT model_id, model, author, relation, datasets FROM models "
-            "WHERE model_id IN (SELECT unnest(?::INTEGER[]))",
-            [ids],
+            "SELECT models.model_id, model, author, relation, datasets, "
+            "(SELECT share FROM background(models.base, $1, models.vector_group, $2, found.similarity)) AS background "
+            "FROM models "
+            "JOIN (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
+            "USING (model_id)",
+            [representation, _group(atlas, asked), ids, [similarity for _, similarity in found]],
         )
     }
+    assert asked.vector is not None
+    index = atlas.index(asked.base, representation)
+    shared = index.shared(asked.vector, ids)
+    few = min(FEWEST, index.masks.blocks)
     reasons = _reasons(atlas, asked, ids, representation) if explain else {}
     return [
         Neighbour(
@@ -166,29 +269,42 @@ def _described(
             author=rows[model_id]["author"],
             relation=rows[model_id]["relation"],
             datasets=rows[model_id]["datasets"],
+            background=rows[model_id]["background"],
+            matrices=None if shared is None else int(shared[rank - 1]),
+            is_shrunk=shared is not None and int(shared[rank - 1]) < few,
             because=reasons.get(model_id),
         )
         for rank, (model_id, similarity) in enumerate(found, start=1)
     ]
 
 
+def _group(atlas: AtlasReader, asked: Asked) -> str:
+    """Whose centre was subtracted from the asked model's vector."""
+    if asked.group:
+        return asked.group
+    rows = atlas.rows("SELECT vector_group FROM records WHERE model_id = ?", [asked.model_id])
+    return str(rows[0]["vector_group"])
+
+
 def _reasons(atlas: AtlasReader, asked: Asked, ids: list[int], representation: str) -> dict[int, Because]:
-    """Split each cosine into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩."""
+    """Split each similarity into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩, over what they share."""
     from indexer.names import DeltaKey
 
     if not atlas.published(asked.base, representation).per_delta:
         raise AtlasError(
             f"{representation!r} averages layers, so a similarity cannot be split by layer and family.",
-            "Use --representation input.",
+            "Use `representation='input'`.",
         )
     names = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [asked.base])[0]["deltas"]
     keys = [DeltaKey.parse(name) for name in names]
     assert asked.vector is not None
     mine = asked.vector.reshape(len(keys), -1)
     reasons = {}
-    near = atlas.index(asked.base, representation).rows(ids)
-    for model_id, vector in zip(near.ids.tolist(), near.matrix, strict=True):
-        parts = (mine.astype("float64") * vector.reshape(len(keys), -1)).sum(axis=1)
+    index = atlas.index(asked.base, representation)
+    near = index.rows(ids)
+    over = [1.0] * len(near) if not index.masks.blocks else _divisors(index, asked.vector, near)
+    for model_id, vector, divisor in zip(near.ids.tolist(), near.matrix, over, strict=True):
+        parts = (mine.astype("float64") * vector.reshape(len(keys), -1)).sum(axis=1) / divisor
         families: dict[str, float] = {}
         layers: dict[str, float] = {}
         for key, part in zip(keys, parts, strict=True):
@@ -199,18 +315,36 @@ def _reasons(atlas: AtlasReader, asked: Asked, ids: list[int], representation: s
     return reasons
 
 
+def _divisors(index: VectorIndex, vector: NDArray[np.float32], near: Vectors) -> list[float]:
+    found = index.masks.divisors(vector[None, :], near.ids)[0].tolist()
+    return found * len(near) if len(found) == 1 else found
+
+
 def _largest_first(parts: dict[str, float]) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def ceiling(atlas: AtlasReader, known: IndexedModel) -> float | None:
-    """The most similar a full fine-tune can be to this adapter, √(matrices it changes / all); None for a full one."""
-    rows = atlas.rows(
-        "SELECT count(*) FILTER (norm > 0) AS changed, count(*) AS total FROM deltas WHERE model_id = ?",
-        [known.model_id],
-    )
-    changed, total = rows[0]["changed"], rows[0]["total"]
-    return math.sqrt(changed / total) if total and changed < total else None
+def similarity_of(
+    atlas: AtlasReader, one: Asked, other: Asked, representation: str = "input"
+) -> tuple[float, float | None, int | None]:
+    """How similar two models of one base are, the background of that, and how many matrices both changed.
+
+    The last two are as in :class:`Neighbour`. Raises AtlasError where either has no vector.
+    """
+    from indexer.vectors.masks import changed_blocks, shared_blocks
+    from query.statistics.likeness import similarities
+
+    mine, theirs = (with_vector(atlas, asked, representation).vector for asked in (one, other))
+    assert mine is not None
+    assert theirs is not None
+    blocks = atlas.published(one.base, representation).masks.blocks
+    found = float(similarities(mine[None, :].astype("float64"), theirs[None, :].astype("float64"), blocks)[0, 0])
+    shared = None
+    if blocks:
+        both = (changed_blocks(vector[None, :], blocks) for vector in (mine, theirs))
+        shared = int(shared_blocks(*both)[0, 0])
+    groups = (_group(atlas, one), _group(atlas, other))
+    return found, atlas.background(one.base, groups, found, representation), shared
 
 
 def unrelated(atlas: AtlasReader, known: IndexedModel) -> str:

@@ -21,12 +21,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
+from query.extras import to_frame
+from query.results import Result
 from query.sandbox.locked import MEMORY, connect_locked
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["SqlResult", "check_condition", "connect_locked", "prepare", "run_sql"]
 
@@ -34,31 +39,67 @@ PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 _prepared: list[subprocess.Popen[bytes]] = []
 _running: list[subprocess.Popen[bytes]] = []
 CONDITION_SECONDS = 20.0
+COLUMNS_NAMED = 6
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
 
 
-@dataclass(frozen=True)
-class SqlResult:
+@dataclass(frozen=True, repr=False)
+class SqlResult(Result):
     """Rows of JSON's own types (times as ISO text, NaN as None); ``truncated``: there were more than the limit.
 
-    Columns of one name are told apart by a number: ``name``, ``name_2``.
+    Columns of one name are told apart by a number: ``name``, ``name_2``. ``types``: DuckDB's name of each column's
+    type.
     """
 
     columns: list[str]
     rows: list[list[Any]]
     truncated: bool
+    types: list[str] = field(default_factory=list)
 
-    def as_dicts(self) -> list[dict[str, Any]]:
+    @property
+    def headline(self) -> str:
+        """How many rows, and of what."""
+        count = f"the first {len(self.rows):,} rows" if self.truncated else f"{len(self.rows):,} rows"
+        more = " …" if len(self.columns) > COLUMNS_NAMED else ""
+        return f"{count} of {', '.join(self.columns[:COLUMNS_NAMED])}{more}"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_rows(self) -> list[dict[str, Any]]:
         """One dict per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
-    def to_df(self) -> Any:
-        """A pandas DataFrame. Raises AtlasError where pandas is not installed."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise AtlasError("pandas is not installed.", "pip install pandas") from error
-        return pandas.DataFrame(self.rows, columns=self.columns)
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows: the answer is a list."""
+        return self.to_rows()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Columns, their types and rows."""
+        return {"columns": self.columns, "types": self.types, "rows": self.rows, "truncated": self.truncated}
+
+    def to_df(self) -> pandas.DataFrame:
+        """The rows as a data frame of the types that the statement gave: times are times, lists are lists."""
+        kinds = {name: kind for name, type_ in zip(self.columns, self.types, strict=False) if (kind := _kind(type_))}
+        return to_frame(self.to_rows(), self.columns, kinds)
+
+
+# What pandas cannot see by itself in JSON's types.
+_KINDS = {
+    "DATE": "datetime64[us]",
+    "TIMESTAMP": "datetime64[us]",
+    "TIMESTAMP_S": "datetime64[us]",
+    "TIMESTAMP_MS": "datetime64[us]",
+    "TIMESTAMP_NS": "datetime64[us]",
+    "TIMESTAMP WITH TIME ZONE": "datetime64[us, UTC]",
+    "INTERVAL": "timedelta64[us]",
+    "DOUBLE": "float64",
+    "FLOAT": "float64",
+}
+
+
+def _kind(type_: str) -> str | None:
+    return "float64" if type_.startswith("DECIMAL(") and not type_.endswith("]") else _KINDS.get(type_)
 
 
 def run_sql(
@@ -80,7 +121,7 @@ def run_sql(
     statement = _as_utf8(statement, "The statement")
     request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}
     answer = _ask_process({**request, "seconds": seconds, "parameters": parameters})
-    return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"])
+    return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"], answer["types"])
 
 
 def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
@@ -89,16 +130,16 @@ def check_condition(database: Path, where: str, view: str = "models", *, stand_i
     The condition gets no more power than a SELECT, and must be one expression: what would end the WHERE clause
     and go on is refused. Raises AtlasError as ``run_sql`` does.
     """
-    where = _as_utf8(where, "--where")
+    where = _as_utf8(where, "`where`")
     shown = where if len(where) <= 80 else where[:77] + "…"
     if not where.strip():
-        raise AtlasError("--where is empty.", "Give a condition, e.g. --where \"downloads > 100 AND author <> 'x'\".")
+        raise AtlasError("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
     try:
         answer = _ask_process({**request, "seconds": CONDITION_SECONDS, "parameters": None})
     except AtlasError as error:
-        message = f"--where {shown!r}: {error.message}"
-        raise AtlasError(message, error.hint.replace("raise --timeout", "use `query sql`")) from error
+        message = f"`where` {shown!r}: {error.message}"
+        raise AtlasError(message, error.hint.replace("raise `seconds`", "use `query sql`")) from error
     return [row[0] for row in answer["rows"]]
 
 
@@ -205,7 +246,7 @@ def _death(code: int, complaint: bytes, seconds: float) -> AtlasError:
 
 
 def _too_long(seconds: float) -> AtlasError:
-    return AtlasError(f"The statement took longer than {seconds:g} s.", "Narrow it, or raise --timeout.")
+    return AtlasError(f"The statement took longer than {seconds:g} s.", "Narrow it, or raise `seconds`.")
 
 
 def _too_much() -> AtlasError:

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
-from indexer.console.terminal import atlas_option, emit, output_options, say
-from query.cli.options import base_option, opened_atlas
+from indexer.console.terminal import atlas_option, output_options
+from query.cli.options import base_option, details_option, opened_atlas, tell
 from query.cli.studies import seed_option, theme_option
 
 layers_option = click.option("--layers", metavar="1,4", help="Only these; default all, or 12 evenly spaced.")
@@ -29,7 +30,7 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
     "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="What to compare with."
 )
@@ -37,10 +38,19 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
 @base_option()
 @click.option("--out", metavar="FILE", help="Also draw it: .png, .svg or .pdf.")
 @theme_option
+@details_option
 @atlas_option
 @output_options
 def depth(
-    model: str | None, against: str, study: bool, base: str | None, out: str | None, theme: str, atlas: str, output: str
+    model: str | None,
+    against: str,
+    study: bool,
+    base: str | None,
+    out: str | None,
+    theme: str,
+    details: bool,
+    atlas: str,
+    output: str,
 ) -> None:
     """Say what each layer of MODEL keeps of its input, beside where its weights changed.
 
@@ -51,32 +61,21 @@ def depth(
     if (model is None) != study:
         raise click.UsageError("Name a MODEL, or ask for --study without one.")
     file = checked_output(out) if out else None
-    written = {"file": str(file)} if file else {}
     with opened_atlas(atlas) as opened:
         if model is None:
             found = opened.depth_study(base)
             if file is not None:
                 found.write(file, theme=theme)
-            emit((found.to_table() if output == "table" else found.to_dict()) | written, output)
-            for note in found.notes:
-                say(note)
+            tell(found, output, details=details, file=file)
             return
         one = opened.depth(model, against=against, base=base)
         if file is not None:
             one.write(file, theme=theme)
-        if output == "table":
-            emit(one.to_rows(), output)
-            say(f"{one.model}: {one.sentence}")
-            for note in one.notes:
-                say(note)
-        elif output == "csv":
-            emit(list(one.layers), output)
-        else:
-            emit(one.to_dict() | written, output)
+        tell(one, output, details=details, file=file)
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.argument("text", required=False)
 @click.option("--image", "images", multiple=True, metavar="FILE", help="Instead of a text; give it again for more.")
 @layers_option
@@ -122,16 +121,11 @@ def invert(
         found = opened.invert(model, text, layers=_layers(layers), **options)
         if file is not None:
             found.write(file, theme=theme)
-        if output in ("table", "csv"):
-            emit(found.to_rows(with_top=options["top"] > 1), output)
-        else:
-            emit(found.to_dict() | ({"file": str(file)} if file else {}), output)
-        for note in found.notes:
-            say(note)
+        tell(found, output, file=file)
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--out", required=True, metavar="FILE", help="The picture: .png, .svg or .pdf.")
 @layers_option
 @click.option(
@@ -155,12 +149,7 @@ def features(model: str, out: str, layers: str | None, theme: str, atlas: str, o
     with opened_atlas(atlas) as opened:
         found = opened.features(model, layers=_layers(layers), **options)
         found.write(file, theme=theme)
-        if output in ("table", "csv"):
-            emit(found.to_rows(), output)
-        else:
-            emit(found.to_dict() | {"file": str(file)}, output)
-        for note in found.notes:
-            say(note)
+        tell(found, output, file=file)
 
 
 DEPTHS = (depth, invert, features)

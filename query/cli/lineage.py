@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from indexer.console.terminal import atlas_option, emit, output_options, say
-from query.cli.options import base_option, opened_atlas
+from indexer.console.completion import complete_model
+from indexer.console.terminal import atlas_option, output_options, say
+from query.cli.options import base_option, opened_atlas, tell
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
     "--all", "every", is_flag=True, help="Of every indexed model of the base; the edges are kept in the atlas."
 )
@@ -38,7 +37,7 @@ def lineage(
     MODEL is an indexed id, any other Hub id, or a local checkpoint folder. At most 30 MB of weights are read.
     """
     from query.figures import checked_output
-    from query.lineage.stored import edges_of, store, stored_edges
+    from query.lineage.stored import store, stored_edges
 
     if (model is None) != every:
         raise click.UsageError("Name a MODEL, or ask for --all without one.")
@@ -47,33 +46,20 @@ def lineage(
         if model is None:
             told_base = opened.base_named(base)
             answers = opened.lineages(told_base, dates=not no_dates)
-            rows = [{"model": one.model, **row} for one in answers for row in one.to_rows()]
-            emit([_short(row) for row in rows] if output == "table" else rows, output)
-            notes = [f"{one.model}: {note}" for one in answers for note in one.notes]
+            tell(answers, output)
             # Behind the answers: where another process is writing, what was found out is not lost.
             store(opened, told_base, answers)
         else:
             answer = opened.lineage(model, base, dates=not no_dates)
-            rows = answer.to_rows()
-            emit([_short(row) for row in rows] if output == "table" else rows, output)
-            notes = list(answer.notes)
+            tell(answer, output)
             told_base = answer.base
             if output == "table":
                 say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
-        for note in dict.fromkeys(notes):
-            say(note)
         if file is not None:
             from query.lineage.tree import around, write_tree
 
             edges = stored_edges(opened, told_base)
             if model is not None:
-                edges = around(
-                    [*(edge for edge in edges if edge.child != answer.model), *edges_of(answer)], answer.model
-                )
+                edges = around([*(edge for edge in edges if edge.child != answer.model), *answer.edges], answer.model)
             write_tree(file, edges, told_base, theme, marked=None if model is None else answer.model)
             say(f"the tree is in {file}")
-
-
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """For a table: what does not fit beside the rest is left to the other formats."""
-    return {name: value for name, value in row.items() if name not in ("same", "bytes_read")}

@@ -7,52 +7,67 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
+from query.cli.batch import STDIN, names_on_stdin, tell_batch
 from query.cli.depths import DEPTHS
+from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
-from query.cli.options import base_option, opened_atlas
+from query.cli.models import MODELS
+from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell
+from query.cli.serve import serve
 from query.cli.studies import STUDIES
 
 if TYPE_CHECKING:
+    from query.batches import Answered
     from query.reader import AtlasReader
+    from query.similar import SimilarModels
+
+ROWS_ON_A_TERMINAL = 40
 
 
-@click.group(cls=AtlasGroup)
+@click.group(cls=AtlasGroup, examples=EXAMPLES)
 def main() -> None:
     """Ask an atlas of fine-tuned models."""
 
 
 @main.command()
-@click.argument("model")
-@click.option("-k", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
+@click.argument("model", shell_complete=complete_model)
+@click.option("-k", "--neighbours", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1),
+              help="How many of the nearest models: so many are told.")  # fmt: skip
 @click.option("--where", metavar="SQL", help='Only models for which this holds, e.g. "downloads > 100".')
 @click.option("--other-authors", is_flag=True, help="Leave the model's own author out.")
-@click.option("--representation", default="input", show_default=True, help="Which vectors.")
+@representation_option
 @base_option()
 @click.option("--explain", is_flag=True, help="Which layers and families make them close.")
 @atlas_option
 @output_options
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
-    """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder."""
+    """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder.
+
+    MODEL may be "-": models are read from stdin, one a line.
+    """
     if options["where"] is not None:
         from query.sql import prepare
 
         prepare()
+    names = names_on_stdin() if model == STDIN else None
     with opened_atlas(atlas) as opened:
+        if names is not None:
+            many = opened.similar_many(names, options.pop("k"), **options)
+            tell_batch(many, len(names), output, lambda one: _beside(one, output))
+            return
         found = opened.similar(model, options.pop("k"), **options)
-        rows = [neighbour.as_row() for neighbour in found]
+        tell(found, output)
         if output == "table":
-            rows = [_explained(row) for row in rows]
-        emit(rows, output)
-        if output == "table":
-            _tell_oddities(opened, model, options["base"])
+            _tell_oddities(opened, model, options["base"], found)
 
 
 @main.command()
 @base_option()
-@click.option("--representation", default="input", show_default=True, help="Which vectors.")
+@representation_option
 @click.option(
     "--by",
     type=click.Choice(["dataset", "model"]),
@@ -61,50 +76,72 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     help="Break down by.",
 )
 @click.option("-k", "--neighbours", "k", type=click.IntRange(min=1),
-              help="Look at the k nearest; by default at as many as share a dataset with the model.")  # fmt: skip
+              help="How many of the nearest models: so many count; default as many as share its dataset.")  # fmt: skip
 @click.option("--no-kin", is_flag=True, help="Without models of its own family tree (after query lineage --all).")
+@click.option("--confusions", is_flag=True, help="Instead: which datasets are taken for which, beside chance.")
+@details_option
 @atlas_option
 @output_options
 def purity(
-    base: str | None, representation: str, by: str, k: int | None, no_kin: bool, atlas: str, output: str
+    base: str | None,
+    representation: str,
+    by: str,
+    k: int | None,
+    no_kin: bool,
+    confusions: bool,
+    details: bool,
+    atlas: str,
+    output: str,
 ) -> None:
     """Measure whether models tuned on one dataset lie together.
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """
     with opened_atlas(atlas) as opened:
-        result = opened.purity(base, representation=representation, k=k, kin=not no_kin)
-        emit(result.to_dict(by_model=by == "model"), output)
-        for note in dict.fromkeys((result.interval_note, result.cross_author.interval_note)):
-            if note:
-                say(note)
+        result = opened.purity(base, representation=representation, k=k, kin=not no_kin, confusions=confusions)
+        whole = result.to_dict(by_model=by == "model", confusions=confusions)
+        by = "confusion" if confusions else by
+        tell(result, output, rows=result.to_rows(by), whole=whole, table=result.table(details=details, by=by))
 
 
 @main.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @base_option()
 @atlas_option
 @output_options
 def show(model: str, base: str | None, atlas: str, output: str) -> None:
     """Everything known of MODEL."""
     with opened_atlas(atlas) as opened:
-        emit(opened.show(model, base), output)
+        shown = opened.show(model, base)
+        tell(shown, output, rows=[shown.to_dict()] if output == "jsonl" else None)
+
+
+@main.command()
+@click.argument("name", required=False)
+@output_options
+def schema(name: str | None, output: str) -> None:
+    """List the tables, views and macros that SQL can ask, or the columns of the one called NAME."""
+    from query.schema.schema import schema as schema_of
+
+    emit(schema_of(name), output)
 
 
 @main.command()
 @click.argument("statement")
-@click.option("--limit", default=10_000, show_default=True, type=click.IntRange(min=1), help="Most rows.")
+@click.option("--limit", type=click.IntRange(min=1), help="Most rows; default 40 on a terminal, else all.")
 @click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Most seconds.")
 @atlas_option
 @output_options
-def sql(statement: str, limit: int, timeout: float, atlas: str, output: str) -> None:
-    """Run one SELECT; "-" reads it from stdin. Try SHOW TABLES, or SUMMARIZE models."""
+def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: str) -> None:
+    """Run one SELECT; "-" reads it from stdin. What there is to ask: query schema."""
+    if limit is None and output == "table" and sys.stdout.isatty():
+        limit = ROWS_ON_A_TERMINAL
     text = _whole_stdin() if statement == "-" else statement
     with opened_atlas(atlas) as opened:
         found = opened.sql(text, limit=limit, seconds=timeout)
-        emit(found.as_dicts(), output, columns=found.columns)
+        emit(found.to_rows(), output, columns=found.columns)
         if found.truncated:
-            say(f"only the first {limit} rows; raise --limit for more")
+            say(f"only the first {limit} rows; for all: --limit N, --format csv, or a pipe")
 
 
 def _whole_stdin() -> str:
@@ -112,33 +149,31 @@ def _whole_stdin() -> str:
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
-def _explained(row: dict[str, Any]) -> dict[str, Any]:
-    """For a table: the three families and layers that add most."""
-    because = row.pop("because", None)
-    if because is not None:
-        for name in ("families", "layers"):
-            row[name] = [f"{key} {part:.2f}" for key, part in list(because[name].items())[:3]]
-    return row
+def _beside(one: Answered[SimilarModels], output: str) -> list[dict[str, Any]]:
+    """In a batch every row says which model was asked about."""
+    assert one.answer is not None
+    rows = one.answer.table() if output == "table" else one.answer.to_rows()
+    return [{"asked": one.asked} | row for row in rows]
 
 
-def _tell_oddities(opened: AtlasReader, model: str, base: str | None) -> None:
-    """What the similarities do not say: that the weights are of another origin, or an adapter's highest similarity."""
+def _tell_oddities(opened: AtlasReader, model: str, base: str | None, found: SimilarModels) -> None:
+    """What the similarities do not say: that the weights are of another origin, or that hardly a matrix is shared."""
     from indexer.names import ModelRef
-    from query.similar import ceiling, unrelated
+    from query.similar import unrelated
 
+    if any(one.is_shrunk for one in found.items):
+        say("where two models changed so few of the same matrices (column matrices), similarity is shrunk towards 0")
+    if found.items and found.items[0].matrices is not None and all(one.background is None for one in found.items):
+        say("background: too few pairs of strangers (other author, no data set in common) are known here")
     try:
         known = opened.find(ModelRef.parse(model), base)
     except AtlasError:
         return
-    if known is None:
-        return
-    if warning := unrelated(opened, known):
+    if known is not None and (warning := unrelated(opened, known)):
         say(warning)
-    highest = ceiling(opened, known)
-    if highest is not None:
-        say(f"it leaves some matrices untouched: its similarity to a full fine-tune cannot exceed {highest:.2f}")
 
 
-main.add_command(lineage)
-for study in (*STUDIES, *DEPTHS):
+for command in (lineage, serve):
+    main.add_command(command)
+for study in (*STUDIES, *MODELS, *DEPTHS):
     main.add_command(study)

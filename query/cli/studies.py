@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
-from indexer.console.terminal import atlas_option, emit, output_options, say
-from query.cli.options import base_option, opened_atlas
+from indexer.console.terminal import atlas_option, output_options
+from query.cli.batch import STDIN, names_on_stdin
+from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell
+from query.cli.predictions import keep_predictions, predict_batch
 
-representation_option = click.option("--representation", default="input", show_default=True, help="Which vectors.")
 seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of chance.")
 theme_option = click.option(
     "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."
@@ -24,22 +26,18 @@ theme_option = click.option(
 )
 @click.option("--min-size", type=click.IntRange(min=2), help="Smallest cluster (hdbscan).")
 @click.option("--count", type=click.IntRange(min=2), help="How many clusters (kmeans).")
+@click.option("--by", type=click.Choice(["cluster", "model"]), default="cluster", show_default=True,
+              help="A row of CSV and JSON lines for each.")  # fmt: skip
 @representation_option
 @seed_option
+@details_option
 @atlas_option
 @output_options
-def clusters(base: str | None, atlas: str, output: str, **options: Any) -> None:
+def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, **options: Any) -> None:
     """Group the fine-tunes of a base by their vectors, and measure how well groups, datasets and authors agree."""
     with opened_atlas(atlas) as opened:
         found = opened.clusters(base, **options)
-        if output == "table":
-            from query.clusters.table import sheet
-
-            emit(sheet(found), output)
-        else:
-            emit(found.to_dict(), output)
-        for note in found.notes:
-            say(note)
+        tell(found, output, details=details, rows=found.to_rows(by))
 
 
 @click.command("map")
@@ -63,7 +61,7 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **
     with opened_atlas(atlas) as opened:
         drawn = opened.map(base, **options)
         drawn.write(file, theme=theme)
-        emit(drawn.to_dict() | {"file": str(file)}, output)
+        tell(drawn, output, file=file)
 
 
 @click.command()
@@ -73,14 +71,15 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **
 @click.option(
     "--of", type=click.Choice(["delta", "weights"]), default="delta", show_default=True, help="Rank of δW, or of W."
 )
-@click.option("--model", metavar="MODEL", help="Of one model alone.")
+@click.option("--model", metavar="MODEL", shell_complete=complete_model, help="Of one model alone.")
 @click.option("--relation", metavar="NAMES", help="Only these relations, e.g. finetune or finetune,adapter.")
 @click.option("--whole", is_flag=True, help="Fused matrices (GPT-2's c_attn) whole instead of split.")
 @click.option("--out", metavar="FILE", help="Also draw it: .png, .svg or .pdf.")
 @theme_option
+@details_option
 @atlas_option
 @output_options
-def rank(base: str | None, atlas: str, output: str, out: str | None, theme: str, **options: Any) -> None:
+def rank(base: str | None, details: bool, atlas: str, output: str, out: str | None, theme: str, **options: Any) -> None:
     """Say how the rank of the change, or of the weights, moves with depth, and the equation that fits best."""
     from query.figures import checked_output
 
@@ -89,63 +88,64 @@ def rank(base: str | None, atlas: str, output: str, out: str | None, theme: str,
         study = opened.rank(base, **options)
         if file is not None:
             study.write(file, theme=theme)
-        if output == "csv":
-            emit(study.to_rows(), output)
-        else:
-            from query.rank.table import sheet
-
-            told = sheet(study) if output == "table" else study.to_dict()
-            emit(told | ({"file": str(file)} if file else {}), output)
-        for note in study.notes:
-            say(note)
+        tell(study, output, details=details, file=file)
 
 
 @click.command()
-@click.argument("model", required=False)
-@click.option("-k", "--neighbours", "k", default=10, show_default=True, type=click.IntRange(min=1), help="Voters.")
+@click.argument("model", required=False, shell_complete=complete_model)
+@click.option("-k", "--neighbours", "k", default=10, show_default=True, type=click.IntRange(min=1),
+              help="How many of the nearest models: so many vote.")  # fmt: skip
 @base_option()
+@click.option("--undocumented", is_flag=True, help="Instead: of every indexed model that names no dataset.")
+@click.option("--store", is_flag=True, help="Keep the answers in the atlas: query sql 'FROM likely_datasets'.")
 @click.option("--evaluate", is_flag=True, help="Instead: how often it is right on this atlas, against a baseline.")
 @click.option("--out", metavar="FILE", help="With --evaluate: draw the reliability, .png, .svg or .pdf.")
 @representation_option
 @theme_option
+@details_option
 @atlas_option
 @output_options
 def predict(
     model: str | None,
     base: str | None,
+    undocumented: bool,
+    store: bool,
     evaluate: bool,
     out: str | None,
     theme: str,
+    details: bool,
     atlas: str,
     output: str,
     **options: Any,
 ) -> None:
-    """Say which datasets MODEL was probably tuned on: an indexed id, any other Hub id, or a local folder."""
+    """Say which datasets MODEL was probably tuned on: an indexed id, any other Hub id, or a local folder.
+
+    MODEL may be "-": models are read from stdin, one a line.
+    """
     from query.figures import checked_output
 
-    if (model is None) != evaluate:
-        raise click.UsageError("Name a MODEL, or ask for --evaluate without one.")
+    if (model is not None) + evaluate + undocumented != 1:
+        raise click.UsageError("Name a MODEL, or ask for --undocumented or --evaluate without one.")
     if out and not evaluate:
         raise click.UsageError("--out goes with --evaluate.")
+    if store and evaluate:
+        raise click.UsageError("--store goes with a MODEL or --undocumented.")
+    names = names_on_stdin() if model == STDIN else None
     file = checked_output(out) if out else None
     with opened_atlas(atlas) as opened:
+        if undocumented or names is not None:
+            predict_batch(opened, names, base, store, output, options)
+            return
         if model is not None:
             prediction = opened.predict(model, base=base, **options)
-            emit(prediction.to_table() if output == "table" else prediction.to_rows(), output)
-            for note in prediction.notes:
-                say(note)
+            tell(prediction, output, details=details)
+            if store:
+                keep_predictions(opened, [prediction])
             return
         evaluation = opened.evaluate_prediction(base, **options)
         if file is not None:
             evaluation.write(file, theme=theme)
-        told = evaluation.to_dict() | ({"file": str(file)} if file else {})
-        if output == "table":  # what follows in sentences
-            del told["notes"]
-            for row in told["intervals"]:
-                del row["reason"]
-        emit(told, output)
-        for note in evaluation.notes:
-            say(note)
+        tell(evaluation, output, details=details, file=file)
 
 
 @click.command()
@@ -156,13 +156,13 @@ def predict(
 @output_options
 def report(base: str | None, out: str, seed: int, atlas: str, output: str) -> None:
     """Write one page with everything there is to say of a base's fine-tunes."""
-    from query.figures import checked_output, write_output
+    from query.figures import checked_output
 
     file = checked_output(out, (".html",))
     with opened_atlas(atlas) as opened:
         page = opened.report(base, seed=seed)
-        write_output(file, page.html.encode())
-        emit(page.to_dict() | {"file": str(file)}, output)
+        page.write(file)
+        tell(page, output, file=file, table=page.to_dict())
 
 
 STUDIES = (clusters, draw_map, rank, predict, report)

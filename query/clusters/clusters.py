@@ -6,102 +6,27 @@ Clusters are found in the space of the vectors themselves, never in a picture of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.clusters.agreement import FEW_WAYS, Agreement, compared, compared_across, silhouette_of
-from query.clusters.members import Cluster, Member, described, numbered
-from query.clusters.methods import OUTLIER, by_best_centres, by_centres, by_density, coordinates, default_size
+from query.clusters.found import Clusters
+from query.clusters.members import Member, described, numbered
+from query.clusters.methods import by_best_centres, by_centres, by_density, coordinates, default_size
 from query.clusters.null_model import against_clouds
 from query.clusters.silhouette import Floats
-from query.population import LeftOut, Population, distinct
+from query.population import Population, distinct
+from query.statistics import likeness
 from query.statistics.neighbours import Integers
-
-if TYPE_CHECKING:
-    import pandas
 
 METHODS = ("hdbscan", "kmeans")
 _SLOW = 3_000  # models beyond which a person waits long enough to be told
 _EQUAL = 1 - 1e-9  # cohesion of a cluster of equal vectors
 _UNCONVINCING = 0.05  # p above which a number may be chance
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """What clustering says of one base. Clusters are numbered from 0 by size, ties by their lowest model id.
-
-    ``members``: every model that took part, ids ascending. ``min_size`` is HDBSCAN's, ``count`` how many clusters
-    k-means was asked for or chose, else None. ``agreement``: every number with its chance level.
-    """
-
-    base: str
-    representation: str
-    method: str
-    min_size: int | None
-    count: int | None
-    clusters: tuple[Cluster, ...]
-    members: tuple[Member, ...]
-    agreement: tuple[Agreement, ...]
-    left_out: LeftOut
-    notes: tuple[str, ...] = ()
-
-    @property
-    def labels(self) -> dict[int, int]:
-        """Model id → cluster number, -1 for an outlier; models that were left out are not in it."""
-        return {member.model_id: member.cluster for member in self.members}
-
-    @property
-    def outliers(self) -> list[Member]:
-        """Models in no cluster, the most isolated first."""
-        outside = [member for member in self.members if member.cluster == OUTLIER]
-        return sorted(outside, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id))
-
-    def value(self, labels: str, measure: str, among: str = "all") -> float | None:
-        """One number of ``agreement``."""
-        rows = (row for row in self.agreement if (row.labels, row.measure, row.among) == (labels, measure, among))
-        return next((row.value for row in rows), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object. ``ari``, ``ami``: with datasets, every outlier a cluster of its own.
-
-        ``homogeneity`` and ``completeness``: with datasets, among clustered models. ``silhouette``: of the
-        clusters. Their chance levels, and the same for authors, are in ``agreement``.
-        """
-        placed = sum(cluster.size for cluster in self.clusters)
-        outside = ("model_id", "model", "author", "relation", "datasets", "nearest")
-        return {
-            "clusters": [asdict(cluster) for cluster in self.clusters],
-            "ari": self.value("datasets", "ari"),
-            "ami": self.value("datasets", "ami"),
-            "homogeneity": self.value("datasets", "homogeneity", "clustered"),
-            "completeness": self.value("datasets", "completeness", "clustered"),
-            "silhouette": self.value("clusters", "silhouette", "clustered"),
-            "base": self.base,
-            "representation": self.representation,
-            "method": self.method,
-            "min_size": self.min_size,
-            "count": self.count,
-            "models": len(self.members),
-            "documented": sum(member.dataset is not None for member in self.members),
-            "clustered": placed,
-            "clustered_share": placed / len(self.members) if self.members else None,
-            "outliers": len(self.members) - placed,
-            "outlier_models": [{name: getattr(member, name) for name in outside} for member in self.outliers],
-            "agreement": [asdict(row) for row in self.agreement],
-            "left_out": asdict(self.left_out),
-            "notes": list(self.notes),
-        }
-
-    def to_df(self) -> pandas.DataFrame:
-        """A row for every model that took part; the columns are those of :class:`Member`."""
-        from query.extras import to_frame
-
-        return to_frame(self.members, [field.name for field in fields(Member)])
 
 
 def clusters(
@@ -130,7 +55,7 @@ def clusters(
         say(f"clustering {models:,} models and measuring chance: a minute or more")
     if method == "hdbscan":
         min_size = min_size or default_size(models)
-    points = coordinates(kept.vectors)
+    points = coordinates(likeness.points(kept.vectors, kept.blocks))
     find = _finder(min_size, count, seed)
     found, strengths = find(points)
     found = numbered(found)
@@ -157,11 +82,11 @@ def _check(method: str, min_size: int | None, count: int | None, models: int) ->
     if method not in METHODS:
         raise AtlasError(f"{method!r} is not a way to cluster.", f"Choose one of: {', '.join(METHODS)}.")
     if method == "hdbscan" and count is not None:
-        raise AtlasError("hdbscan finds the number of clusters itself.", "Leave --count out, or use --method kmeans.")
+        raise AtlasError("hdbscan finds the number of clusters itself.", "Leave `count` out, or use `method='kmeans'`.")
     if method == "kmeans" and min_size is not None:
-        raise AtlasError("kmeans knows no smallest cluster.", "Leave --min-size out, or use --method hdbscan.")
+        raise AtlasError("kmeans knows no smallest cluster.", "Leave `min_size` out, or use `method='hdbscan'`.")
     if count is not None and count > models:
-        raise AtlasError(f"{models} models cannot make {count} clusters.", "Lower --count, or leave it out.")
+        raise AtlasError(f"{models} models cannot make {count} clusters.", "Lower `count`, or leave it out.")
     if min(min_size or 2, count or 2) < 2:
         raise AtlasError("A cluster of one, and one cluster of all, are no clusters.", "Ask for 2 or more.")
 
@@ -210,9 +135,9 @@ def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:
     if models < 2:
         return ["There is one model to cluster." if models else "There is no model to cluster."]
     if clusters.min_size is not None and models < clusters.min_size:
-        return [f"{models} models are too few for a cluster of {clusters.min_size}; there is --min-size 2."]
+        return [f"{models} models are too few for a cluster of {clusters.min_size}; there is `min_size=2`."]
     if not groups:
-        return ["No group of models is denser than its surroundings; --method kmeans divides them all the same."]
+        return ["No group of models is denser than its surroundings; `method='kmeans'` divides them all the same."]
     if len(groups) == 1 and (groups[0].cohesion or 0.0) > _EQUAL:
         return ["All vectors are equal: one cluster."]
     if clusters.count is not None and len(groups) < clusters.count:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from query.depth.profiled import LayerRows
-
-if TYPE_CHECKING:
-    import pandas
+from query.results import Drawn
 
 SHOWN = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
 
 
-@dataclass(frozen=True)
-class LayerCurves:
+@dataclass(frozen=True, repr=False)
+class LayerCurves(Drawn):
     """A model's layers; ``against_layers`` are those of what ``against`` names, ``untrained_layers`` may be empty.
 
     A row holds the measures with their standard errors, and ``delta``, ‖δW‖ over ‖W‖ up to this layer. None: not
     asked, or says nothing here.
     """
+
+    ANSWERS_FIRST = True
+    LEAST_TELLING = ("drift", "cka", "tolerance_own", "verified", "reach")
 
     model: str
     base: str
@@ -46,13 +47,18 @@ class LayerCurves:
             "notes": list(self.notes),
         }
 
+    @property
+    def headline(self) -> str:
+        """Where it keeps less than what it is compared with."""
+        return f"{self.model}: {self.sentence}"
+
     def to_rows(self) -> list[dict[str, Any]]:
-        """What a table shows: the measures that are there, without errors."""
+        """A row for each layer with everything."""
+        return [dict(row) for row in self.layers]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """A row for each layer: the measures that are there, without errors; ``details``: everything."""
+        if details:
+            return self.to_rows()
         present = [name for name in SHOWN if any(row[name] is not None for row in self.layers)]
         return [{"layer": row["layer"], **{name: row[name] for name in (*present, "delta")}} for row in self.layers]
-
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each layer with everything."""
-        from query.extras import to_frame
-
-        return to_frame(list(self.layers))

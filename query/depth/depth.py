@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
+from indexer.records.depth_measures import MEASURES
 from query.depth.curves import LayerCurves
-from query.depth.profiled import MEASURES, LayerRows, Profiled, read_profiled
+from query.depth.profiled import LayerRows, Profiled, read_profiled
 from query.depth.sentence import sentence
 from query.lookup import reference_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Depth(LayerCurves):
     """A model's layers, drawn on request."""
 
@@ -32,13 +32,6 @@ class Depth(LayerCurves):
 
         return depth_figure(self, theme)
 
-    def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the figure as .png, .svg or .pdf."""
-        from query.figures import checked_output, draw, write_output
-
-        file = checked_output(path)
-        write_output(file, draw(self.figure(theme), file.suffix.lower()))
-
 
 def depth(
     atlas: AtlasReader,
@@ -46,17 +39,24 @@ def depth(
     *,
     against: str = "base",
     base: str | None = None,
-    wishes: Mapping[str, Any] | None = None,
+    recover: bool = False,
+    exact: bool = False,
+    layers: Sequence[int] | None = None,
+    recipe: str = "default",
+    seed: int = 0,
+    device: str = "cpu",
 ) -> Depth:
     """The profile of ``model``, an indexed id, a base, any other Hub id or a local folder.
 
     ``against``: base, untrained, or another profiled model. A model without a profile is measured now, and nothing is
-    stored; ``wishes`` are then what `index profile` takes (recover, exact, layers …). Raises AtlasError where it
-    cannot be read, or ``against`` has no profile of the same probe.
+    stored; what follows ``base`` is then what `index profile` takes. Raises AtlasError where it cannot be read, or
+    ``against`` has no profile of the same probe.
     """
     found = _stored(atlas, model, base)
     if found is None:
-        return _now(atlas, model, against, base, wishes or {})
+        chosen = None if layers is None else tuple(layers)
+        wishes = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed, "device": device}
+        return _now(atlas, model, against, base, {**wishes, "layers": chosen})
     is_base = found.subject == "base"
     other = _other(atlas, found, against if not (is_base and against == "base") else "untrained")
     notes = _notes(found)

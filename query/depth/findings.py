@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from query.depth.profiled import Profiled
+from query.extras import to_frame
+from query.results import Drawn
+from query.wording import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -41,13 +44,16 @@ class Forgetful:
     delta: float | None
 
 
-@dataclass(frozen=True)
-class DepthFindings:
+@dataclass(frozen=True, repr=False)
+class DepthFindings(Drawn):
     """``means`` has a row for each layer: mean and standard deviation over models of every measure, and the base's.
 
     ``data_share``: the share of the variance of each measure at the last layer that data sets tell (η²), with the share
     expected by chance.
     """
+
+    ANSWERS_FIRST = True
+    LEAST_TELLING = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
 
     base: str
     probe: str
@@ -74,12 +80,22 @@ class DepthFindings:
             "notes": list(self.notes),
         }
 
-    def to_table(self) -> dict[str, Any]:
-        """The same for eighty columns."""
-        pooled = [one for one in self.agreements if one.of == "delta"]
+    @property
+    def headline(self) -> str:
+        """How many there are, and how many forget."""
+        return (
+            f"Of {counted(self.models, 'profiled model')} of {self.base}, by {counted(self.authors, 'author')}, "
+            f"{len(self.forgetful)} give less of their input away than the base does."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer: means over models, their standard deviations, and the base's."""
+        return [dict(row) for row in self.means]
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The same for eighty columns; ``details``: agreement layer by layer as well."""
+        pooled = [one for one in self.agreements if one.of == "delta" and (details or one.layer is None)]
         return {
-            "base": self.base,
-            "models": self.models,
             "mean (± sd over models)": [_shown(row) for row in self.means],
             "Spearman with ‖δW‖ up to the layer": [
                 {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
@@ -96,8 +112,6 @@ class DepthFindings:
 
     def to_df(self) -> pandas.DataFrame:
         """A row for each model and layer with everything."""
-        from query.extras import to_frame
-
         return to_frame([{"model": one.model, **row} for one in self.profiles for row in one.layers])
 
 

@@ -6,25 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from indexer.records.depth_measures import MEASURES
+
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-MEASURES = (
-    "tolerance",
-    "tolerance_own",
-    "readable",
-    "recovered",
-    "recovered_seed",
-    "closer",
-    "closer_ratio",
-    "verified",
-    "reach",
-    "own",
-    "start_share",
-    "cka",
-    "drift",
-    "image_error",
-)
 LayerRows = tuple[dict[str, Any], ...]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,11 @@ Rows = Sequence[dict[str, Any]]
 
 def sentence(rows: Rows, against: Rows, name: str) -> str:
     """Of a model's layers against those of ``name`` ("its base"); the strongest things first."""
-    told = [*_tokens(rows, against, name), *_noise(rows, against, name), *_broader(rows, against, name)]
+    same = [row["layer"] for row in itertools.takewhile(lambda row: row.get("drift") == 0, rows)]
+    if same and len(same) == len(rows):
+        return "every layer gives exactly what its base gives."
+    told = [f"up to layer {same[-1]} it gives exactly what its base gives"] if same else []
+    told += [*_tokens(rows, against, name), *_noise(rows, against, name), *_broader(rows, against, name)]
     return ("; ".join(told) or f"no layer tells it from {name}") + "."
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +29,7 @@ LEAST_LOSS = 0.02
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DepthStudy(DepthFindings):
     """A study of all profiles, drawn on request."""
 
@@ -39,13 +38,6 @@ class DepthStudy(DepthFindings):
         from query.depth.study_picture import study_figure
 
         return study_figure(self, theme)
-
-    def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the figure as .png, .svg or .pdf."""
-        from query.figures import checked_output, draw, write_output
-
-        file = checked_output(path)
-        write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
 
 def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> DepthStudy:

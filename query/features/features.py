@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 MOST_NEURONS = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FeatureGrid(FoundFeatures):
     """Features, drawn on request as a grid."""
 
@@ -28,13 +27,6 @@ class FeatureGrid(FoundFeatures):
         from query.features.picture import features_figure
 
         return features_figure(self, theme)
-
-    def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the figure as .png, .svg or .pdf."""
-        from query.figures import checked_output, draw, write_output
-
-        file = checked_output(path)
-        write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
 
 def features(
@@ -72,7 +64,7 @@ def _neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
         return list(asked)
     if asked == "all":
         if patch is None:
-            raise AtlasError("All neurons together are asked of one patch.", "Add --patch N.")
+            raise AtlasError("All neurons together are asked of one patch.", "Add `patch=0`.")
         return [None]
     found: list[int | None] = []
     for part in asked.split(","):
@@ -80,8 +72,8 @@ def _neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
         if not (
             first.isascii() and first.isdigit() and len(first) < 7 and (not last or (last.isdigit() and len(last) < 7))
         ):
-            raise AtlasError(f"--neurons {asked[:40]!r} is no list of neurons.", "Write it like 0-15 or 3,7.")
+            raise AtlasError(f"`neurons` {asked[:40]!r} is no list of neurons.", "Write it like 0-15 or 3,7.")
         found += range(int(first), min(int(last or first), int(first) + MOST_NEURONS) + 1)
     if not 0 < len(found) <= MOST_NEURONS:
-        raise AtlasError(f"--neurons asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
+        raise AtlasError(f"`neurons` asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
     return found

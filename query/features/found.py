@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import pandas
+from query.results import Drawn
+from query.wording import counted
 
+if TYPE_CHECKING:
     from indexer.profiles.single import Feature
 
 
-@dataclass(frozen=True)
-class FoundFeatures:
+@dataclass(frozen=True, repr=False)
+class FoundFeatures(Drawn):
     """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
     model: str
@@ -40,8 +41,20 @@ class FoundFeatures:
             "notes": list(self.notes),
         }
 
+    @property
+    def headline(self) -> str:
+        """Of what there are images."""
+        return f"what {counted(len(self.features), 'neuron')} of {self.model} look for"
+
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer: how many neurons beat the best probe image, and where the change lies."""
+        """A row for each layer and neuron; ``neuron``: None for all of them together."""
+        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row")
+        return [{name: getattr(one, name) for name in kept} for one in self.features]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """A row for each layer: how many neurons beat the best probe image; ``details``: a row for each neuron."""
+        if details:
+            return self.to_rows()
         rows = []
         for layer in self.layers:
             found = [one for one in self.features if one.layer == layer]
@@ -52,10 +65,3 @@ class FoundFeatures:
                  "change in the upper quarter": sum(upper) / len(upper)}
             )  # fmt: skip
         return rows
-
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each layer and neuron."""
-        from query.extras import to_frame
-
-        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row")
-        return to_frame([{name: getattr(one, name) for name in kept} for one in self.features])

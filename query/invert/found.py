@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import pandas
+from query.results import Drawn
+from query.wording import percent
 
+if TYPE_CHECKING:
     from indexer.profiles.single import ImageLayer, LayerWords
 
 
-@dataclass(frozen=True)
-class FoundWords:
+@dataclass(frozen=True, repr=False)
+class FoundWords(Drawn):
     """What each layer gives back of ``input``; ``words`` are its tokens."""
+
+    LEAST_TELLING = ("top", "closer_ratio")
 
     model: str
     input: str
@@ -33,24 +36,28 @@ class FoundWords:
             "notes": list(self.notes),
         }
 
-    def to_rows(self, with_top: bool = False) -> list[dict[str, Any]]:
-        """A row for each layer."""
-        rows: list[dict[str, Any]] = []
-        for one in self.layers:
-            row: dict[str, Any] = {"layer": one.layer, "output": one.output, "right": one.right,
-                                   "closer_ratio": one.closer_ratio}  # fmt: skip
-            rows.append(row | ({"top": [" | ".join(words) for words in one.top]} if with_top else {}))
-        return rows
+    @property
+    def headline(self) -> str:
+        """How much the last layer asked gives back."""
+        last = self.layers[-1]
+        return f"{self.model}, layer {last.layer}: {percent(last.right)} of the words of “{self.input}” come back"
 
-    def to_df(self) -> pandas.DataFrame:
-        """The rows as a data frame."""
-        from query.extras import to_frame
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, with the nearest words of each place."""
+        return [
+            {"layer": one.layer, "output": one.output, "right": one.right, "closer_ratio": one.closer_ratio,
+             "top": [" | ".join(words) for words in one.top]}
+            for one in self.layers
+        ]  # fmt: skip
 
-        return to_frame(self.to_rows(with_top=True))
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; the nearest words where there is more than one of each, or with ``details``."""
+        with_top = details or any(len(words) > 1 for one in self.layers for words in one.top)
+        return [{name: row[name] for name in row if with_top or name != "top"} for row in self.to_rows()]
 
 
-@dataclass(frozen=True)
-class FoundImages:
+@dataclass(frozen=True, repr=False)
+class FoundImages(Drawn):
     """What each layer gives back of ``target`` (images, channels, height, width), from 0 to 1."""
 
     model: str
@@ -64,15 +71,15 @@ class FoundImages:
         layers = [{"layer": one.layer, "error": one.error, "rows": list(one.rows)} for one in self.layers]
         return {"model": self.model, "recipe": self.recipe, "layers": layers, "notes": list(self.notes)}
 
-    def to_rows(self, with_top: bool = False) -> list[dict[str, Any]]:
+    @property
+    def headline(self) -> str:
+        """How far the last layer asked is off."""
+        last = self.layers[-1]
+        return f"{self.model}, layer {last.layer}: images come back with an error of {last.error:.3f}"
+
+    def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer: the error, and the shares of the first and the last row of patches in it."""
         return [
             {"layer": one.layer, "error": one.error, "first row": one.rows[0], "last row": one.rows[-1]}
             for one in self.layers
         ]
-
-    def to_df(self) -> pandas.DataFrame:
-        """The rows as a data frame."""
-        from query.extras import to_frame
-
-        return to_frame(self.to_rows())

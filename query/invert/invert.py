@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WordsBack(FoundWords):
     """Words that layers gave back, drawn on request."""
 
@@ -27,12 +27,8 @@ class WordsBack(FoundWords):
 
         return words_figure(self, theme)
 
-    def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the figure as .png, .svg or .pdf."""
-        _write(self.figure(theme), path)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImagesBack(FoundImages):
     """Images that layers gave back, drawn on request."""
 
@@ -41,17 +37,6 @@ class ImagesBack(FoundImages):
         from query.invert.picture import images_figure
 
         return images_figure(self, theme)
-
-    def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the figure as .png, .svg or .pdf."""
-        _write(self.figure(theme), path)
-
-
-def _write(figure: Figure, path: str | Path) -> None:
-    from query.figures import checked_output, draw, write_output
-
-    file = checked_output(path)
-    write_output(file, draw(figure, file.suffix.lower()))
 
 
 def invert(
@@ -82,7 +67,7 @@ def invert(
     from indexer.profiles.single import invert_images, invert_text
 
     if text is not None and (images or stem):
-        raise AtlasError("Give a text or images, not both.", 'For example: query invert MODEL "The sky is blue."')
+        raise AtlasError("Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`")
     reference = reference_of(atlas, model, base)
 
     def told(layer: int) -> None:
@@ -90,15 +75,15 @@ def invert(
 
     if text is None:
         if keep or restrict:
-            raise AtlasError("--keep and --restrict are for words.", "Give a text.")
+            raise AtlasError("`keep` and `restrict` are for words.", "Give a text.")
         if recipe == "blank":
-            raise AtlasError("Images always start from a blank.", "Leave --recipe out.")
+            raise AtlasError("Images always start from a blank.", "Leave `recipe` out.")
         files = [Path(one) for one in images]
         made = invert_images(reference, files, stem=stem, layers=layers, recipe=recipe, steps=steps, rate=rate,
                              seed=seed, device=device, progress=told)  # fmt: skip
         return ImagesBack(made.model, recipe, made.target, made.layers, made.notes)
     if rate is not None and recipe != "seed":
-        raise AtlasError("--rate belongs to the seeds' recipe.", "Add --recipe seed.")
+        raise AtlasError("`rate` belongs to the seeds' recipe.", "Add `recipe='seed'`.")
     found = invert_text(reference, text, layers=layers, recipe=recipe, top=top, keep=_slice(keep), restrict=restrict,
                         seed=seed, shift=shift, steps=steps, rate=rate, device=device, progress=told)  # fmt: skip
     notes = found.notes
@@ -117,5 +102,5 @@ def _slice(text: str | None) -> slice:
     except ValueError:
         numbers = []
     if len(numbers) != 2:
-        raise AtlasError(f"--keep {text[:20]!r} is no range of positions.", "Write it like 1: or 0:4.")
+        raise AtlasError(f"`keep` {text[:20]!r} is no range of positions.", "Write it like 1: or 0:4.")
     return slice(*numbers)

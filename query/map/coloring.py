@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,16 @@ from indexer.errors import AtlasError
 from query.population import Population, leading_datasets
 
 if TYPE_CHECKING:
+    from query.clusters.members import Cluster
     from query.reader import AtlasReader
 
-LEGEND = 12  # groups that get a colour, or a colour and a shape, of their own; the others share a grey
+LEGEND = 10  # groups that get a colour of their own; the others share a grey
 _DECADES = 2  # powers of ten that numbers span before their scale is logarithmic
 
 # What is said of models that have no group, or no number.
 _UNKNOWN = {"dataset": "no dataset named", "cluster": "in no cluster"}
 _OUTLIER = -1
+_MOSTLY = 0.5  # of its documented members, above which a cluster is called by their dataset
 
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "UBIGINT", "UINTEGER")
 _TIMES = ("TIMESTAMP", "DATE")
@@ -130,9 +132,20 @@ def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scal
 def _clusters(population: Population, seed: int) -> list[str | None]:
     from query.clusters.clusters import clusters
 
-    labels: Mapping[int, int] = clusters(population, seed=seed, draws=1).labels
-    numbers = [labels.get(int(identity), _OUTLIER) for identity in population.ids]
-    return [None if number == _OUTLIER else f"cluster {number}" for number in numbers]
+    found = clusters(population, seed=seed, draws=1)
+    names = {cluster.cluster: cluster_name(cluster) for cluster in found.clusters}
+    return [names.get(found.labels.get(int(identity), _OUTLIER)) for identity in population.ids]
+
+
+def cluster_name(cluster: Cluster) -> str:
+    """A cluster by what it holds: the dataset that most of its documented members name, or the two commonest."""
+    if cluster.probably is None:
+        what = "no dataset named"
+    elif (cluster.share or 0) > _MOSTLY:
+        what = cluster.probably
+    else:
+        what = "mixed, " + " and ".join(list(cluster.datasets)[:2])
+    return f"{cluster.cluster}: {what}"
 
 
 def _text(value: Any) -> str | None:

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
-from query.map.coloring import ColorGroups, Coloring, coloring, grouped
-from query.map.points import MapPoint, PlacedModels
+from query.map.coloring import ColorGroups, Coloring, coloring
+from query.map.points import MapPoint, NearPoint, PlacedModels
 from query.map.projection import METHODS, Projection, project
 from query.population import Population, distinct, read_population
+from query.statistics.likeness import points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
 
 PAGE = ".html"
 NEIGHBOURS = 8  # nearest models that the page shows of each model
+ALSO_BY = ("dataset", "cluster", "author", "relation", "licence", "downloads")  # colours that the page offers besides
+MOST_CLUSTERED = 5000  # models up to which clusters are found without being asked for: more take minutes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelMap(PlacedModels):
     """A map, drawn on request: as a picture to print or a page to explore."""
 
@@ -77,12 +82,12 @@ def model_map(
         why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
         raise AtlasError(
             f"There is no model of {population.base} to place{why}.",
-            f"Index more: index build --base {population.base}",
+            f"Index more: `build({population.base!r})`",
         )
     chosen = coloring(atlas, population, color, seed)
-    placed = project(population.vectors, method, seed)
-    usual = [coloring(atlas, population, column) for column in ("dataset", "author")]
-    usual.append(grouped("relation", population.relations))
+    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
+    is_quick = len(population.ids) <= MOST_CLUSTERED
+    others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
     return ModelMap(
         base=population.base,
         representation=representation,
@@ -93,14 +98,15 @@ def model_map(
         explained_variance=placed.explained_variance,
         left_out=population.left_out,
         notes=tuple(_notes(population, placed, method)),
-        other_colorings=tuple(one for one in usual if isinstance(one, ColorGroups) and one.column != color),
+        other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
         neighbours=_neighbours(atlas, population),
+        hub=atlas.crawl_of(population.base).endpoint,
     )
 
 
 def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
-    rows = atlas.rows("SELECT model_id, downloads FROM models WHERE base = ?", [population.base])
-    downloads = {row["model_id"]: row["downloads"] for row in rows}
+    rows = atlas.rows("SELECT model_id, downloads, licence FROM models WHERE base = ?", [population.base])
+    facts = {row["model_id"]: row for row in rows}
     return tuple(
         MapPoint(
             model_id=int(identity),
@@ -108,7 +114,8 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
             author=population.authors[row],
             relation=population.relations[row],
             datasets=tuple(sorted(population.datasets[row])),
-            downloads=downloads[int(identity)],
+            downloads=facts[int(identity)]["downloads"],
+            licence=facts[int(identity)]["licence"],
             x=float(placed.places[row, 0]),
             y=float(placed.places[row, 1]),
             group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
@@ -118,18 +125,20 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
     )
 
 
-def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[tuple[int, float], ...], ...]:
+def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, ...], ...]:
     place = {int(identity): row for row, identity in enumerate(population.ids)}
-    found: list[list[tuple[int, float]]] = [[] for _ in place]
+    found: list[list[NearPoint]] = [[] for _ in place]
+    columns = {row["column_name"] for row in atlas.rows("DESCRIBE neighbours")}
+    background = "background" if "background" in columns else "NULL"
     rows = atlas.connection.execute(
-        "SELECT model_id, neighbour_id, similarity FROM neighbours JOIN models USING (model_id) "
+        f"SELECT model_id, neighbour_id, similarity, {background} FROM neighbours JOIN models USING (model_id) "
         "WHERE base = ? AND representation = ? ORDER BY model_id, rank",
         [population.base, population.representation],
     )
-    for model, neighbour, similarity in rows.fetchall():
+    for model, neighbour, similarity, strangers in rows.fetchall():
         row = place.get(model)
         if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
-            found[row].append((place[neighbour], similarity))
+            found[row].append(NearPoint(place[neighbour], similarity, strangers))
     return tuple(map(tuple, found))
 
 
@@ -138,7 +147,7 @@ def _notes(population: Population, placed: Projection, asked: str) -> list[str]:
     if placed.method != asked:
         notes.append(f"The vectors are too few, or too plain, for {METHODS[asked]}: their places are those of a PCA.")
     adapters = population.relations.count("adapter")
-    if 0 < adapters < len(population.relations):
+    if 0 < adapters < len(population.relations) and not population.blocks:
         notes.append(
             f"Adapters ({adapters}) have a shape of their own: they leave matrices untouched, and so cannot lie as "
             "close to full fine-tunes as these lie to each other."

@@ -16,16 +16,23 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from indexer.console.messages import clean
 from indexer.names import is_hub_id
 from query.figures import THEMES
 from query.map.coloring import LEGEND, ColorGroups, Coloring
+from query.map.heaps import heaps
+from query.map.points import NearPoint
 from query.statistics.neighbours import codes_of
 
 if TYPE_CHECKING:
     from query.map.points import PlacedModels
 
-SCRIPTS = ("map_data.js", "map_view.js", "map_panel.js", "map_controls.js")
+SCRIPTS = (
+    "map_data.js", "map_view.js", "map_names.js", "map_panel.js", "map_filters.js", "map_table.js", "map_controls.js",
+    "map_address.js",
+)  # fmt: skip
 _DIGITS = 5  # of a place in the plane: finer than any screen
 _LONGEST = 300  # characters of one string
 
@@ -54,8 +61,10 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
     points = drawn.points
     authors, author = _coded([point.author for point in points])
     relations, relation = _coded([point.relation for point in points])
+    licences, licence = _coded([point.licence or "" for point in points])
     datasets, flat = _coded([name for point in points for name in point.datasets])
     of_model = iter(flat)
+    near = [[NearPoint(*one) for one in row] for row in drawn.neighbours or [()] * len(points)]
     return {
         "models": [_shown(point.model) for point in points],
         "onHub": [is_hub_id(point.model) for point in points],
@@ -65,14 +74,15 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
         "author": author,
         "relations": relations,
         "relation": relation,
+        "licences": licences,
+        "licence": licence,
         "datasets": datasets,
         "dataset": [[next(of_model) for _ in point.datasets] for point in points],
         "downloads": [point.downloads for point in points],
-        "neighbours": [
-            [number for place, cosine in nearest for number in (place, round(cosine, 4))]
-            for nearest in drawn.neighbours or [()] * len(points)
-        ],
-        "colorings": [_coloring(one) for one in (drawn.coloring, *drawn.other_colorings)],
+        "neighbours": [[number for one in row for number in (one.place, round(one.cosine, 4))] for row in near],
+        "backgrounds": _backgrounds(near),
+        "hub": drawn.hub,
+        "colorings": [_coloring(one, drawn) for one in (drawn.coloring, *drawn.other_colorings)],
         "legend": LEGEND,
         "themes": {name: asdict(theme) for name, theme in THEMES.items()},
         "axes": drawn.axes,
@@ -80,11 +90,23 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
     }
 
 
-def _coloring(coloring: Coloring) -> dict[str, Any]:
+def _backgrounds(near: list[list[NearPoint]]) -> list[list[float | None]] | None:
+    """Of each neighbour the share of strangers at least as similar; None where the atlas does not tell."""
+    if all(one.background is None for row in near for one in row):
+        return None
+    return [[None if one.background is None else float(f"{one.background:.2g}") for one in row] for row in near]
+
+
+def _coloring(coloring: Coloring, drawn: PlacedModels) -> dict[str, Any]:
     named = {"column": coloring.column, "none": coloring.none}
     if isinstance(coloring, ColorGroups):
         groups = [[_shown(group.group), group.models] for group in coloring.groups]
-        return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), **named}
+        places = np.array([(point.x, point.y) for point in drawn.points])
+        found = [
+            one and [_rounded(one.x), _rounded(one.y), _rounded(one.radius)]
+            for one in heaps(places, coloring.codes, len(coloring.shown))
+        ]
+        return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "heaps": found, **named}
     return {"kind": coloring.kind, "values": list(coloring.values), "low": coloring.low, "high": coloring.high, **named}
 
 

@@ -1,4 +1,8 @@
-"""A map as a picture fit for print: the largest groups in colours and shapes, the rest in grey; numbers on a scale."""
+"""A map as a picture fit for print: the largest groups in colours and named where they lie; numbers on a scale.
+
+A colour says one thing: the group. A shape says one thing: whether the model is an adapter. What has no group, as the
+undocumented models, is a ring in the colour of the text, in front of all others.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from numpy.typing import NDArray
 
 from query.figures import THEMES, Theme, label, new_figure
 from query.map.coloring import ColorGroups, Scale
+from query.map.heaps import heaps, room_for_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,8 +24,11 @@ if TYPE_CHECKING:
 WIDTH = 7.2  # inches: across a printed page
 _POINTS, _WORDS = 5.0, 0.9  # of the width for points, beside the legend; of the height for what is above and below
 _LOWEST, _HIGHEST = 3.6, 5.6
-FULL, ADAPTER = ("o", "s"), ("^", "v")  # shapes with the palette's colours at first, and at their second turn
-_AREA = {"o": 1.0, "s": 0.85, "^": 1.1, "v": 1.1}  # that makes them look equally large
+WHOLE, ADAPTER = "o", "^"
+_AREA = {WHOLE: 1.0, ADAPTER: 1.1}  # that makes them look equally large
+_RING = 0.9  # points, of the line around what has no group
+_NAME, _LONGEST_NAME = 6.5, 28  # size in points, and characters, of a name on the picture
+_GAP = 3.0  # points between a name and what is beside it
 _RASTERISED = 3000  # points from which an SVG or PDF holds a picture of them, not each one
 _OUTLINED = 1000  # points up to which each has an outline that sets it off, and hides what is below it
 _SECONDS_A_DAY = 86_400.0
@@ -42,7 +50,9 @@ def map_figure(drawn: PlacedModels, theme: str = "light") -> Figure:
         _draw_groups(figure, canvas, drawn.coloring)
     else:
         _draw_scale(figure, canvas, drawn.coloring)
-    axes.margins(0.04)
+    axes.margins(0.06)
+    if isinstance(drawn.coloring, ColorGroups):
+        _name_groups(figure, canvas, drawn.coloring)
     return figure
 
 
@@ -94,10 +104,20 @@ class _Canvas:
             **more,
         )
 
-    def both(self, chosen: Mask, colour: Any, size: float = 1.0, place: int = 0, **more: Any) -> None:
-        """Draw the chosen points, adapters in their own shape; ``place``: which shapes."""
-        self.dots(chosen & ~self.is_adapter, FULL[place], colour, size, **more)
-        self.dots(chosen & self.is_adapter, ADAPTER[place], colour, size, **more)
+    def both(self, chosen: Mask, colour: Any, size: float = 1.0, **more: Any) -> None:
+        """Draw the chosen points, adapters in their own shape."""
+        self.dots(chosen & ~self.is_adapter, WHOLE, colour, size, **more)
+        self.dots(chosen & self.is_adapter, ADAPTER, colour, size, **more)
+
+    def rings(self, chosen: Mask) -> None:
+        """Draw points that have no group: hollow, in the colour of the text, in front."""
+        for shape, of_shape in ((WHOLE, ~self.is_adapter), (ADAPTER, self.is_adapter)):
+            rows = self.order[(chosen & of_shape)[self.order]]
+            if len(rows):
+                self.axes.scatter(
+                    *self.places[rows].T, s=self.size * _AREA[shape], marker=shape, facecolors=self.colours.background,
+                    edgecolors=self.colours.ink, linewidths=_RING, rasterized=self.is_rasterised, zorder=4,
+                )  # fmt: skip
 
     def handle(self, shape: str, colour: str, text: str, **more: Any) -> Any:
         """An entry of the legend."""
@@ -118,31 +138,60 @@ class _Canvas:
 def _draw_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
     theme = canvas.colours
     codes = np.array(groups.codes)
-    shown, many = len(groups.shown), len(theme.palette)
-    canvas.both(codes < 0, theme.unknown, 0.7, zorder=1)
+    shown = len(groups.shown)
     canvas.both(codes >= shown, theme.rest, 0.8, zorder=2)
-    palette = np.array(theme.palette)[codes % many]
-    for turn in range(-(-shown // many)):
-        canvas.both((codes >= turn * many) & (codes < min(shown, (turn + 1) * many)), palette, place=turn, zorder=3)
+    canvas.both((codes >= 0) & (codes < shown), np.array(theme.palette)[codes % shown if shown else codes], zorder=3)
+    canvas.rings(codes < 0)
     handles = [
-        canvas.handle(FULL[place // many], theme.palette[place % many], f"{label(group.group, 30)} ({group.models:,})")
+        canvas.handle(WHOLE, theme.palette[place], f"{label(group.group, 34)} ({group.models:,})")
         for place, group in enumerate(groups.shown)
     ]
     if groups.rest:
         models = sum(group.models for group in groups.rest)
-        handles.append(canvas.handle("o", theme.rest, f"{len(groups.rest):,} others ({models:,})"))
+        others = label(groups.rest[0].group, 34) if len(groups.rest) == 1 else f"{len(groups.rest):,} others"
+        handles.append(canvas.handle(WHOLE, theme.rest, f"{others} ({models:,})"))
     handles += _general(canvas, codes < 0, groups.none)
     canvas.legend(figure, handles, label(groups.column), "outside right upper")
 
 
+def _name_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
+    """Write the names of groups beside their heaps, where there is room that is nearer to theirs than to others."""
+    axes, dpi = canvas.axes, figure.dpi
+    names = [label(group.group, _LONGEST_NAME) for group in groups.shown]
+    texts = [
+        axes.text(0, 0, name, fontsize=_NAME, ha="center", va="center", color=canvas.colours.ink, zorder=6)
+        for name in names
+    ]
+    figure.draw_without_rendering()  # only now is it known where the axes are, and how wide a name is
+    boxes = [text.get_window_extent() for text in texts]
+    frame = axes.get_window_extent()
+    points = axes.transData.transform(canvas.places)
+    found = heaps(points, groups.codes, len(names))
+    places = room_for_names(
+        points, groups.codes, found, [(box.width, box.height) for box in boxes],
+        (frame.x0, frame.y0, frame.x1, frame.y1), (_GAP + np.sqrt(canvas.size) / 2) * dpi / 72,
+    )  # fmt: skip
+    for text, place in zip(texts, places, strict=True):
+        if place is None:
+            text.remove()
+        else:
+            text.set_position(axes.transData.inverted().transform(place))
+            text.set_in_layout(False)
+
+
 def _general(canvas: _Canvas, unknown: Mask, none: str) -> list[Any]:
-    """Entries of the legend that every map may need."""
-    handles = []
+    """Entries of the legend that every map may need: what has no group, and what the shapes are."""
+    ink, handles = canvas.colours.ink, []
     if unknown.any():
-        handles.append(canvas.handle("o", canvas.colours.unknown, f"{none} ({unknown.sum():,})"))
-    if canvas.is_adapter.any():
-        text = f"adapter ({canvas.is_adapter.sum():,})"
-        handles.append(canvas.handle("^", canvas.colours.ink, text, fillstyle="none", markeredgewidth=0.7))
+        text = f"{none} ({unknown.sum():,})"
+        handles.append(canvas.handle(WHOLE, ink, text, fillstyle="none", markeredgewidth=_RING))
+    adapters = int(canvas.is_adapter.sum())
+    if adapters:
+        whole = len(canvas.is_adapter) - adapters
+        handles.append(canvas.handle("", ink, ""))  # a line between colours and shapes
+        if whole:
+            handles.append(canvas.handle(WHOLE, ink, f"whole model ({whole:,})"))
+        handles.append(canvas.handle(ADAPTER, ink, f"adapter ({adapters:,})"))
     return handles
 
 
@@ -153,7 +202,7 @@ def _draw_scale(figure: Figure, canvas: _Canvas, scale: Scale) -> None:
     theme = canvas.colours
     values = np.array([np.nan if value is None else value for value in scale.values], dtype=float)
     unknown = np.isnan(values)
-    canvas.both(unknown, theme.unknown, 0.7, zorder=1)
+    canvas.rings(unknown)
     if not unknown.all():
         norm = _norm(scale)
         colours = ScalarMappable(norm, LinearSegmentedColormap.from_list("scale", theme.scale))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from query.map.coloring import ColorGroups, Coloring
 from query.map.projection import METHODS
 from query.population import LeftOut
-
-if TYPE_CHECKING:
-    import pandas
+from query.reader import PUBLIC_HUB
+from query.results import Drawn
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,32 @@ class MapPoint:
     y: float
     group: str | None
     value: float | None
+    licence: str | None = None
 
 
-@dataclass(frozen=True)
-class PlacedModels:
+class NearPoint(NamedTuple):
+    """A near model: its ``place`` in the points, the cosine, and its background where the atlas has one.
+
+    ``background``: the share of pairs of strangers that are at least as similar.
+    """
+
+    place: int
+    cosine: float
+    background: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class PlacedModels(Drawn):
     """Models in the plane. ``points`` are in order of id.
 
     ``method`` is the one that placed them, ``color`` the column they are coloured by. ``coloring`` and each of
     ``other_colorings`` (which the page offers as well) have an entry for each point, and so has ``neighbours``: the
-    nearest models that are on the map, as (place in ``points``, cosine), nearest first. ``explained_variance``: for
-    pca, the shares of the variance along x and y.
+    nearest models that are on the map, nearest first. ``explained_variance``: for pca, the shares of the variance along
+    x and y. ``hub`` is the address of the Hub that was crawled.
     """
+
+    COLUMNS = tuple(MapPoint.__dataclass_fields__)
+    LEAST_TELLING = ("model_id", "downloads", "relation", "value", "author")
 
     base: str
     representation: str
@@ -48,13 +62,19 @@ class PlacedModels:
     explained_variance: tuple[float, float] | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
     notes: tuple[str, ...] = ()
-    other_colorings: tuple[ColorGroups, ...] = field(default=(), repr=False)
-    neighbours: tuple[tuple[tuple[int, float], ...], ...] = field(default=(), repr=False)
+    other_colorings: tuple[Coloring, ...] = field(default=(), repr=False)
+    neighbours: tuple[tuple[NearPoint, ...], ...] = field(default=(), repr=False)
+    hub: str = PUBLIC_HUB
 
     @property
     def color(self) -> str:
         """The column that the points are coloured by."""
         return self.coloring.column
+
+    @property
+    def headline(self) -> str:
+        """What the map shows, and how it was made."""
+        return f"{self.title}, {self.subtitle}"
 
     @property
     def title(self) -> str:
@@ -107,8 +127,11 @@ class PlacedModels:
             "notes": list(self.notes),
         }
 
-    def to_df(self) -> pandas.DataFrame:
+    def to_rows(self) -> list[dict[str, Any]]:
         """A row for each point; the columns are those of :class:`MapPoint`."""
-        from query.extras import to_frame
+        return [asdict(point) for point in self.points]
 
-        return to_frame(self.points, [*MapPoint.__dataclass_fields__])
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The object; ``details``: with the points."""
+        told = {name: value for name, value in self.to_dict().items() if name != "notes"}
+        return told | ({"points": self.to_rows()} if details else {})

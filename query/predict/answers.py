@@ -15,6 +15,11 @@ A model is learnt from with its own author left out, and that alone must teach n
 the right dataset rarer; and with a model's datasets hidden there are fewer to choose from, which makes surer. Both
 would teach the wrong way round, so no weight and no slope is negative: neither being common nor votes beyond what is
 common are evidence against a dataset, nor is being sure evidence for "none of these".
+
+Nor does a sign say more the further out it lies. Some adapters have hardly a direction in common with anybody, and
+stand out less than any model whose dataset is hidden: that is a weak vector, not an unknown dataset. So a sign counts
+for no less than that of the middle model whose datasets are hidden, and for no more than that of the middle one as it
+is.
 """
 
 from __future__ import annotations
@@ -38,8 +43,13 @@ _MOST_STEPS = 50
 
 @dataclass(frozen=True)
 class Familiarity:
-    """Log-odds that a dataset is among the answers: intercept + Σ slope · (sign - centre)/spread, a missing sign 0."""
+    """Log-odds that a dataset is among the answers: intercept + Σ slope · (sign - centre)/spread, a missing sign 0.
 
+    A sign below its ``low`` counts as that, one above its ``high`` as that.
+    """
+
+    low: Reals
+    high: Reals
     centre: Reals
     spread: Reals
     slopes: Reals
@@ -52,7 +62,7 @@ class Familiarity:
 
     def standardised(self, signs: Reals) -> Reals:
         """Signs in units of their spread from their centre; what is missing lies at the centre."""
-        return np.nan_to_num((signs - self.centre) / self.spread)
+        return np.nan_to_num((np.clip(signs, self.low, self.high) - self.centre) / self.spread)
 
 
 @dataclass(frozen=True)
@@ -170,14 +180,15 @@ def _fit_familiarity(seen: Reals, unseen: Reals, known: Reals, importance: Reals
     """Logistic regression of seen (counted ``known``) against unseen, each half of the whole, by Newton's method."""
     if not known.sum():
         return None
-    signs = np.concatenate([seen, unseen])
+    low, high = _middles(seen, unseen, known, importance)
+    signs = np.clip(np.concatenate([seen, unseen]), low, high)
     is_seen = np.repeat([1.0, 0.0], [len(seen), len(unseen)])
     counted = np.concatenate([known, importance * known.sum() / importance.sum()])
     weight = np.where(np.isnan(signs), 0, counted[:, None])
     total = np.maximum(weight.sum(axis=0), 1e-12)
     centre = (weight * np.nan_to_num(signs)).sum(axis=0) / total
     spread = np.sqrt((weight * np.nan_to_num(signs - centre) ** 2).sum(axis=0) / total)
-    plain = Familiarity(centre, np.where(spread > 1e-9, spread, 1), np.zeros(len(centre)), 0.0)
+    plain = Familiarity(low, high, centre, np.where(spread > 1e-9, spread, 1), np.zeros(len(centre)), 0.0)
     design = np.concatenate([np.ones((len(signs), 1)), plain.standardised(signs)], axis=1)
     pull = np.array([1e-9] + [_PULL] * len(centre))
 
@@ -188,6 +199,23 @@ def _fit_familiarity(seen: Reals, unseen: Reals, known: Reals, importance: Reals
 
     fitted = _least(derivatives, np.zeros(design.shape[1]), np.array([-np.inf] + [0.0] * len(centre)))
     return replace(plain, slopes=fitted[1:], intercept=float(fitted[0]))
+
+
+def _middles(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> tuple[Reals, Reals]:
+    """The median of each sign unseen and seen; no bounds where these are the wrong way round."""
+    low, high = _medians(unseen, importance), _medians(seen, known)
+    is_told = low < high
+    return np.where(is_told, low, -np.inf), np.where(is_told, high, np.inf)
+
+
+def _medians(signs: Reals, weight: Reals) -> Reals:
+    """Weighted medians of the columns, without what is missing; NaN where everything is."""
+    found = np.full(signs.shape[1], np.nan)
+    for column, values in enumerate(signs.T):
+        kept = ~np.isnan(values) & (weight > 0)
+        if kept.any():
+            found[column] = np.quantile(values[kept], 0.5, weights=weight[kept], method="inverted_cdf")
+    return found
 
 
 def _least(derivatives: Callable[[Reals], tuple[Reals, Reals]], start: Reals, lowest: Reals) -> Reals:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +15,11 @@ from query.predict.evidence import Reals, Witnesses
 from query.predict.learning import TOO_FEW
 from query.predict.out_of_author import HeldOut, try_all
 from query.predict.scoring import Bin, Interval, PredictionScore, intervals, reliability, score
+from query.results import Drawn
 from query.statistics.intervals import FEWEST_AUTHORS, too_few
+from query.wording import counted, percent
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
@@ -63,13 +63,17 @@ class JudgedModel:
     none: float
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Drawn):
     """Out-of-author predictions of all documented models of a base, judged.
 
     ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
     ``with_head``: models whose config.json describes a head; the others are predicted from vectors alone.
     """
+
+    COLUMNS = tuple(JudgedModel.__dataclass_fields__)
+    ANSWERS_FIRST = True
+    LEAST_TELLING = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
 
     base: str
     representation: str
@@ -93,24 +97,34 @@ class Evaluation:
         del plain["outcomes"]
         return plain
 
-    def to_df(self) -> pandas.DataFrame:
-        """One row for each documented model, in order of id."""
-        from query.extras import to_frame
+    @property
+    def headline(self) -> str:
+        """How often the best answer is right, and how often the commonest dataset would be."""
+        scores = {score.evidence: score for score in self.scores}
+        together, majority = scores["together"], scores.get("majority")
+        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        return (
+            f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
+            f"in {percent(together.accuracy)} of cases{than}. A sweep counts as one case."
+        )
 
-        return to_frame(self.outcomes, list(JudgedModel.__dataclass_fields__))
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row for each documented model, in order of id."""
+        return [asdict(outcome) for outcome in self.outcomes]
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The scores; ``details``: with their intervals, "none of these" and the reliability."""
+        whole = self.to_dict()
+        del whole["notes"]  # they follow in sentences
+        for row in whole["intervals"]:
+            del row["reason"]
+        return whole if details else {n: v for n, v in whole.items() if n not in ("intervals", "reliability")}
 
     def figure(self, theme: str = "light") -> Figure:
         """The reliability diagram: how often an answer of a given probability is right, by evidence."""
         from query.predict.reliability_picture import reliability_figure
 
-        return reliability_figure(self.reliability, self.scores, theme)
-
-    def write(self, path: str | Path, *, theme: str = "light") -> None:
-        """Draw the figure into a .png, .svg or .pdf. Raises AtlasError where that cannot be written."""
-        from query.figures import checked_output, draw, write_output
-
-        file = checked_output(path)
-        write_output(file, draw(self.figure(theme), file.suffix.lower()))
+        return reliability_figure(self.reliability, self.scores, theme, self.base, self.models)
 
 
 def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
@@ -132,7 +146,7 @@ def evaluate_documents(
     if k < 1:
         raise ValueError("k must be at least 1")
     if len(set(documents.authors)) < 2:
-        raise AtlasError(_nobody_to_ask(documents), f"Index more models: index build --base {base}")
+        raise AtlasError(_nobody_to_ask(documents), f"Index more models: `build({base!r})`")
     if len(documents.models) >= _MANY:
         say(f"Predicting {len(documents.models):,} models, each from models of other authors …")
     witnesses = Witnesses.of(documents, k)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Documents:
     """Models and what is known of them; entry i of every column is the same model.
 
-    ``vectors``: (n, d) float32 of unit norm, or zero where a model has none. ``datasets``: empty where a model
+    ``vectors``: (n, d) float32 of unit norm (or of ``blocks`` of unit norm, see ``Population``), or zero where a model
+    has none. ``datasets``: empty where a model
     names none.
     """
 
@@ -29,6 +30,7 @@ class Documents:
     authors: list[str]
     datasets: list[frozenset[str]]
     heads: list[Head]
+    blocks: int = 0
 
     def with_undocumented(self, vector: Floats, model: str, author: str, head: Head) -> Documents:
         """These and, last, one more model, whose datasets are to be found."""
@@ -38,6 +40,7 @@ class Documents:
             authors=[*self.authors, author],
             datasets=[*self.datasets, frozenset()],
             heads=[*self.heads, head],
+            blocks=self.blocks,
         )
 
 
@@ -49,16 +52,34 @@ def read_documents(
     The models with the ids ``without`` are left out before duplicates are grouped, so that the datasets that they
     alone name are gone too. Raises AtlasError where the representation is not published.
     """
-    population = read_population(atlas, base, representation)
-    is_out = np.isin(population.ids, list(without))
-    chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
-    heads = {
-        row["model_id"]: head_of(row["head_class"], row["label_count"], row["label_names"], row["problem_type"])
-        for row in atlas.rows(
+    return Documented(atlas, representation).of(base, without)
+
+
+class Documented:
+    """The documented models of every base that is asked about, each base read once."""
+
+    def __init__(self, atlas: AtlasReader, representation: str = "input") -> None:
+        self.representation = representation
+        self._atlas = atlas
+        self._read: dict[str, tuple[Population, dict[int, Head]]] = {}
+
+    def of(self, base: str, without: Collection[int] = ()) -> Documents:
+        """Those of one base; see :func:`read_documents`."""
+        if base not in self._read:
+            self._read[base] = read_population(self._atlas, base, self.representation), self._heads(base)
+        population, heads = self._read[base]
+        is_out = np.isin(population.ids, list(without))
+        chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
+        return documents_of(chosen, [heads[identity] for identity in chosen.ids.tolist()])
+
+    def _heads(self, base: str) -> dict[int, Head]:
+        rows = self._atlas.rows(
             "SELECT model_id, head_class, label_count, label_names, problem_type FROM models WHERE base = ?", [base]
         )
-    }
-    return documents_of(chosen, [heads[identity] for identity in chosen.ids.tolist()])
+        return {
+            row["model_id"]: head_of(row["head_class"], row["label_count"], row["label_names"], row["problem_type"])
+            for row in rows
+        }
 
 
 def documents_of(population: Population, heads: Sequence[Head]) -> Documents:
@@ -70,4 +91,5 @@ def documents_of(population: Population, heads: Sequence[Head]) -> Documents:
         authors=[population.authors[row] for row in rows],
         datasets=[population.datasets[row] for row in rows],
         heads=[heads[row] for row in rows],
+        blocks=population.blocks,
     )

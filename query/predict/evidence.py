@@ -74,7 +74,7 @@ class Witnesses:
             documents=documents,
             rows=chosen,
             voices=voices,
-            near=nearness(documents.vectors, chosen, voices),
+            near=nearness(documents.vectors, chosen, voices, documents.blocks),
             matches=head_matches(documents.heads, chosen, voices),
             k=k,
         )

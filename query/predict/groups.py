@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ class Nearness:
         return Nearness(self.order[places], self.similarity[places])
 
 
-def nearness(vectors: Floats, rows: Integers, voices: Voices) -> Nearness:
-    """How near every voice is: the cosine of its nearest member. Ties go to the voice that comes first."""
+def nearness(vectors: Floats, rows: Integers, voices: Voices, blocks: int = 0) -> Nearness:
+    """How near every voice is: the similarity of its nearest member. Ties go to the voice that comes first."""
     members = np.flatnonzero(voices.of_model >= 0)
     members = members[np.argsort(voices.of_model[members], kind="stable")]
     starts = np.searchsorted(voices.of_model[members], np.arange(len(voices.sets)))
@@ -127,7 +128,7 @@ def nearness(vectors: Floats, rows: Integers, voices: Voices) -> Nearness:
     step = max(1, _BLOCK // max(1, len(members)))
     for start in range(0, len(rows) if len(starts) else 0, step):
         block = slice(start, start + step)
-        nearest = np.maximum.reduceat(vectors[rows[block]] @ vectors[members].T, starts, axis=1)
+        nearest = np.maximum.reduceat(similarities(vectors[rows[block]], vectors[members], blocks), starts, axis=1)
         order[block] = np.argsort(-nearest, axis=1, kind="stable")
         similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
     return Nearness(order, similarity)

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
+from query.extras import to_frame
 from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
-from query.predict.documented import Documents, read_documents
+from query.predict.documented import Documented, Documents
 from query.predict.evidence import Evidence, Reals, Witnesses
 from query.predict.groups import Voices, own_datasets, voices_of
 from query.predict.learning import TOO_FEW, Learnt, learn, lessons
 from query.predict.subject import Repeat, Subject, read_subject
+from query.results import Result
+from query.statistics.likeness import similarities
+from query.wording import counted, percent
 
 if TYPE_CHECKING:
     import pandas
@@ -57,8 +61,8 @@ class Answer:
     models: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Result):
     """The answers for one model, the most probable first; their probabilities sum to 1.
 
     A dataset's probability is its expected share among the datasets of the model: where that has one dataset, the
@@ -66,6 +70,9 @@ class Prediction:
     what was learnt from were models of other authors. ``calibrated``: whether the probabilities were fitted to this
     atlas. ``declared``: what the model names itself; ``repeats``: models with the same weights, and what they name.
     """
+
+    ANSWERS_FIRST = True
+    LEAST_TELLING = ("calibrated", "declared", "models", "authors", "votes", "head", "vectors")
 
     model: str
     base: str
@@ -81,17 +88,38 @@ class Prediction:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The answers worth telling: of 0.01 or a vote of 0.01 at least; three at least, and "none of these"."""
-        told = [
+        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.worth_telling()]
+
+    def worth_telling(self) -> list[Answer]:
+        """The answers of ``to_rows``."""
+        return [
             answer
             for place, answer in enumerate(self.answers)
             if max(answer.votes, answer.probability) >= _WORTH_TELLING
             or place < _FEWEST
             or answer.dataset == NONE_OF_THESE
         ]
-        return [asdict(answer) | {"calibrated": self.calibrated} for answer in told]
 
-    def to_table(self) -> list[dict[str, Any]]:
-        """The same rows with what fits on a terminal, rounded."""
+    @property
+    def headline(self) -> str:
+        """The most probable answer, by what, and who was heard."""
+        best = self.answers[0]
+        authors = len({voter.author for voter in self.voters})
+        by = {"together": "its vector and its head", "vectors": "its vector", "head": "its head"}[self.evidence]
+        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
+        return (
+            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by} and "
+            f"{counted(len(self.voters), 'vote')} of {counted(authors, 'author')}."
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows: the answer is a list."""
+        return self.to_rows()
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The same rows with what fits on a terminal, rounded; ``details``: all of it."""
+        if details:
+            return self.to_rows()
         columns = ("dataset", "probability", "votes", "authors", "vectors", "head")
         rows = [{name: row[name] for name in columns} for row in self.to_rows()]
         return [
@@ -104,8 +132,6 @@ class Prediction:
 
     def to_df(self) -> pandas.DataFrame:
         """A row for each answer."""
-        from query.extras import to_frame
-
         return to_frame(self.answers, list(Answer.__dataclass_fields__))
 
 
@@ -116,12 +142,18 @@ def predict(
 
     Raises AtlasError where the model is unknown or unreadable, says nothing, or nobody else names a dataset.
     """
+    return predict_asked(atlas, model, Documented(atlas, representation), k=k, base=base)
+
+
+def predict_asked(atlas: AtlasReader, model: str, known: Documented, *, k: int, base: str | None) -> Prediction:
+    """The same from what is ``known`` already, for whoever asks after many models."""
     if k < 1:
-        raise AtlasError(f"-k is {k}; it must be at least 1.", "")
+        raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
+    representation = known.representation
     subject = read_subject(atlas, model, base, representation)
     # Nor do models that it was made from, or that were made from it, speak: their data are not its own.
     without = () if subject.model_id is None else (subject.model_id, *relatives(atlas, subject.model_id))
-    documents = read_documents(atlas, subject.base, representation, without)
+    documents = known.of(subject.base, without)
     return predict_subject(subject, documents, k=k, representation=representation)
 
 
@@ -131,7 +163,7 @@ def predict_subject(subject: Subject, documents: Documents, *, k: int, represent
         raise AtlasError(
             f"No model of {subject.base} by anyone but {subject.author or 'its author'} has a known dataset: there is "
             "nobody to ask.",
-            f"Index more models: index build --base {subject.base}",
+            f"Index more models: `build({subject.base!r})`",
         )
     vector = np.zeros(documents.vectors.shape[1], np.float32) if subject.vector is None else subject.vector
     everyone = documents.with_undocumented(vector, subject.name, subject.author, subject.head)
@@ -171,7 +203,7 @@ def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
     found = []
     for voice, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
         members = np.flatnonzero(voices.of_model == voice)
-        similarity = documents.vectors[members] @ documents.vectors[-1]
+        similarity = similarities(documents.vectors[-1:], documents.vectors[members], documents.blocks)[0]
         nearest = int(members[np.argmax(similarity)])
         found.append(
             Voter(
@@ -237,7 +269,7 @@ def _nearest_own(subject: Subject, documents: Documents) -> Voter | None:
     members = [row for row, author in enumerate(documents.authors[:-1]) if author == subject.author]
     if subject.vector is None or not members:
         return None
-    similarity = documents.vectors[members] @ subject.vector
+    similarity = similarities(subject.vector[None, :], documents.vectors[members], documents.blocks)[0]
     nearest = members[int(np.argmax(similarity))]
     datasets = own_datasets(documents.datasets[nearest])
     return Voter(documents.models[nearest], subject.author, datasets, float(similarity.max()), 0.0)

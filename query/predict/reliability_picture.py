@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from query.figures import THEMES, Theme, styled_grid
+from query.figures import THEMES, Theme, label, styled_grid
 from query.predict.scoring import BINS
 
 if TYPE_CHECKING:
@@ -18,22 +18,43 @@ _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point, in square points
 _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
 
 
-def reliability_figure(bins: Sequence[Bin], scores: Sequence[PredictionScore], theme: str = "light") -> Figure:
+def reliability_figure(
+    bins: Sequence[Bin], scores: Sequence[PredictionScore], theme: str = "light", base: str = "", models: int = 0
+) -> Figure:
     """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
 
     A calibrated prediction has its points on the diagonal, within their 95 % intervals over authors; none is drawn
     where models are of fewer than five. Bars: how many models; the area of a point grows with them.
     """
-    figure, panels = styled_grid(7.2, 2.9, 1, len(_TITLES), theme)
+    figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme)
     colours = THEMES[theme]
     by_evidence = {score.evidence: score for score in scores}
     for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
         _draw(panel, [one for one in bins if one.evidence == evidence], colour, colours)
         _caption(panel, title, by_evidence[evidence], colours)
         panel.tick_params(labelleft=panel is panels[0])
-    panels[0].set_ylabel("share that is right\n(bars: share of models)", fontsize=9)
+    panels[0].set_ylabel("share that is right", fontsize=9)
     panels[1].set_xlabel("probability of the best answer", fontsize=9)
+    what = "Is a prediction right as often as it says?"
+    who = f"{models:,} documented models of {label(base)}, each predicted from other authors' models" if base else ""
+    figure.suptitle(f"{what}\n{who}".strip(), x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+    _legend(figure, colours)
     return figure
+
+
+def _legend(figure: Figure, colours: Theme) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    ink = colours.ink
+    handles: list[Any] = [
+        Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of like probability"),
+        Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
+        Line2D([], [], color=colours.rest, linestyle=(0, (4, 3)), label="as often as it says"),
+        Patch(color=colours.faint, label="bar: share of all models"),
+    ]
+    style: dict[str, Any] = {"ncols": 4, "fontsize": 6.5, "frameon": False, "labelcolor": ink}
+    figure.legend(handles=handles, loc="outside lower left", **style)
 
 
 def _draw(panel: Any, bins: list[Bin], colour: str, colours: Theme) -> None:

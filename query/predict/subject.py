@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit, relative_difference
+from indexer.records.difference import difference_of, norms_fit, relative_difference
+from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
 from query.lookup import Asked, asked_model, with_vector
 from query.predict.groups import Floats
@@ -69,7 +71,7 @@ def read_subject(atlas: AtlasReader, model: str, base: str | None, representatio
         vector=None if silence else asked.vector,
         head=head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"]),
         declared=tuple(facts["datasets"]),
-        repeats=() if silence else _repeats(atlas, asked, facts, representation),
+        repeats=() if silence else _repeats(atlas, asked, facts),
         notes=(f"{silence}: only its head speaks.",) if silence else (),
     )
 
@@ -125,7 +127,7 @@ def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any], representation: str) -> tuple[Repeat, ...]:
+def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any]) -> tuple[Repeat, ...]:
     """Documented models with the same weights: by the atlas's flags, or by its record where it was read now."""
     if asked.record is None:
         rows = atlas.rows(
@@ -134,32 +136,31 @@ def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any], represe
             [facts["duplicate_group"], asked.model_id],
         )
         return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows)
-    assert asked.vector is not None
     within = _thresholds(atlas, asked.base)["duplicate_within"]
     base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
     rows = [
         row
         for row in atlas.rows(
-            "SELECT model_id, model, datasets, record_key, delta_norm FROM models WHERE base = ? "
-            "AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 ORDER BY model_id",
+            "SELECT model_id, model, datasets, models.record_key, models.delta_norm, signature FROM models "
+            "JOIN records USING (model_id) WHERE base = ? AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 "
+            "ORDER BY model_id",
             [asked.base, asked.model_id],
         )
         if relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
-    vectors = atlas.index(asked.base, representation).rows([row["model_id"] for row in rows])
-    near = dict(zip(vectors.ids.tolist(), (vectors.matrix @ asked.vector).tolist(), strict=True))
+    default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).choice.budget)
+    mine = signatures_from([signature_of(default.vector(asked.record))])
+    alike = (signatures_from([row["signature"] for row in rows]) @ mine.T).ravel().tolist()
     return tuple(
         Repeat(row["model"], tuple(row["datasets"]))
-        for row in rows
-        if _is_repeat(atlas, asked.record, row, near.get(row["model_id"], 0.0), within)
+        for row, cosine in zip(rows, alike, strict=True)
+        if cosine >= ALIKE and _is_repeat(atlas, asked.record, row, cosine, within)
     )
 
 
 def _is_repeat(atlas: AtlasReader, record: Record, row: Mapping[str, Any], cosine: float, within: float) -> bool:
-    """As a publish tells duplicates; by norm and vector alone where the atlas came without its records."""
-    if cosine < CANDIDATE_COSINE:
-        return False
+    """As a publish tells duplicates; by norm and signature alone where the atlas came without its records."""
     try:
         return difference_of(record, RecordStore(atlas.folder).read(row["record_key"])) <= within
     except AtlasError:

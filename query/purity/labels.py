@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ from query.statistics.neighbours import Booleans, Integers, Order, codes_of, cou
 from query.statistics.sweeps import Sweeps
 
 Floats = npt.NDArray[np.float64]
+
+# After such shares of the models it is asked whether the rest can still matter.
+_SHARES = np.array([1 / 6, 1 / 2])
+_ROUNDING = 1e-9  # far more than a mean can be off
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,6 @@ class LabelledOrder:
         self.sweeps = Sweeps(excluded, labels)
         self.sweep_kinds = self.kinds[self.sweeps.first]
         self.own_left, self.own_right = self._pairs_within_lists()
-        self.kind_sizes = self._sizes(self.sweep_kinds)
-        self.sharing = self._sharing(self.kind_sizes)
         self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
         self.looked_at = None if k is None else np.minimum(k, self.pool)
 
@@ -63,20 +65,19 @@ class LabelledOrder:
         right = [np.tile(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
         return np.concatenate(left), np.concatenate(right)
 
-    def _sizes(self, sweep_kinds: Integers) -> npt.NDArray[Any]:
-        """Models of each kind."""
-        return np.bincount(sweep_kinds, weights=self.sweeps.sizes, minlength=len(self.share))
-
     def _sharing(self, kind_sizes: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Models that share a dataset with each kind, those of the kind included."""
         return np.bincount(self.share_left, weights=kind_sizes[self.share_right], minlength=len(kind_sizes))
 
-    def matching(self, sweep_kinds: Integers) -> Integers:
-        """m_f: how many candidates share a dataset with each model when the sweeps are of these kinds."""
-        sizes = self._sizes(sweep_kinds)
-        everyone = np.bincount(self.share_left, weights=sizes[self.share_right], minlength=len(sizes))
+    def matching(self, sweep_kinds: Integers, sizes: Integers | None = None) -> Integers:
+        """m_f: how many candidates share a dataset with each model when the sweeps are of these kinds.
+
+        ``sizes``: models of each sweep that count, where not all do.
+        """
+        counted = self.sweeps.sizes if sizes is None else sizes
+        everyone = self._sharing(np.bincount(sweep_kinds, weights=counted, minlength=len(self.share)))
         shared = self.share[sweep_kinds[self.own_left], sweep_kinds[self.own_right]]
-        own = np.bincount(self.own_left, weights=shared * self.sweeps.sizes[self.own_right])
+        own = np.bincount(self.own_left, weights=shared * counted[self.own_right])
         return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of]
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
@@ -87,20 +88,46 @@ class LabelledOrder:
         hits = self._hits(sweep_kinds[self.sweeps.of], scored, limits[scored], matching[scored])
         return scored, limits[scored], hits / limits[scored], matching[scored] / self.pool[scored]
 
-    def _hits(self, kinds: Integers, rows: Integers, limits: Integers, totals: Integers) -> Integers:
-        """Matches among the first ``limits`` neighbours of ``rows``."""
+    def reaches(self, sweep_kinds: Integers, least: float) -> bool:
+        """Whether the mean of purity less chance is ``least`` or more when the sweeps are of these kinds.
+
+        Exact, and mostly without counting all: neighbours are counted for the models with the fewest first, until even
+        if all those of the rest matched it would be less.
+        """
+        matching = self.matching(sweep_kinds)
+        scored = np.flatnonzero(matching)
+        if not len(scored):
+            return False
+        kinds, totals = sweep_kinds[self.sweeps.of], matching[scored]
+        limits = (matching if self.looked_at is None else self.looked_at)[scored]
+        chance = totals / self.pool[scored]
+        cost = np.minimum(limits, len(kinds) - limits)
+        turns = np.argsort(cost, kind="stable")
+        purity, start = np.ones(len(scored)), 0
+        for end in [*(_SHARES * len(turns)).astype(np.intp).tolist(), len(turns)]:
+            part = turns[start:end]
+            purity[part] = self._hits(kinds, scored[part], limits[part], totals[part]) / limits[part]
+            reached = float((purity - chance).mean())
+            if reached < least - _ROUNDING:
+                return False
+            start = end
+        return reached >= least
+
+    def matches(self, kinds: Integers) -> Callable[[Integers, Order], Booleans]:
+        """Says which of the (rows, width) neighbours match, where models are of these kinds."""
         kind_of = np.append(kinds, len(self.kind_labels)).astype(np.int32)
         if self.is_one_each:
+            return lambda rows, neighbours: kind_of.take(neighbours) == kind_of[rows, None]
+        width = np.intp(len(self.share))
+        return lambda rows, neighbours: self.share.take(kind_of[rows, None] * width + kind_of.take(neighbours))
 
-            def is_same(rows: Integers, neighbours: Order) -> Booleans:
-                return kind_of.take(neighbours) == kind_of[rows, None]
-
-            return count_matches(self.order, rows, limits, totals, is_same)
-
-        def is_shared(rows: Integers, neighbours: Order) -> Booleans:
-            return self.share.take(kind_of[rows, None] * np.intp(len(self.share)) + kind_of.take(neighbours))
-
+    def _hits(self, kinds: Integers, rows: Integers, limits: Integers, totals: Integers) -> Integers:
+        """Matches among the first ``limits`` neighbours of ``rows``."""
+        is_match = self.matches(kinds)
+        if self.is_one_each:
+            return count_matches(self.order, rows, limits, totals, is_match)
         # One look-up a neighbour is cheaper than two, but needs a turn of its own for every kind.
+        kind_of = np.append(kinds, len(self.kind_labels))
         hits = np.empty(len(rows), dtype=np.intp)
         many = np.bincount(kinds[rows], weights=np.minimum(limits, len(kinds) - limits)) > 8000
         for kind in np.flatnonzero(many):
@@ -108,7 +135,7 @@ class LabelledOrder:
             matching = self.share[kind].take(kind_of)
             hits[part] = count_matches(self.order, rows[part], limits[part], totals[part], marked(matching))
         rest = np.flatnonzero(~many[kinds[rows]])
-        hits[rest] = count_matches(self.order, rows[rest], limits[rest], totals[rest], is_shared)
+        hits[rest] = count_matches(self.order, rows[rest], limits[rest], totals[rest], is_match)
         return hits
 
     def dataset_scores(self) -> Iterator[DatasetPurity]:

@@ -9,96 +9,34 @@ among the m_f nearest. A model with m_f = 0 is not scored but stays a candidate 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from query.population import Population, components, representatives
-from query.purity.labels import DatasetPurity, Floats, LabelledOrder
+from query.purity.confusions import confused_pairs
+from query.purity.found import ModelPurity, PurityResult, PurityScore
+from query.purity.labels import Floats, LabelledOrder
 from query.purity.without import interval
-from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
+from query.statistics.intervals import TOO_FEW_AUTHORS
 from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
 
 _TIE = 1e-12  # two means that differ by less are the same sum in another order
 
 
-@dataclass(frozen=True)
-class ModelPurity:
-    """One scored model: ``neighbours`` is how many were looked at (m_f, or k)."""
-
-    model: str
-    datasets: tuple[str, ...]
-    neighbours: int
-    purity: float
-    chance: float
-
-
-@dataclass(frozen=True)
-class PurityScore:
-    """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
-
-    ``models`` and ``datasets`` count what was scored: models with at least one match among their candidates,
-    and the datasets (rows of ``by_dataset``) on which at least one model could be scored. ``candidates``
-    counts the models that took part as possible neighbours, ``authors`` those of scored models. ``p_value`` is
-    (1 + #≥)/(1 + draws). ``ci_reason``: None, or ``too_few_authors`` where there is no interval for that reason.
-    """
-
-    models: int
-    candidates: int
-    datasets: int
-    purity: float | None = None
-    purity_by_dataset_mean: float | None = None
-    chance: float | None = None
-    ci_low: float | None = None
-    ci_high: float | None = None
-    ci_reason: str | None = None
-    p_value: float | None = None
-    by_dataset: tuple[DatasetPurity, ...] = ()
-    note: str = ""
-    authors: int = 0
-    by_model: tuple[ModelPurity, ...] = field(default=(), repr=False)
-
-    @property
-    def interval_note(self) -> str:
-        """Why there is no interval, as a sentence; empty where there is one, or no purity either."""
-        return too_few(self.authors) if self.ci_reason == TOO_FEW_AUTHORS else ""
-
-
-@dataclass(frozen=True)
-class PurityResult(PurityScore):
-    """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
-
-    base: str = ""
-    representation: str = ""
-    k: int | None = None
-    cross_author: PurityScore = PurityScore(0, 0, 0)
-
-    def to_dict(self, *, by_model: bool = False) -> dict[str, Any]:
-        """The documented JSON object; the rows of single models only on request."""
-        result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
-        result |= _numbers(self)
-        result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
-        result["by_dataset"] = _rows(self.by_dataset)
-        return result | ({"by_model": _rows(self.by_model)} if by_model else {})
-
-
-def _numbers(score: PurityScore) -> dict[str, Any]:
-    names = [field.name for field in fields(PurityScore) if field.name not in ("by_dataset", "by_model")]
-    return {name: getattr(score, name) for name in names}
-
-
-def _rows(rows: Sequence[DatasetPurity] | Sequence[ModelPurity]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
-
-
 def purity(
-    population: Population, *, k: int | None = None, draws: int = 1000, seed: int = 0, trees: Integers | None = None
+    population: Population,
+    *,
+    k: int | None = None,
+    draws: int = 1000,
+    seed: int = 0,
+    trees: Integers | None = None,
+    confusions: bool = False,
 ) -> PurityResult:
     """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
     ``trees``: the family tree of every model of the population; models of one tree are then no candidates of each
-    other, and their label sets move as an author's do.
+    other, and their label sets move as an author's do. ``confusions``: also which datasets are taken for which.
     ``k``: look at the k nearest instead of the m_f nearest (at all candidates where there are fewer).
     Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10): far finer than float32, far
     coarser than the noise of summing in another order, so that equal similarities are equal whatever the
@@ -123,7 +61,7 @@ def purity(
     labels = [names for names in datasets if names]
     rows = rows[[bool(names) for names in datasets]]
     if len(rows):
-        order = neighbour_order(population.vectors, rows)
+        order = neighbour_order(population.vectors, rows, population.blocks)
         authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
         scores = []
@@ -134,7 +72,9 @@ def purity(
         for form, excluded in enumerate((kin, families)):
             leave_out(order, excluded)
             trial = LabelledOrder(order, excluded, labels, k)
-            scores.append(_score(trial, authors, names, draws, np.random.default_rng([seed, form])))
+            score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
+            pairs = confused_pairs(trial) if confusions and score.models else ()
+            scores.append(replace(score, confusions=pairs))
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     return PurityResult(
@@ -206,6 +146,5 @@ def _caution(trial: LabelledOrder, chance: Floats) -> str:
 def _p_value(trial: LabelledOrder, observed: float, draws: int, rng: np.random.Generator) -> float:
     at_least = 0
     for _ in range(draws):
-        _, _, purity, chance = trial.evaluate(trial.permuted(rng))
-        at_least += float((purity - chance).mean()) >= observed - _TIE
+        at_least += trial.reaches(trial.permuted(rng), observed - _TIE)
     return (1 + at_least) / (1 + draws)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from query.purity.labels import Floats, LabelledOrder
 from query.statistics.intervals import FEWEST_AUTHORS, Ends, uncertainty, units_of
-from query.statistics.neighbours import Booleans, Integers, Order, codes_of
+from query.statistics.neighbours import Integers
 
 MOST_UNITS = 30  # authors taken away one at a time; where there are more, groups of them
-_BLOCK = 1 << 24  # entries of the table of neighbours looked at at a time
+_BLOCK = 1 << 19  # entries of the table of neighbours looked at at a time
 
 
 def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: Floats) -> Ends | None:
@@ -23,32 +25,70 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
     if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
         return None
     units = units_of(authors.tolist(), MOST_UNITS)
+    left = means_without(trial, units)
     mean = float(purity.mean())
-    left = [_mean_without(trial, units == unit) for unit in range(int(units.max()) + 1)]
-    if None in left:
+    changes = np.array([mean - one for one in left if one is not None])
+    if len(changes) < len(left):
         return None
     weights = np.bincount(units[scored], minlength=len(left)) / len(scored)
-    changes = np.array([mean - one for one in left if one is not None])
     return uncertainty(weights, changes).of_share(mean, len(scored))
 
 
-def _mean_without(trial: LabelledOrder, is_gone: Booleans) -> float | None:
-    kept = np.flatnonzero(~is_gone)
-    groups = codes_of(trial.excluded[kept].tolist())
-    labels = [trial.labels[row] for row in kept.tolist()]
-    rest = LabelledOrder(shortened(trial.order, is_gone), groups, labels, trial.k)
-    scored, _, purity, _ = rest.evaluate(rest.sweep_kinds)
-    return float(purity.mean()) if len(scored) else None
+def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
+    """Mean purity without the models of each unit in turn; None where none of the others can be scored."""
+    count, gone = int(units.max()) + 1, np.arange(len(units))
+    limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last of each row is nobody's
+    for unit in range(count):
+        stays = units != unit
+        matching = trial.matching(trial.sweep_kinds, np.bincount(trial.sweeps.of, weights=stays))
+        pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
+        looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
+        limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)
+    reach = limits[:, :-1] + np.bincount(units)  # no further into the list than that
+    widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
+    hits = np.zeros(limits.shape, dtype=np.intp)
+    for part in _alike(widths):
+        hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
+    means: list[float | None] = []
+    for unit in range(count):
+        scored = gone[limits[:, unit] > 0]
+        means.append(float((hits[scored, unit] / limits[scored, unit]).mean()) if len(scored) else None)
+    return means
 
 
-def shortened(order: Order, is_gone: Booleans) -> Order:
-    """The table of neighbours without some candidates, the others renumbered in their order."""
-    kept = np.flatnonzero(~is_gone)
-    number = np.append(np.cumsum(~is_gone) - 1, len(kept)).astype(order.dtype)  # the last stands for nobody
-    stays = np.append(~is_gone, True)
-    result = np.empty((len(kept), len(kept)), order.dtype)
-    step = max(1, _BLOCK // max(1, len(order)))
-    for start in range(0, len(kept), step):
-        lists = order[kept[start : start + step]]
-        result[start : start + step] = number[lists[stays[lists]]].reshape(len(lists), -1)
-    return result
+def _alike(widths: Integers) -> Iterator[Integers]:
+    """Rows of about equal width, as many as may be looked at at a time; those of no width are left out."""
+    turns = np.argsort(widths, kind="stable")
+    turns = turns[widths[turns] > 0]
+    start = 0
+    while start < len(turns):
+        stop = int(np.searchsorted(widths[turns], 2 * widths[turns[start]] + 16, side="right"))
+        stop = start + max(1, min(stop - start, _BLOCK // int(widths[turns[stop - 1]])))
+        yield turns[start:stop]
+        start = stop
+
+
+def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits: Integers, width: int) -> Integers:
+    """(rows, units + 1): matches among the first ``limits`` neighbours that are not of the unit, in lists of ``width``.
+
+    The i-th of a unit's models in a list, at place p, is passed on the way to the limit if p - i, which are the others
+    before it, are fewer than the limit. So many places more are looked at, less the matches that were passed.
+    """
+    lists = trial.order[rows, :width]
+    count = limits.shape[1]
+    unit_of = np.append(units, count - 1).astype(np.uint8)
+    matches = trial.matches(trial.kinds)(rows, lists)
+    first = np.arange(len(rows))[:, None]
+    places = np.argsort(unit_of[lists], axis=1, kind="stable")  # of each unit's models, in order
+    cells = first * count + unit_of[np.take_along_axis(lists, places, axis=1)]
+    sizes = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(-1, count)
+    begins = np.cumsum(sizes, axis=1) - sizes
+    turn = np.arange(width) - begins.ravel()[cells]
+    is_passed = places - turn < limits.ravel()[cells]
+    passed = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
+    is_passed &= np.take_along_axis(matches, places, axis=1)
+    lost = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
+    before = np.zeros((len(rows), width + 1), dtype=np.int32)
+    np.cumsum(matches, axis=1, out=before[:, 1:])
+    found: Integers = before[first, limits + passed] - lost
+    return found

@@ -27,6 +27,8 @@ _LONGEST_ELLIPSE = 10.0  # A, in depths: beyond, an ellipse is a parabola
 _ROUNDING = 1e-6
 # AICs that differ by no more say nothing of which form is better (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
+FEWEST_FOR_CURVES = 6  # known layers below which no form is bent: through four points any curve of two numbers passes
+_STRAIGHT = ("constant", "linear")
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,21 @@ class Fit:
 def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
     """Every form that these ranks, by layer from 0, can bear: one with k parameters needs more than k + 1 of them.
 
-    Layers with None are left out. The constant is there whenever a layer is known.
+    Layers with None are left out. The constant is there whenever a layer is known; of fewer than six layers nothing
+    but it and the line is told.
     """
     known = [layer for layer, rank in enumerate(ranks) if rank is not None]
     x = np.array(known, dtype=np.float64)
     y = np.array([ranks[layer] for layer in known], dtype=np.float64)
-    least = {name: 1 if name == "constant" else form.count + 2 for name, form in FORMS.items()}
+    least = {name: _fewest(name) for name in FORMS}
     return tuple(_fit(name, x, y, len(ranks)) for name in FORMS if len(known) >= least[name])
+
+
+def _fewest(name: str) -> int:
+    """How many layers a form needs."""
+    if name == "constant":
+        return 1
+    return max(FORMS[name].count + 2, 0 if name in _STRAIGHT else FEWEST_FOR_CURVES)
 
 
 def best_fit(fits: Sequence[Fit]) -> Fit | None:

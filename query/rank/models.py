@@ -29,7 +29,7 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text is not None else ()
     for name in names:
         if name not in RELATIONS:
-            raise AtlasError(f"The relation {name!r} is none of {', '.join(RELATIONS)}.", "Say --relation finetune")
+            raise AtlasError(f"The relation {name!r} is none of {', '.join(RELATIONS)}.", "Say `relation='finetune'`.")
     return names
 
 
@@ -46,7 +46,7 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     )
     if not rows:
         what = f"No {' or '.join(relations)} of {base} is indexed." if relations else f"No model of {base} is indexed."
-        raise AtlasError(what, f"Run: index build --base {base} --spectra")
+        raise AtlasError(what, f"Run: `build({base!r}, spectra=True)`")
     chosen: list[Candidate] = []
     groups: set[int] = set()
     counts = {"copies": 0, "unrelated": 0, "duplicates": 0}
@@ -71,7 +71,7 @@ def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidat
     """One model, its base, and what is odd about it. Raises AtlasError where it is not indexed."""
     found = atlas.find(ModelRef.parse(name), base)
     if found is None:
-        hint = f"Only models of the atlas: index add {name} --base {base_in_hint(atlas, base)} --spectra"
+        hint = f"Only models of the atlas: `add({name!r}, {base_in_hint(atlas, base)!r}, spectra=True)`"
         raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
         "SELECT record_key, has_spectra, is_copy, is_unrelated, duplicate_of IS NOT NULL AS is_duplicate "

@@ -33,7 +33,8 @@ def rank_figure(study: RanksByFamily, theme: str = "light") -> Figure:
     for names, panels in zip(rows, np.reshape(axes, (len(rows), columns)), strict=True):
         for name, panel in zip(names, panels, strict=False):
             for other in names:
-                panel.plot(_column(study.families[other].ranks), color=colours.unknown, linewidth=0.8, zorder=1)
+                if other != name:
+                    panel.plot(_column(study.families[other].ranks), color=colours.rest, linewidth=0.8, zorder=1)
             _draw(panel, study.families[name], _colour(name, colours), colours.ink)
             _head(panel, name, study.families[name], colours)
             panel.set_ylim(0, 1.06 * highest)
@@ -99,13 +100,18 @@ def _legend(figure: Figure, study: RanksByFamily, colours: Theme) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    grey = colours.rest
+    ink = colours.ink
     is_mean = study.model is None
+    what = "mean rank of this family" if is_mean else "rank of this family"
     handles: list[Any] = [
-        Line2D([], [], color=grey, linewidth=1.4, marker="o", markersize=2.2, label="mean rank" if is_mean else "rank"),
-        *([Patch(color=grey, alpha=0.35, linewidth=0, label="± standard deviation over models")] if is_mean else []),
+        Line2D([], [], color=ink, linewidth=1.4, marker="o", markersize=2.2, label=what),
+        *([Patch(color=ink, alpha=0.22, linewidth=0, label="± standard deviation over models")] if is_mean else []),
         Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=DASHES, label="best fit"),
-        Line2D([], [], color=colours.unknown, linewidth=0.8, label="the others of the row"),
+        *(
+            [Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families")]
+            if any(len(names) > 1 for names in _rows(list(study.families)))
+            else []
+        ),
     ]
     columns = 4 if figure.get_figwidth() >= WIDEST_LEGEND else 2
     style: dict[str, Any] = {"ncols": columns, "fontsize": 7, "frameon": False, "labelcolor": colours.ink}

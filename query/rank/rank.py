@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +29,7 @@ NAMES_TOLD = 3
 FINEST_THRESHOLD = 0.9999
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RankStudy(RanksByFamily):
     """A study of ranks, drawn on request."""
 
@@ -39,13 +38,6 @@ class RankStudy(RanksByFamily):
         from query.rank.picture import rank_figure
 
         return rank_figure(self, theme)
-
-    def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the figure as .png, .svg or .pdf."""
-        from query.figures import checked_output, draw, write_output
-
-        file = checked_output(path)
-        write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
 
 def rank_by_depth(
@@ -135,14 +127,14 @@ def _families(ranks: Ranks) -> dict[str, FamilyRanks]:
 
 def _told_lacking(lacking: tuple[str, ...], base: str) -> str:
     names = ", ".join(lacking[:NAMES_TOLD]) + (" …" if len(lacking) > NAMES_TOLD else "")
-    return f"{len(lacking)} models lack spectra and do not count ({names}): index build --base {base} --spectra"
+    return f"{len(lacking)} models lack spectra and do not count ({names}): `build({base!r}, spectra=True)`"
 
 
 def _nothing_known(base: str, candidates: Sequence[Candidate], model: str | None) -> AtlasError:
     if model is not None:
         what = f"The record of {candidates[0].model} does not hold all singular values."
-        return AtlasError(what, f"Read it again: index add {candidates[0].model} --base {base} --spectra")
+        return AtlasError(what, f"Read it again: `add({candidates[0].model!r}, {base!r}, spectra=True)`")
     return AtlasError(
         f"None of the {len(candidates)} models of {base} has all its singular values in this atlas.",
-        f"Read them: index build --base {base} --spectra",
+        f"Read them: `build({base!r}, spectra=True)`",
     )

@@ -97,10 +97,10 @@ def _fused(atlas: AtlasReader, base: str) -> dict[tuple[str, str], str]:
     if not rows:
         (some,) = atlas.rows("SELECT count(*) AS models FROM models WHERE base = ? AND has_spectra", [base])
         if some["models"]:
-            raise AtlasError(f"{base} stores no fused matrices.", "Leave --whole out.")
+            raise AtlasError(f"{base} stores no fused matrices.", "Leave `whole` out.")
         raise AtlasError(
             f"No model of {base} has spectra in this atlas, and fused matrices are known from them alone.",
-            f"Read them: index build --base {base} --spectra",
+            f"Read them: `build({base!r}, spectra=True)`",
         )
     return {(row["stack"], family): row["family"] for row in rows for family in row["families"]}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from query.report.markup import Column, model, told
+from query.report.markup import Column, told
 from query.report.reasons import claim_in_words
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, counted, decimal, literal, sql
+from query.wording import count, counted, decimal, literal, sql
 
 ANCHOR, TITLE = "claims", "Suspicious claims"
 
@@ -35,7 +35,8 @@ def write(source: Source) -> Section:
         ),
         [
             (
-                model(row["model"]), told(row["author"]), row["relation"], told(claim_in_words(row["claimed_by"]), 60),
+                source.model(row["model"]), told(row["author"]), row["relation"],
+                told(claim_in_words(row["claimed_by"]), 60),
                 decimal(row["base_cosine"], 3), count(row["downloads"]),
                 *(told(row["names_base"] or "", 60) for _ in adapters),
             )

@@ -7,9 +7,9 @@ from query.clusters.agreement import Agreement
 from query.clusters.clusters import Clusters, clusters
 from query.clusters.members import Cluster
 from query.population import read_population
-from query.report.markup import Column, Html, Part, element, joined, model, told
+from query.report.markup import Column, Html, Part, element, joined, told
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, counted, decimal, percent
+from query.wording import count, counted, decimal, percent
 
 ANCHOR, TITLE = "clusters", "Clusters"
 
@@ -78,7 +78,7 @@ def _write_clusters(source: Source, found: Clusters, writer: Writer) -> None:
         [
             (
                 str(cluster.cluster), count(cluster.size), _names(cluster.datasets), _names(cluster.authors),
-                model(cluster.central), decimal(cluster.cohesion), _probably(cluster),
+                source.model(cluster.central), decimal(cluster.cohesion), _probably(cluster),
             )
             for cluster in found.clusters
         ],
@@ -115,7 +115,7 @@ def _write_silent(source: Source, found: Clusters, writer: Writer) -> None:
         (Column("model", "name"), Column("cluster", "number"), Column("probably", "name"), Column("share", "number")),
         [
             (
-                model(identity), str(cluster.cluster), told(cluster.probably or "") or "nobody in it says",
+                source.model(identity), str(cluster.cluster), told(cluster.probably or "") or "nobody in it says",
                 percent(cluster.share),
             )
             for identity, cluster in silent

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from query.report.markup import Column, code, model, told
+from query.report.markup import Column, code, told
 from query.report.reasons import STATUSES, claim_in_words, reason_in_words
 from query.report.section import Section, Source, Writer
-from query.report.wording import (
+from query.wording import (
     count,
     counted,
     day,
@@ -106,7 +106,7 @@ def _write_reasons(source: Source, writer: Writer) -> None:
         [
             (
                 code(row["reason"] or "unknown"), count(row["models"]), row["status"], reason_in_words(row["reason"]),
-                model(row["example_model"]), told(row["example"] or "", 160),
+                source.model(row["example_model"]), told(row["example"] or "", 160),
             )
             for row in rows
         ],
@@ -140,7 +140,7 @@ def _write_builds(source: Source, writer: Writer) -> None:
     writer.heading("When, and with what")
     writer.paragraph(
         f"The atlas is generation {count(atlas['generation'])}, published on {day(atlas['published'])} by "
-        f"vectors-in-the-wild {atlas['tool_version']}. Everything was compared with ", model(source.base),
+        f"vectors-in-the-wild {atlas['tool_version']}. Everything was compared with ", source.model(source.base),
         " at commit ", code(base["commit"]), ".",
     )  # fmt: skip
     if not rows:

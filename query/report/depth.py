@@ -8,7 +8,7 @@ from query.depth.study import DepthStudy, depth_study
 from query.report.markup import Column, code
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
-from query.report.wording import counted, decimal
+from query.wording import counted, decimal
 
 ANCHOR, TITLE = "depth", "What do layers keep, and is it where the weights changed?"
 NAMED = 15

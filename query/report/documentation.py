@@ -7,7 +7,7 @@ from typing import Any
 
 from query.report.markup import Column, code, enumerated, told
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, counted, literal, percent, sql
+from query.wording import count, counted, literal, percent, sql
 
 ANCHOR, TITLE = "names", "Datasets and authors"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from query.report.markup import Column, model
+from query.report.markup import Column
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, counted, day, literal, sql
+from query.wording import count, counted, day, literal, sql
 
 ANCHOR, TITLE = "duplicates", "Copies and duplicates"
 
@@ -49,7 +49,7 @@ def _write_copies(source: Source, writer: Writer, copies: Sequence[Mapping[str, 
             Column("created", "fixed"),
             Column("downloads", "number"),
         ),
-        [(model(row["model"]), row["author"], day(row["created"]), count(row["downloads"])) for row in copies],
+        [(source.model(row["model"]), row["author"], day(row["created"]), count(row["downloads"])) for row in copies],
         most=_MOST,
         everything=sql(f"SELECT model FROM models WHERE is_copy AND base = {literal(source.base)}"),
     )
@@ -64,7 +64,7 @@ def _write_repeats(source: Source, writer: Writer, repeats: Sequence[Mapping[str
         ),
         [
             (
-                model(row["model"]), model(row["first_upload"]),
+                source.model(row["model"]), source.model(row["first_upload"]),
                 "another author" if row["by_another"] else "the same author", day(row["created"]),
             )
             for row in repeats

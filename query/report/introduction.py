@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from query.report.markup import Html, element, model, strong
+from query.report.markup import Html, element, strong
 from query.report.section import Section, Source, Writer
-from query.report.wording import counted
+from query.wording import counted
 
 ANCHOR, TITLE = "words", "The words used here"
 
@@ -87,7 +87,7 @@ def opening(source: Source) -> Html:
     indexed = source.number("SELECT count(*) FROM models WHERE base = ?")
     return element(
         "p",
-        "This page describes the models on the Hugging Face Hub that were made from ", model(source.base),
+        "This page describes the models on the Hugging Face Hub that were made from ", source.model(source.base),
         f" by fine-tuning: {counted(found, 'model was', 'models were')} found, and the weights of {indexed:,} could be "
         "read and compared. ",
         "Every attention and feed-forward matrix of a model was compared with the base's; what fine-tuning changed, "

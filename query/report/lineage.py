@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from query.report.markup import Column, code, model
+from query.report.markup import Column, code
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, literal, sql
+from query.wording import count, literal, sql
 
 ANCHOR, TITLE = "lineage", "Lineage"
 
@@ -52,7 +52,7 @@ def _write_contradicted(source: Source, writer: Writer) -> None:
         writer.table(
             "Cards that the weights contradict",
             (Column("model", "name"), Column("made from", "name"), Column("kind", "fixed")),
-            [(model(row["model"]), model(row["parent"]), row["kind"]) for row in rows],
+            [(source.model(row["model"]), source.model(row["parent"]), row["kind"]) for row in rows],
             most=_MOST,
             everything=sql("FROM lineage WHERE card = 'contradicted'"),
         )
@@ -73,7 +73,12 @@ def _write_licences(source: Source, writer: Writer) -> None:
                 Column("its licence", "fixed"),
             ),
             [
-                (model(row["model"]), row["licence"] or "none", model(row["parent"]), row["parent_licence"])
+                (
+                    source.model(row["model"]),
+                    row["licence"] or "none",
+                    source.model(row["parent"]),
+                    row["parent_licence"],
+                )
                 for row in rows
             ],
             most=_MOST,

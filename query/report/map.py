@@ -9,7 +9,7 @@ from query.map.projection import METHODS
 from query.report.markup import Part, code, joined, told
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
-from query.report.wording import counted
+from query.wording import counted
 
 ANCHOR, TITLE = "map", "The map"
 
@@ -53,7 +53,7 @@ def _alternative(drawn: ModelMap) -> str:
 
 def _caption(drawn: ModelMap) -> Part:
     unknown = drawn.coloring.codes.count(-1) if isinstance(drawn.coloring, ColorGroups) else 0
-    silent = f", of which {counted(unknown, 'names', 'name')} no dataset (faint)" if unknown else ""
+    silent = f", of which {counted(unknown, 'names', 'name')} no dataset (rings)" if unknown else ""
     adapters = "; triangles are adapters" if any(point.relation == "adapter" for point in drawn.points) else ""
     return joined(
         f"{counted(len(drawn.points), 'model')}{silent}, placed by {METHODS[drawn.method]} of the vectors ",

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from indexer.console.messages import clean
-from indexer.names import is_hub_id
+from query.wording import NOTHING
 
-NOTHING = "–"  # in a cell without a value
 _VOID = ("img", "meta", "source")  # elements that have no end
 _LONGEST = 300  # characters of one string from the Hub
 
@@ -63,11 +62,10 @@ def told(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def model(identity: str) -> Html:
-    """A model by name, with a link to its page where it can have one."""
-    if not is_hub_id(identity):
+def model(identity: str, address: str | None) -> Html:
+    """A model by name, with a link to its page where it has one."""
+    if address is None:
         return element("span", told(identity), class_="id")
-    address = f"https://huggingface.co/{identity}"
     return element("a", identity, class_="id", href=address, rel="noopener nofollow")
 
 

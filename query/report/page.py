@@ -8,7 +8,7 @@ from importlib.resources import files
 from query.figures import THEMES
 from query.report.markup import Html, element, listed, within
 from query.report.section import Section, Source
-from query.report.wording import day
+from query.wording import day
 
 # Nothing may be fetched or run, whatever slipped through.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

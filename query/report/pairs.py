@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from query.report.markup import Column, enumerated, model
+from query.report.markup import Column, enumerated
 from query.report.section import Section, Source, Writer
-from query.report.wording import decimal, literal, sql
+from query.wording import decimal, literal, sql
 
 ANCHOR, TITLE = "pairs", "Most similar pairs across authors"
 
 _MOST = 20
-_REPRESENTATION = "input"
 
 
 def statement(base: str) -> str:
@@ -24,8 +23,7 @@ def statement(base: str) -> str:
         "FROM similar_pairs AS pair "
         "JOIN models AS one ON one.base = pair.base AND one.model = pair.model "
         "JOIN models AS other ON other.base = pair.base AND other.model = pair.neighbour "
-        f"WHERE pair.base = {base} AND pair.representation = '{_REPRESENTATION}' AND pair.other_author "
-        "AND one.duplicate_of IS NULL AND other.duplicate_of IS NULL "
+        f"WHERE pair.base = {base} AND pair.other_author AND NOT pair.is_repeat "
         "AND NOT one.is_unrelated AND NOT other.is_unrelated "
         "ORDER BY pair.similarity DESC, pair.model, pair.neighbour"
     )
@@ -47,13 +45,13 @@ def write(source: Source) -> Section:
         Column("model", "name"), Column("and", "name"), Column("similarity", "number"),
         Column("datasets that they name", "name"),
     )  # fmt: skip
-    writer.table("The most similar pairs by different authors", columns, [_pair(row) for row in rows])
+    writer.table("The most similar pairs by different authors", columns, [_pair(source, row) for row in rows])
     writer.rest(rows[0]["pairs"] - len(rows), sql(statement(literal(source.base))))
     return writer.done()
 
 
-def _pair(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (model(row["model"]), model(row["neighbour"]), decimal(row["similarity"], 3), _common(row))
+def _pair(source: Source, row: dict[str, Any]) -> tuple[Any, ...]:
+    return (source.model(row["model"]), source.model(row["neighbour"]), decimal(row["similarity"], 3), _common(row))
 
 
 def _common(row: dict[str, Any]) -> str:

@@ -7,10 +7,10 @@ from indexer.errors import AtlasError
 from query.predict.answers import NONE_OF_THESE
 from query.predict.calibration import Evaluation, evaluate
 from query.predict.predict import Prediction, predict
-from query.report.markup import Column, Html, Part, code, element, model, told
+from query.report.markup import Column, Html, Part, code, element, told
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
-from query.report.wording import counted, decimal, literal, percent, sql
+from query.wording import counted, decimal, literal, percent, sql
 
 ANCHOR, TITLE = "prediction", "What undocumented models were probably tuned on"
 
@@ -124,7 +124,7 @@ def _write_predictions(source: Source, predictions: list[Prediction], silent: in
             Column("model", "name"), Column("most probable dataset", "name"), Column("probability", "number"),
             Column("next", "name"), Column("its probability", "number"), Column("from", "fixed"),
         ),
-        [_prediction(one) for one in predictions],
+        [_prediction(source, one) for one in predictions],
     )  # fmt: skip
     if silent > len(predictions):
         condition = f"base = {literal(source.base)} AND {_SILENT}"
@@ -136,10 +136,10 @@ def _write_predictions(source: Source, predictions: list[Prediction], silent: in
         writer.notes(["Too few documented models to fit the probabilities to this atlas: read them as an order only."])
 
 
-def _prediction(one: Prediction) -> tuple[Part, ...]:
+def _prediction(source: Source, one: Prediction) -> tuple[Part, ...]:
     first, second = one.answers[0], one.answers[1] if len(one.answers) > 1 else None
     return (
-        model(one.model), _dataset(first.dataset), percent(first.probability),
+        source.model(one.model), _dataset(first.dataset), percent(first.probability),
         _dataset(second.dataset) if second else None, percent(second.probability) if second else None,
         _FROM[one.evidence],
     )  # fmt: skip

@@ -7,12 +7,13 @@ from functools import partial
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.population import read_population
+from query.purity.found import verdict
 from query.purity.purity import PurityResult, PurityScore, purity
 from query.report.markup import Column, Part, code, told
 from query.report.pictures import add_picture
 from query.report.purity_picture import purity_figure
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, counted, decimal, percent, span
+from query.wording import count, decimal, percent, span
 
 ANCHOR, TITLE = "purity", "Do models tuned on the same data lie together?"
 
@@ -29,7 +30,6 @@ MEANINGS = {
 }
 
 _DATASETS = 25
-_UNCONVINCING = 0.05  # p above which a number may be chance
 
 
 def write(source: Source) -> Section:
@@ -60,8 +60,8 @@ def write(source: Source) -> Section:
         writer,
         partial(purity_figure, scored),
         "Dot plot of purity by representation: " + "; ".join(map(_in_a_line, scored)) + ".",
-        "Purity by representation with 95 % intervals. Filled: all neighbours; hollow: other authors' models alone. "
-        "The grey ticks are chance: dots to the right of them know more than chance.",
+        "Purity by representation, the highest first, with 95 % intervals over authors. Filled: all neighbours, hollow:"
+        " those by other authors. The grey ticks are chance: dots to the right of them know more than chance.",
     )
     _write_datasets(source, first, writer)
     return writer.done()
@@ -81,41 +81,6 @@ def _results(source: Source, writer: Writer) -> list[PurityResult]:
     if not names:
         writer.lack("No representation is published for this base.")
     return results
-
-
-def verdict(result: PurityResult) -> list[str]:
-    """What the numbers mean, for somebody who has not met them before."""
-    other = result.cross_author
-    sentences = [
-        f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
-        f"were tuned on data that it was tuned on too; neighbours picked blindly would be {percent(result.chance)}. "
-        f"That is the mean over {counted(result.models, 'model')} that share a dataset with another."
-    ]
-    if other.purity is None:
-        sentences.append(f"Across authors nothing can be said. {other.note}")
-    else:
-        sentences.append(
-            f"Counted among other authors' models alone it is {percent(other.purity)} where chance gives "
-            f"{percent(other.chance)}."
-        )
-    sentences[-1] += " " + _judged(result, other)
-    return sentences
-
-
-def _judged(plain: PurityScore, other: PurityScore) -> str:
-    if _is_more_than_chance(other):
-        return "So models tuned on the same data do lie together, and not only because one person made them."
-    if not _is_more_than_chance(plain):
-        return "This may be chance: these numbers do not show that the vectors know the data."
-    if other.purity is None:
-        return "So it remains open whether the vectors know the data or only whose scripts were used."
-    return "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
-
-
-def _is_more_than_chance(score: PurityScore) -> bool:
-    if score.purity is None or score.chance is None or score.p_value is None:
-        return False
-    return score.purity > score.chance and score.p_value <= _UNCONVINCING
 
 
 def _comparison(ours: PurityResult, scored: list[PurityResult]) -> list[Part]:

@@ -16,7 +16,8 @@ _APART = 0.16  # of a row, between the two forms
 
 
 def purity_figure(results: Sequence[PurityResult], theme: str = "light") -> Figure:
-    """A row for each representation: filled dots for all neighbours, hollow ones for other authors' alone."""
+    """A row for each representation, the purest first: filled dots for all neighbours, hollow for other authors'."""
+    results = sorted(results, key=lambda one: -(one.purity or 0.0))
     figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(results), theme)
     colours = THEMES[theme]
     for row, result in enumerate(results):
@@ -25,7 +26,7 @@ def purity_figure(results: Sequence[PurityResult], theme: str = "light") -> Figu
     axes.set_yticks(range(len(results)), [label(result.representation) for result in results], fontsize=9)
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlim(0, 1)
-    axes.set_xlabel("purity", fontsize=9)
+    axes.set_xlabel("purity: share of nearest neighbours tuned on the same data", fontsize=9)
     axes.grid(axis="x", color=colours.faint, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
@@ -54,9 +55,12 @@ def _legend(figure: Figure, colours: Theme) -> None:
 
     colour = colours.palette[0]
     handles = [
-        Line2D([], [], color=colour, marker="o", markersize=5.5, label="all neighbours"),
-        Line2D([], [], color=colour, marker="o", markersize=5.5, markerfacecolor=colours.background,
+        Line2D([], [], color=colour, linestyle="", marker="o", markersize=5.5, label="all neighbours"),
+        Line2D([], [], color=colour, linestyle="", marker="o", markersize=5.5, markerfacecolor=colours.background,
                label="other authors' models alone"),
         Line2D([], [], color=colours.rest, linestyle="", marker="|", markersize=9, markeredgewidth=1.6, label="chance"),
+        Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
     ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=8, frameon=False, labelcolor=colours.ink)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=4, fontsize=7.5, frameon=False, labelcolor=colours.ink
+    )

@@ -8,7 +8,7 @@ from query.rank.rank import RankStudy, rank_by_depth
 from query.report.markup import Column, Part, code, joined
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer
-from query.report.wording import count, counted, decimal
+from query.wording import count, counted, decimal
 
 ANCHOR, TITLE = "rank", "How simple is the change, layer by layer?"
 

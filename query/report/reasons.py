@@ -11,6 +11,7 @@ STATUSES = {
 
 REASONS = {
     "adapter_unsupported": "An adapter of a kind whose change cannot be written as a low-rank delta, such as DoRA.",
+    "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be asked.",
     "corrupt_file": "The file with the weights is damaged, or claims sizes that it does not have.",
     "disabled": "The Hub has withdrawn the repository: nobody can read it any more.",
     "does_not_fit": "What was kept of it is damaged, or holds values that the atlas has no room for.",
@@ -36,6 +37,7 @@ REASONS = {
     "remote_code": "It needs code of its own repository, which is never run.",
     "server_error": "The Hub, or a server behind it, answered with an error.",
     "shape_mismatch": "Its matrices have other sizes than the base's, so they cannot be subtracted.",
+    "shared_layers": "All its layers share one set of weights, so they cannot be told apart.",
     "short_body": "The file broke off each time before its end.",
     "timeout": "No answer came in time.",
     "unknown_architecture": "A kind of network that no architecture file describes.",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import say
+from indexer.quantities import size_in_words
 from query.report import (
     claims,
     clusters,
@@ -19,6 +20,7 @@ from query.report import (
     introduction,
     lineage,
     map,
+    models,
     pairs,
     prediction,
     purity,
@@ -27,6 +29,8 @@ from query.report import (
 )  # fmt: skip
 from query.report.page import page
 from query.report.section import Section, Source
+from query.results import Result
+from query.wording import counted
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -47,6 +51,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Source], Section]], ...] = (
     ("most similar pairs", pairs.write),
     ("suspicious claims", claims.write),
     ("how to make it again", reproduction.write),
+    ("all models", models.write),
 )
 
 
@@ -58,8 +63,8 @@ class Missing:
     why: str
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Result):
     """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: what it took."""
 
     base: str
@@ -79,6 +84,19 @@ class Report:
             "bytes": len(self.html.encode()),
             "seconds": round(self.seconds, 1),
         }
+
+    @property
+    def headline(self) -> str:
+        """What is on the page."""
+        size = size_in_words(len(self.html.encode()))
+        return f'a page of {size} on {counted(self.models, "model")} of {self.base}; write("report.html") keeps it'
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each section: its anchor, and what it could not say."""
+        return [
+            {"section": name, "missing": [one.why for one in self.missing if one.section == name]}
+            for name in self.sections
+        ]
 
     def write(self, path: str | Path) -> None:
         """Write the page. Raises AtlasError where it is no .html, or cannot be written."""

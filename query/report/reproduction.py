@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from math import sqrt
 
+from query.reader import PUBLIC_HUB
 from query.report.markup import Html, Part, code, element, joined
 from query.report.section import Section, Source, Writer
-from query.report.wording import counted, decimal, percent
+from query.wording import counted, percent
 
 ANCHOR, TITLE = "method", "How to make this page again, and what to keep in mind"
 
@@ -31,14 +31,16 @@ def write(source: Source) -> Section:
 
 def _commands(source: Source) -> list[str]:
     base = shlex.quote(source.base)
-    rows = source.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC LIMIT 1")
-    spec = json.loads(rows[0]["spec"] or "{}") if rows else {}
-    options = f" --rank {spec['rank']}" if spec.get("rank", _USUAL_RANK) != _USUAL_RANK else ""
-    options += " --spectra" if spec.get("spectra") else ""
+    options = "".join(f" {shlex.quote(word)}" for word in _build_options(source))
     published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
     names = [row["representation"] for row in published if row["representation"] != "input"]
     return [
-        "pip install 'vectors-in-the-wild[studies]'",
+        "pip install -c constraints.txt '.[studies]'    # in the folder of the project",
+        *(
+            [f"export HF_ENDPOINT={shlex.quote(source.crawled.endpoint)}"]
+            if source.crawled.endpoint != PUBLIC_HUB
+            else []
+        ),
         f"index build --base {base}{options}",
         *(f"index represent {shlex.quote(name)}" for name in names),
         source.command("report", f"--seed {source.seed} --out report.html"),
@@ -47,6 +49,16 @@ def _commands(source: Source) -> list[str]:
         *(source.command(name, "--json") for name in ("purity", "clusters", "rank", "predict --evaluate")),
         source.command("map", f"--seed {source.seed} --out map.html"),
     ]
+
+
+def _build_options(source: Source) -> list[str]:
+    """Those of the latest crawl, as typed; of an atlas that does not keep them what its records tell."""
+    if source.crawled.options is not None:
+        return list(source.crawled.options)
+    rows = source.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC LIMIT 1")
+    spec = json.loads(rows[0]["spec"] or "{}") if rows else {}
+    rank = spec.get("rank", _USUAL_RANK)
+    return [*(["--rank", str(rank)] if rank != _USUAL_RANK else []), *(["--spectra"] if spec.get("spectra") else [])]
 
 
 def _caveats(source: Source) -> list[Part]:
@@ -66,7 +78,7 @@ def _caveats(source: Source) -> list[Part]:
 
 
 def _about_adapters(source: Source) -> list[Html]:
-    """The highest similarity that an adapter which leaves matrices alone can have with a full fine-tune: √share."""
+    """That similarities with adapters stand on fewer matrices."""
     (row,) = source.rows(
         "SELECT count(*) AS models, min(share) AS least, median(share) AS middle FROM ("
         "  SELECT model_id, count(*) FILTER (norm > 0) / len(any_value(deltas)) AS share "
@@ -77,10 +89,8 @@ def _about_adapters(source: Source) -> list[Html]:
         return []
     return [
         joined(
-            f"Adapters change only some matrices. An adapter that changes a share s of them cannot have a similarity "
-            f"above √s with a full fine-tune, even on the same data. {counted(row['models'], 'adapter')} here "
-            f"{'changes' if row['models'] == 1 else 'change'} from {percent(row['least'])} of the matrices "
-            f"(ceiling {decimal(sqrt(row['least']))}); the median is {percent(row['middle'])} "
-            f"({decimal(sqrt(row['middle']))})."
+            f"Adapters change only some matrices, and are compared with other models over those that both changed: "
+            f"{counted(row['models'], 'adapter')} here {'changes' if row['models'] == 1 else 'change'} from "
+            f"{percent(row['least'])} of the matrices; the median is {percent(row['middle'])}."
         )
     ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
-from query.report.markup import Column, Html, Part, code, element, joined, listed, table
+from query.report.markup import Column, Html, Part, code, element, joined, listed, model, table
 
 if TYPE_CHECKING:
-    from query.reader import AtlasReader
+    from query.reader import AtlasReader, Crawled
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,18 @@ class Source:
     base: str
     seed: int
 
+    @cached_property
+    def crawled(self) -> Crawled:
+        """Which Hub was asked, and how."""
+        return self.atlas.crawl_of(self.base)
+
     def rows(self, statement: str, *parameters: Any) -> list[dict[str, Any]]:
         """Rows of a statement of which the first ``?`` is the base."""
         return self.atlas.rows(statement, [self.base, *parameters])
+
+    def model(self, identity: str) -> Html:
+        """A model by name, with a link to its page on the Hub that was crawled."""
+        return model(identity, self.crawled.page_of(identity))
 
     def command(self, name: str, options: str = "") -> str:
         """A command about this base, as it can be pasted into a shell."""
@@ -89,13 +100,14 @@ class Writer:
 
     def lack(self, reason: AtlasError | str) -> None:
         """Say in a line what is missing here, and why."""
-        self.missing.append(str(reason))
-        self.add(element("p", str(reason), class_="missing"))
+        sentence = as_typed(str(reason))
+        self.missing.append(sentence)
+        self.add(element("p", sentence, class_="missing"))
 
     def notes(self, sentences: Iterable[str]) -> None:
         """What a study says of its own limits."""
         for sentence in sentences:
-            self.add(element("p", "Note: ", sentence, class_="note"))
+            self.add(element("p", "Note: ", as_typed(sentence), class_="note"))
 
     def table(
         self,

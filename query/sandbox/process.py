@@ -186,6 +186,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any
     """The answer, as JSON; rows are fetched as they are needed, so a limit also bounds the work."""
     cursor = connection.execute(statement, parameters) if parameters else connection.execute(statement)
     columns = [column[0] for column in cursor.description or ()]
+    types = [str(column[1]) for column in cursor.description or ()]
     rows: list[str] = []
     size = 0
     while limit is None or len(rows) <= limit:
@@ -198,7 +199,8 @@ def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any
             raise _Refused(f"The result is larger than {MOST_RESULT // 10**6} MB.", "Choose fewer columns or rows.")
     truncated = limit is not None and len(rows) > limit
     kept = ",".join(rows[:limit] if truncated else rows)
-    return f'{{"columns": {json.dumps(columns)}, "rows": [{kept}], "truncated": {json.dumps(truncated)}}}'
+    told = {"columns": columns, "types": types, "truncated": truncated}
+    return f'{json.dumps(told)[:-1]}, "rows": [{kept}]}}'
 
 
 def _plain(value: Any) -> Any:
@@ -229,7 +231,7 @@ def _unopened(error: Exception, path: str) -> _Refused:
         holder = f" (process {process[1]})" if process else ""
         return _Refused(f"{path} is open for writing in another program{holder}.", "Close it there and try again.")
     if not Path(path).exists():
-        return _Refused(f"There is no database at {path}.", "Check --atlas, or make one: index build")
+        return _Refused(f"There is no database at {path}.", "Check `atlas`, or make one: `build('ID')`")
     return _Refused(f"{path} cannot be read: {text.splitlines()[0]}.", "Make it again: index rebuild")
 
 

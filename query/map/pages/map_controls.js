@@ -1,4 +1,4 @@
-// What pointer and keys do to the map, the theme, the address, and the start.
+// What pointer and keys do to the map, and the theme.
 
 // ---- choosing ----
 
@@ -8,21 +8,10 @@ function choose(i, reveals = false) {
   part("tooltip").hidden = true;
   if (i !== NONE && reveals) reveal(i);
   showSelected();
-  const address = i === NONE ? " " : `#model=${encodeURIComponent(data.models[i])}`;
-  // A page opened from a disk may not be allowed to rewrite its address; the map works without.
-  try {
-    history.replaceState(null, "", i === NONE ? location.pathname + location.search : address);
-  } catch {
-    location.hash = address.trim();
-  }
+  showTable();
+  noteView();
   if (i !== NONE) say(`${data.models[i]}. ${factsOf(i).map((fact) => fact.join(" ")).join(", ")}`);
   redraw();
-}
-
-function chooseFromAddress() {
-  const asked = new URLSearchParams(location.hash.slice(1)).get("model");
-  const i = asked === null ? NONE : data.models.indexOf(asked);
-  if (i !== NONE && i !== state.selected) choose(i, true);
 }
 
 function hover(i, x, y) {
@@ -46,6 +35,7 @@ function hover(i, x, y) {
 
 const pointers = new Map(); // those that are down, by id: [x, y]
 let travelled = 0; // pixels since the first of them went down
+let corner = null; // where an area was begun with the shift key
 
 function placeOf(event) {
   const { left, top } = canvas.getBoundingClientRect();
@@ -56,6 +46,7 @@ canvas.addEventListener("pointerdown", (event) => {
   if (event.button !== 0) return;
   if (!pointers.size) travelled = 0;
   pointers.set(event.pointerId, placeOf(event));
+  corner = event.shiftKey ? placeOf(event) : null;
   canvas.setPointerCapture(event.pointerId);
 });
 
@@ -67,11 +58,20 @@ canvas.addEventListener("pointermove", (event) => {
   travelled += Math.hypot(x - before[0], y - before[1]);
   if (travelled < 4) return;
   hover(NONE);
+  if (corner) {
+    state.area = areaBetween(corner, [x, y]);
+    return redraw();
+  }
   canvas.classList.add("moved");
   const others = [...pointers].filter(([id]) => id !== event.pointerId);
   if (others.length) pinch(others[0][1], before, [x, y]);
   else moveBy(x - before[0], y - before[1]);
 });
+
+function areaBetween(one, other) {
+  const [a, b] = [mapPlace(...one), mapPlace(...other)];
+  return [Math.min(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[0], b[0]), Math.max(a[1], b[1])];
+}
 
 function pinch(still, before, now) {
   const distance = (to) => Math.max(10, Math.hypot(to[0] - still[0], to[1] - still[1]));
@@ -82,6 +82,8 @@ function pinch(still, before, now) {
 canvas.addEventListener("pointerup", (event) => {
   const isClick = pointers.delete(event.pointerId) && travelled < 4 && !pointers.size;
   if (!pointers.size) canvas.classList.remove("moved");
+  if (corner && !isClick) refresh();
+  corner = null;
   if (!isClick) return;
   const i = modelAt(...placeOf(event), event.pointerType === "mouse" ? 5 : 16);
   choose(i);
@@ -158,6 +160,7 @@ part("theme").addEventListener("click", () => {
   const order = ["system", "light", "dark"];
   state.theme = order[(order.indexOf(state.theme) + 1) % order.length];
   applyTheme();
+  noteView();
   redraw();
 });
 
@@ -181,7 +184,7 @@ addEventListener("afterprint", () => {
   redraw();
 });
 
-// ---- start ----
+// ---- after any change of what is shown ----
 
 function refresh() {
   updateShown();
@@ -189,14 +192,7 @@ function refresh() {
   showLegend();
   for (const show of filters) show();
   showSelected();
-  showList();
+  showTable();
+  noteView();
   redraw();
 }
-
-canvas.setAttribute("aria-label", `Map of ${count} models`);
-applyTheme();
-refresh();
-new ResizeObserver(fitCanvas).observe(part("stage"));
-fitCanvas();
-addEventListener("hashchange", chooseFromAddress);
-chooseFromAddress();

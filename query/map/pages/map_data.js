@@ -5,11 +5,21 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const count = data.models.length;
 const NONE = -1;
 
+// What can be filtered by: of each model the places of its values in `names`; NONE for a model without.
+const facets = [
+  { name: "dataset", names: data.datasets, none: "no dataset named", of: (i) => (data.dataset[i].length ? data.dataset[i] : [NONE]) },
+  { name: "author", names: data.authors, none: "", of: (i) => [data.author[i]] },
+  { name: "licence", names: data.licences, none: "", of: (i) => [data.licence[i]] },
+  { name: "relation", names: data.relations, none: "", of: (i) => [data.relation[i]] },
+];
+
 const state = {
   coloring: 0,
   hidden: data.colorings.map(() => new Set()), // of each colouring, the keys of the legend that are switched off
-  datasets: new Set(), // places in data.datasets, NONE for models without; empty: all
-  authors: new Set(),
+  chosen: Object.fromEntries(facets.map(({ name }) => [name, new Set()])), // of each facet; empty: all
+  least: 0, // downloads
+  area: null, // [left, bottom, right, top] of the map
+  sort: { column: "downloads", descends: true },
   selected: NONE,
   hovered: NONE,
   theme: "system",
@@ -22,18 +32,6 @@ const isAdapter = data.relation.map((code) => data.relations[code] === "adapter"
 // The order in which points are drawn: mixed, so that no group covers the others, and always the same.
 const mixed = [...Array(count).keys()].sort((a, b) => (Math.imul(a, 2654435761) >>> 0) - (Math.imul(b, 2654435761) >>> 0));
 
-function datasetsOf(i) {
-  return data.dataset[i].length ? data.dataset[i] : [NONE];
-}
-
-function passesDatasets(i) {
-  return !state.datasets.size || datasetsOf(i).some((code) => state.datasets.has(code));
-}
-
-function passesAuthors(i) {
-  return !state.authors.size || state.authors.has(data.author[i]);
-}
-
 // The key of a point in the legend: the place of its group, "rest" for the groups in grey, "none" for no group.
 function legendKey(i, coloring = data.colorings[state.coloring]) {
   if (coloring.kind !== "groups") return coloring.values[i] === null ? "none" : "scale";
@@ -41,28 +39,40 @@ function legendKey(i, coloring = data.colorings[state.coloring]) {
   return code === NONE ? "none" : code < data.legend ? code : "rest";
 }
 
-function updateShown() {
+// Every filter that is set, by name; a model is shown where all of them let it pass.
+function tests() {
+  const set = facets.filter(({ name }) => state.chosen[name].size).map(({ name, of }) => [
+    name, (i) => of(i).some((code) => state.chosen[name].has(code)),
+  ]);
   const hidden = state.hidden[state.coloring];
-  for (let i = 0; i < count; i++) {
-    shown[i] = passesDatasets(i) && passesAuthors(i) && !hidden.has(legendKey(i)) ? 1 : 0;
+  if (hidden.size) set.push(["legend", (i) => !hidden.has(legendKey(i))]);
+  if (state.least) set.push(["downloads", (i) => (data.downloads[i] ?? -1) >= state.least]);
+  if (state.area) {
+    const [left, bottom, right, top] = state.area;
+    set.push(["area", (i) => data.x[i] >= left && data.x[i] <= right && data.y[i] >= bottom && data.y[i] <= top]);
   }
+  return set;
 }
 
-// Models of each dataset among those by the chosen authors, and of each author among those on the chosen datasets.
-function facetCounts() {
-  const datasets = new Map();
-  const authors = new Map();
-  for (let i = 0; i < count; i++) {
-    if (passesAuthors(i)) for (const code of datasetsOf(i)) datasets.set(code, (datasets.get(code) ?? 0) + 1);
-    if (passesDatasets(i)) authors.set(data.author[i], (authors.get(data.author[i]) ?? 0) + 1);
-  }
-  return { datasets, authors };
+function updateShown() {
+  const all = tests();
+  for (let i = 0; i < count; i++) shown[i] = all.every(([, passes]) => passes(i)) ? 1 : 0;
 }
 
-// The nearest models on the map, as [place, cosine].
+// How many models have each value of a facet (or each key of the legend) among those that every other filter passes.
+function countsOf(name, valuesOf) {
+  const others = tests().filter(([other]) => other !== name);
+  const counts = new Map();
+  for (let i = 0; i < count; i++) {
+    if (others.every(([, passes]) => passes(i))) for (const value of valuesOf(i)) counts.set(value, (counts.get(value) ?? 0) + 1);
+  }
+  return counts;
+}
+
+// The nearest models on the map, as [place, cosine, share of strangers at least as similar or null].
 function neighboursOf(i) {
   const flat = data.neighbours[i];
-  return Array.from({ length: flat.length / 2 }, (_, j) => [flat[2 * j], flat[2 * j + 1]]);
+  return Array.from({ length: flat.length / 2 }, (_, j) => [flat[2 * j], flat[2 * j + 1], data.backgrounds?.[i][j] ?? null]);
 }
 
 // Models whose id or author has every word in it; those whose name begins with it first, then by downloads.
@@ -103,23 +113,22 @@ function shareOfScale({ kind, low, high }, value) {
   return high > low ? Math.min(1, Math.max(0, (along(value) - along(low)) / (along(high) - along(low)))) : 0.5;
 }
 
-// Colour, shape (0: first turn of the palette, 1: second) and size of a point, in the theme of now.
+// Colour and size of a point, in the theme of now; what has no group is a ring in the colour of the text, in front.
 function lookOf(i) {
   const colours = theme();
   const coloring = data.colorings[state.coloring];
   const key = legendKey(i, coloring);
-  if (key === "none") return { colour: colours.unknown, turn: 0, size: 0.85, layer: 0 };
-  if (key === "rest") return { colour: colours.rest, turn: 0, size: 0.9, layer: 1 };
+  if (key === "none") return { colour: colours.ink, isRing: true, size: 1, layer: 2 };
+  if (key === "rest") return { colour: colours.rest, isRing: false, size: 0.9, layer: 0 };
   if (key === "scale") {
     const step = Math.round(shareOfScale(coloring, coloring.values[i]) * STEPS);
-    return { colour: mixedColour(colours.scale, step / STEPS), turn: 0, size: 1, layer: 2 };
+    return { colour: mixedColour(colours.scale, step / STEPS), isRing: false, size: 1, layer: 1 };
   }
-  const many = colours.palette.length;
-  return { colour: colours.palette[key % many], turn: Math.floor(key / many), size: 1, layer: 2 };
+  return { colour: colours.palette[key], isRing: false, size: 1, layer: 1 };
 }
 
-function shapeOf(i, turn) {
-  return isAdapter[i] ? (turn ? "down" : "up") : turn ? "square" : "circle";
+function shapeOf(i) {
+  return isAdapter[i] ? "up" : "circle";
 }
 
 // ---- words ----
@@ -134,17 +143,21 @@ function valueText({ kind }, value) {
   return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
 }
 
+function datasetsText(i) {
+  return data.dataset[i].map((code) => data.datasets[code]).join(", ") || "none named";
+}
+
 // What there is to say of a model, as [name, text].
 function factsOf(i) {
-  const names = data.dataset[i].map((code) => data.datasets[code]);
   const facts = [
     ["author", data.authors[data.author[i]]],
-    [names.length > 1 ? "datasets" : "dataset", names.join(", ") || "none named"],
+    [data.dataset[i].length > 1 ? "datasets" : "dataset", datasetsText(i)],
     ["relation", data.relations[data.relation[i]]],
+    ["licence", data.licences[data.licence[i]] || "none named"],
     ["downloads", numberText(data.downloads[i])],
   ];
   for (const coloring of data.colorings) {
-    if (["author", "dataset", "relation", "downloads"].includes(coloring.column)) continue;
+    if (["author", "dataset", "relation", "downloads", "licence"].includes(coloring.column)) continue;
     const code = coloring.kind === "groups" ? coloring.codes[i] : NONE;
     const text = coloring.kind === "groups"
       ? code === NONE ? coloring.none : coloring.groups[code][0]

@@ -1,7 +1,6 @@
-// The panel: finding a model, what colours mean, filters, the chosen model, and the models shown as a list.
+// The panel: finding a model, what colours mean, and the chosen model.
 
 const MOST_FOUND = 20; // entries of a list before it asks for more words
-const MOST_LISTED = 100;
 
 const part = (id) => document.getElementById(id);
 
@@ -18,7 +17,7 @@ function element(tag, properties = {}, ...children) {
 
 function mark(shape, colour) {
   const made = element("span", { className: `mark ${shape}`, "aria-hidden": "true" });
-  made.style.background = colour;
+  made.style[shape === "ring" ? "borderColor" : "background"] = colour;
   return made;
 }
 
@@ -28,13 +27,21 @@ function say(text) {
 
 // ---- one model ----
 
+function strangersText(share) {
+  const percent = 100 * share;
+  return `${percent > 0 && percent < 0.01 ? "< 0.01" : String(Number(percent.toPrecision(2)))} % of strangers`;
+}
+
 function nearestList(i, most, asButtons) {
-  const entries = neighboursOf(i).slice(0, most).map(([j, cosine]) => {
+  const entries = neighboursOf(i).slice(0, most).map(([j, cosine, strangers]) => {
     const words = [
       element("span", { className: "number" }, cosine.toFixed(3)),
       element("span", { className: "id" }, data.models[j]),
     ];
     if (!asButtons) return element("li", {}, words[0], " ", words[1]);
+    const facts = element("span", { className: "facts" }, datasetsText(j));
+    if (strangers !== null) facts.append(" · ", strangersText(strangers));
+    words[1].append(facts);
     return element("li", {}, element("button", { type: "button", onclick: () => choose(j) }, ...words));
   });
   return element("ol", { className: "nearest" }, ...entries);
@@ -54,11 +61,12 @@ function showSelected() {
   box.hidden = i === NONE;
   if (i === NONE) return box.replaceChildren();
   const facts = factsOf(i).flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]);
-  const address = { href: `https://huggingface.co/${data.models[i]}`, target: "_blank", rel: "noopener noreferrer" };
+  const address = { href: `${data.hub}/${data.models[i]}`, target: "_blank", rel: "noopener noreferrer" };
   const link = data.onHub[i] ? [element("p", {}, element("a", address, "Open on the Hub"))] : [];
   const unseen = shown[i] ? [] : [element("p", {}, "Hidden by the filters or the legend.")];
+  const told = data.backgrounds ? "Nearest, by cosine, and how many pairs of strangers are as near" : "Nearest, by cosine";
   const near = neighboursOf(i).length
-    ? [element("h3", {}, "Nearest, by cosine"), nearestList(i, Infinity, true)]
+    ? [element("h3", {}, told), nearestList(i, Infinity, true)]
     : [element("h3", {}, "No neighbours on this map")];
   const close = element("button", { type: "button", className: "plain", onclick: () => choose(NONE) }, "Let go");
   box.replaceChildren(
@@ -129,24 +137,17 @@ coloringBox.addEventListener("change", () => {
   refresh();
 });
 
-// What the legend lists, as [key, text, models, shape, colour].
+// What the legend lists, as [key, text, shape, colour].
 function legendEntries() {
   const colours = theme();
   const coloring = data.colorings[state.coloring];
-  const unknown = (models) => ["none", coloring.none, models, "circle", colours.unknown];
-  if (coloring.kind !== "groups") {
-    const models = coloring.values.filter((value) => value === null).length;
-    return models ? [unknown(models)] : [];
-  }
-  const many = colours.palette.length;
-  const entries = coloring.groups.slice(0, data.legend).map(([name, models], place) => [
-    place, name, models, place < many ? "circle" : "square", colours.palette[place % many],
-  ]);
+  const unknown = ["none", coloring.none, "ring", colours.ink];
+  if (coloring.kind !== "groups") return coloring.values.includes(null) ? [unknown] : [];
+  const entries = coloring.groups.slice(0, data.legend).map(([name], place) => [place, name, "circle", colours.palette[place]]);
   const rest = coloring.groups.slice(data.legend);
-  const models = rest.reduce((sum, group) => sum + group[1], 0);
-  if (rest.length) entries.push(["rest", `${rest.length.toLocaleString("en")} others`, models, "circle", colours.rest]);
-  const without = coloring.codes.filter((code) => code === NONE).length;
-  return without ? [...entries, unknown(without)] : entries;
+  const others = rest.length === 1 ? rest[0][0] : `${numberText(rest.length)} others`;
+  if (rest.length) entries.push(["rest", others, "circle", colours.rest]);
+  return coloring.codes.includes(NONE) ? [...entries, unknown] : entries;
 }
 
 function scaleKey(coloring) {
@@ -160,14 +161,18 @@ function scaleKey(coloring) {
 function showLegend() {
   const coloring = data.colorings[state.coloring];
   const hidden = state.hidden[state.coloring];
-  const entries = legendEntries().map(([key, text, models, shape, colour]) => element("li", {}, element("button", {
+  const counts = countsOf("legend", (i) => [legendKey(i)]);
+  const entries = legendEntries().map(([key, text, shape, colour]) => element("li", {}, element("button", {
     type: "button", "aria-pressed": String(!hidden.has(key)), onclick: () => toggle(key),
-  }, mark(shape, colour), element("span", {}, text), element("span", { className: "number" }, numberText(models)))));
+  }, mark(shape, colour), element("span", {}, text), element("span", { className: "number" }, numberText(counts.get(key) ?? 0)))));
   if (coloring.kind !== "groups") entries.unshift(scaleKey(coloring));
   const adapters = isAdapter.filter(Boolean).length;
+  const shapes = [["circle", "whole models", count - adapters], ["up", "adapters", adapters]];
   if (adapters) {
-    const words = [mark("up", theme().ink), element("span", {}, `adapters (${numberText(adapters)})`)];
-    entries.push(element("li", { className: "key" }, ...words));
+    for (const [shape, what, models] of shapes.filter(([, , number]) => number)) {
+      const words = [mark(shape, theme().ink), element("span", {}, `${what} (${numberText(models)})`)];
+      entries.push(element("li", { className: "key" }, ...words));
+    }
   }
   const kept = [...part("legend").querySelectorAll("button")].indexOf(document.activeElement);
   part("legend").replaceChildren(...entries);
@@ -189,70 +194,4 @@ part("toggle-all").addEventListener("click", () => {
   refresh();
 });
 
-// ---- filters ----
-
-function makeFilter(title, names, chosen, counts) {
-  const word = element("input", { type: "search", placeholder: "part of its name", "aria-label": `Find a ${title}` });
-  const clear = element("button", { type: "button", className: "plain" }, "Clear");
-  const options = element("div", { className: "options", role: "group", "aria-label": `Filter by ${title}` });
-  const summary = element("summary");
-  const box = element("details", {}, summary, element("div", { className: "row" }, word, clear), options);
-
-  const show = () => {
-    const models = counts();
-    const asked = word.value.toLowerCase();
-    const codes = [...names.keys(), ...(title === "dataset" ? [NONE] : [])];
-    const text = (code) => (code === NONE ? "no dataset named" : names[code]);
-    const fitting = codes
-      .filter((code) => text(code).toLowerCase().includes(asked))
-      .sort((a, b) => chosen.has(b) - chosen.has(a) || (models.get(b) ?? 0) - (models.get(a) ?? 0) || a - b);
-    const entries = fitting.slice(0, MOST_LISTED).map((code) => {
-      const tick = element("input", { type: "checkbox", checked: chosen.has(code), name: title, value: String(code) });
-      tick.addEventListener("change", () => {
-        if (tick.checked) chosen.add(code);
-        else chosen.delete(code);
-        refresh();
-      });
-      const number = element("span", { className: "number" }, numberText(models.get(code) ?? 0));
-      return element("label", { className: "option" }, tick, element("span", {}, text(code)), number);
-    });
-    const more = fitting.length - entries.length;
-    if (more > 0) entries.push(element("p", {}, `and ${numberText(more)} more: type a part of the name`));
-    const kept = document.activeElement?.name === title ? document.activeElement.value : null;
-    options.replaceChildren(...entries);
-    if (kept !== null) options.querySelector(`input[value="${kept}"]`)?.focus();
-    summary.textContent = `Filter by ${title}` + (chosen.size ? ` (${chosen.size} chosen)` : "");
-    clear.hidden = !chosen.size;
-  };
-  word.addEventListener("input", show);
-  clear.addEventListener("click", () => {
-    chosen.clear();
-    word.value = "";
-    refresh();
-  });
-  part("filters").append(box);
-  return show;
-}
-
-const filters = [
-  makeFilter("dataset", data.datasets, state.datasets, () => facetCounts().datasets),
-  makeFilter("author", data.authors, state.authors, () => facetCounts().authors),
-];
-
-// ---- the models shown ----
-
-function showList() {
-  const box = part("shown");
-  const listed = mixed.filter((i) => shown[i]).sort((a, b) => a - b);
-  box.querySelector("summary").textContent = `Models shown (${numberText(listed.length)} of ${numberText(count)})`;
-  if (!box.open) return;
-  const entries = listed.slice(0, MOST_LISTED).map((i) => element("li", {}, element("button", {
-    type: "button", onclick: () => choose(i, true),
-  }, element("span", { className: "id" }, data.models[i]))));
-  const more = listed.length - entries.length;
-  if (more > 0) entries.push(element("li", {}, `and ${numberText(more)} more: filter to see them`));
-  box.querySelector("ol").replaceChildren(...entries);
-}
-
-part("shown").addEventListener("toggle", showList);
 part("notes").append(...data.notes.map((note) => element("p", {}, note)));

@@ -25,6 +25,7 @@ function showAll() {
   view.whole = view.scale = fitScale();
   view.x = (bounds.x[0] + bounds.x[1]) / 2;
   view.y = (bounds.y[0] + bounds.y[1]) / 2;
+  noteView();
   redraw();
 }
 
@@ -43,12 +44,20 @@ function fitCanvas() {
   redraw();
 }
 
+function screenOf(x, y) {
+  return [(x - view.x) * view.scale + view.width / 2, (view.y - y) * view.scale + view.height / 2];
+}
+
 function screenX(i) {
   return (data.x[i] - view.x) * view.scale + view.width / 2;
 }
 
 function screenY(i) {
   return (view.y - data.y[i]) * view.scale + view.height / 2;
+}
+
+function mapPlace(x, y) {
+  return [(x - view.width / 2) / view.scale + view.x, view.y - (y - view.height / 2) / view.scale];
 }
 
 function zoomAt(x, y, factor) {
@@ -97,12 +106,10 @@ function modelAt(x, y, reach) {
 function trace(on, shape, x, y, r) {
   on.beginPath();
   if (shape === "circle") on.arc(x, y, r, 0, 2 * Math.PI);
-  else if (shape === "square") on.rect(x - 0.87 * r, y - 0.87 * r, 1.74 * r, 1.74 * r);
   else {
-    const up = shape === "up" ? 1 : -1;
-    on.moveTo(x, y - 1.25 * r * up);
-    on.lineTo(x + 1.15 * r, y + 0.8 * r * up);
-    on.lineTo(x - 1.15 * r, y + 0.8 * r * up);
+    on.moveTo(x, y - 1.25 * r);
+    on.lineTo(x + 1.15 * r, y + 0.8 * r);
+    on.lineTo(x - 1.15 * r, y + 0.8 * r);
     on.closePath();
   }
 }
@@ -110,8 +117,8 @@ function trace(on, shape, x, y, r) {
 // Each look is painted once and then stamped: ten thousand points stay smooth.
 let stamps = new Map();
 
-function stamp(shape, colour, r) {
-  const key = `${shape} ${colour} ${r}`;
+function stamp(shape, colour, r, isRing = false) {
+  const key = `${shape} ${colour} ${r} ${isRing}`;
   if (!stamps.has(key)) {
     const made = document.createElement("canvas");
     const half = Math.ceil(1.3 * r + 2);
@@ -119,11 +126,11 @@ function stamp(shape, colour, r) {
     const on = made.getContext("2d");
     on.scale(view.ratio, view.ratio);
     trace(on, shape, half, half, r);
-    on.fillStyle = colour;
+    on.fillStyle = isRing ? theme().background : colour;
     on.fill();
-    if (count <= 2000) {
-      on.strokeStyle = theme().background;
-      on.lineWidth = 1;
+    if (isRing || count <= 2000) {
+      on.strokeStyle = isRing ? colour : theme().background;
+      on.lineWidth = isRing ? Math.min(1.4, 0.5 * r) : 1;
       on.stroke();
     }
     stamps.set(key, { made, half });
@@ -152,6 +159,7 @@ let settling = 0;
 
 function redrawMoving() {
   movedAt = performance.now();
+  noteView(300);
   redraw();
 }
 
@@ -182,23 +190,25 @@ function paintSheet() {
   }
   const r = Math.round(radius() * 4) / 4;
   if (stamps.size > 2000) stamps = new Map();
-  const put = (i, shape, colour, size) => {
+  const put = (i, colour, size, isRing = false) => {
     const [x, y] = [screenX(i), screenY(i)];
     if (x < -20 || y < -20 || x > view.width + 20 || y > view.height + 20) return;
-    const { made, half } = stamp(shape, colour, size);
+    const { made, half } = stamp(shapeOf(i), colour, size, isRing);
     sheetPen.drawImage(made, x - half, y - half, made.width / view.ratio, made.height / view.ratio);
   };
   const ghost = theme().faint;
-  for (const i of mixed) if (!shown[i]) put(i, shapeOf(i, 0), ghost, Math.max(1.2, 0.5 * r));
+  for (const i of mixed) if (!shown[i]) put(i, ghost, Math.max(1.2, 0.5 * r));
   sheetPen.globalAlpha = count > 300 ? 0.85 : 1;
   for (const layer of layers) {
-    for (const i of layer) if (shown[i]) put(i, shapeOf(i, looks[i].turn), looks[i].colour, r * looks[i].size);
+    for (const i of layer) if (shown[i]) put(i, looks[i].colour, r * looks[i].size, looks[i].isRing);
   }
+  sheetPen.globalAlpha = 1;
+  writeNames(sheetPen);
 }
 
 function drawPoint(i) {
-  const { colour, turn, size } = looks[i];
-  const { made, half } = stamp(shapeOf(i, turn), colour, radius() * size);
+  const { colour, isRing, size } = looks[i];
+  const { made, half } = stamp(shapeOf(i), colour, radius() * size, isRing);
   pen.drawImage(made, screenX(i) - half, screenY(i) - half, made.width / view.ratio, made.height / view.ratio);
 }
 
@@ -271,6 +281,17 @@ function draw() {
     drawPoint(i);
     drawRing(i, i === state.selected ? 2.5 : 1.5);
   }
+  if (state.area) drawArea(state.area);
+}
+
+// The part of the map that was drawn as a filter.
+function drawArea([left, bottom, right, top]) {
+  pen.strokeStyle = theme().ink;
+  pen.lineWidth = 1;
+  pen.setLineDash([5, 4]);
+  const [x, y] = [screenOf(left, top), screenOf(right, bottom)];
+  pen.strokeRect(x[0], x[1], y[0] - x[0], y[1] - x[1]);
+  pen.setLineDash([]);
 }
 
 let isWaiting = false;

@@ -6,8 +6,8 @@ import shlex
 from datetime import datetime
 
 from indexer.quantities import duration_in_words, size_in_words
-from query.report.markup import NOTHING
 
+NOTHING = "–"  # where there is no value
 _SPACE = "\u00a0"  # that no line breaks at
 
 

@@ -1,0 +1,49 @@
+"""Many models in one command: ids on stdin, a bar on stderr, a row with an error for one that cannot be answered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from indexer.console.terminal import Progress, emit
+from indexer.console.typed import as_typed
+from indexer.errors import AtlasError
+from query.batches import Answered
+
+STDIN = "-"
+T = TypeVar("T")
+
+
+def names_on_stdin() -> list[str]:
+    """A model a line; blank lines and what follows a # are no models. Raises AtlasError where there is none."""
+    if sys.stdin.isatty():
+        raise click.UsageError("- reads models from stdin, one a line: query … - < models.txt")
+    text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    names = [name for line in text.splitlines() if (name := line.partition("#")[0].strip())]
+    if not names:
+        raise AtlasError("No model came on stdin.", "Give one a line, e.g. owner/name.")
+    return names
+
+
+def tell_batch(
+    found: Iterable[Answered[T]], count: int, output: str, rows_of: Callable[[Answered[T]], list[dict[str, Any]]]
+) -> None:
+    """Print the rows of each answer as they come, or a row with its error. Raises AtlasError where one had none."""
+    failed = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with Progress(count, "models") as progress:
+            for one in found:
+                if one.error is None:
+                    yield from rows_of(one)
+                else:
+                    failed.append(one.asked)
+                    yield {"asked": one.asked, "error": as_typed(one.error)}
+                progress.update(1)
+
+    emit(rows(), output)
+    if failed:
+        raise AtlasError(f"No answer for {len(failed)} of {count} models.", "Their rows say why (error).")

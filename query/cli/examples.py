@@ -1,0 +1,23 @@
+"""One example for each command, shown by its --help."""
+
+from __future__ import annotations
+
+EXAMPLES = {
+    "similar": "query similar textattack/roberta-base-MNLI -k 5 --other-authors",
+    "purity": "query purity --base roberta-base --by model",
+    "show": "query show textattack/roberta-base-MNLI",
+    "schema": "query schema models",
+    "sql": 'query sql "SELECT model, downloads FROM models LIMIT 10"',
+    "serve": "query serve --mcp --atlas ./atlas",
+    "lineage": "query lineage --all --base roberta-base --out tree.svg",
+    "clusters": "query clusters --base roberta-base --method kmeans --count 20",
+    "map": "query map --base roberta-base --out map.html",
+    "rank": "query rank --base roberta-base --threshold 0.8 --out rank.png",
+    "predict": "query predict --undocumented --base roberta-base --store",
+    "report": "query report --base roberta-base --out report.html",
+    "layers": "query layers ./my-fine-tune --out layers.png",
+    "compare": "query compare textattack/roberta-base-MNLI ./my-fine-tune",
+    "depth": "query depth textattack/roberta-base-MNLI --out depth.png",
+    "invert": 'query invert gpt2 "The sun is out." --layers 1,6,12',
+    "features": "query features google/vit-base-patch16-224 --out features.png",
+}

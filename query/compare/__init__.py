@@ -1,0 +1,1 @@
+"""`query compare`: two models of one base side by side."""

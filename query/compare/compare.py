@@ -1,0 +1,135 @@
+"""Two models side by side: how similar their changes are, and what their cards and weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from indexer.errors import AtlasError
+from indexer.quantities import one_in
+from query.compare.facts import Fact, facts_of
+from query.compare.similarity import blocks
+from query.layers.layers import layers_of
+from query.layers.parts import Part
+from query.lookup import Asked, asked_model, with_vector
+from query.results import Result
+from query.similar import similarity_of
+
+if TYPE_CHECKING:
+    from query.reader import AtlasReader
+
+
+@dataclass(frozen=True)
+class PartPair:
+    """One layer, or one family: the mean cosine of the blocks that both changed (None: there is none), the norms."""
+
+    name: str
+    similarity: float | None
+    a_norm: float
+    b_norm: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """Two models of one base.
+
+    ``similarity`` is None where one is a copy of the base; ``background``: the share of pairs of strangers that are at
+    least as similar, None where the atlas does not say; ``matrices``: how many both changed. ``layers`` and
+    ``families`` have no similarities where the representation has no blocks.
+    """
+
+    COLUMNS = ("part", "name", "similarity", "a_norm", "b_norm")
+    ANSWERS_FIRST = True
+
+    a: str
+    b: str
+    base: str
+    representation: str
+    similarity: float | None
+    background: float | None
+    matrices: int | None
+    layers: tuple[PartPair, ...]
+    families: tuple[PartPair, ...]
+    facts: tuple[Fact, ...]
+
+    @property
+    def headline(self) -> str:
+        """How similar the two are, and how unusual that is."""
+        if self.similarity is None:
+            return "One of the two is a copy of its base: their changes cannot be compared."
+        told = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
+        if self.background is None:
+            return f"{told}."
+        return f"{told}; so similar are {one_in(self.background)} pairs of strangers."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """Layers, families and facts; ``details``: everything."""
+        told = self.to_dict()
+        return told if details else {name: told[name] for name in ("layers", "families", "facts")}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer and family."""
+        parts = [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
+        return [{"part": kind, **asdict(one)} for kind, one in parts]
+
+
+def compare(
+    atlas: AtlasReader, a: str, b: str, *, base: str | None = None, representation: str = "input"
+) -> Comparison:
+    """Set two models (indexed ids, other Hub ids, local folders) side by side.
+
+    Raises AtlasError where one is unknown or cannot be read, and where they are of different bases.
+    """
+    first, second = (asked_model(atlas, name, base, representation) for name in (a, b))
+    if first.base != second.base:
+        raise AtlasError(
+            f"{first.name} is a fine-tune of {first.base}, {second.name} of {second.base}: models of different bases "
+            "cannot be compared.",
+            "",
+        )
+    alike = background = shared = of_layers = of_families = None
+    if not (first.is_copy or second.is_copy):
+        first, second = (with_vector(atlas, one, representation) for one in (first, second))
+        alike, background, shared = similarity_of(atlas, first, second, representation)
+        of_layers, of_families = _by_part(atlas, first, second, representation)
+    changed = (layers_of(atlas, first), layers_of(atlas, second))
+    return Comparison(
+        a=first.name,
+        b=second.name,
+        base=first.base,
+        representation=representation,
+        similarity=alike,
+        background=background,
+        matrices=shared,
+        layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
+        families=_pairs(of_families, changed[0].families, changed[1].families),
+        facts=facts_of(atlas, first, second),
+    )
+
+
+Means = dict[str, float | None]
+
+
+def _by_part(
+    atlas: AtlasReader, first: Asked, second: Asked, representation: str
+) -> tuple[Means, Means] | tuple[None, None]:
+    """The similarity by layer and by family."""
+    assert first.vector is not None
+    assert second.vector is not None
+    if not atlas.published(first.base, representation).per_delta:
+        return None, None
+    found = blocks(atlas, first.base, first.vector, second.vector)
+    by_layer = found.mean_by([f"{key.stack}.{key.layer}" if key.stack else str(key.layer) for key in found.keys])
+    return by_layer, found.mean_by([key.family_key for key in found.keys])
+
+
+def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -> tuple[PartPair, ...]:
+    norms = {part.name: part.norm for part in second}
+    return tuple(
+        PartPair(part.name, (means or {}).get(part.name), part.norm, norms.get(part.name, 0.0)) for part in first
+    )

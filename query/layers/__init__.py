@@ -1,0 +1,1 @@
+"""`query layers`: where a model changed, by stack, layer and family."""

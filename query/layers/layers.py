@@ -1,0 +1,152 @@
+"""Where a model changed: the norm, relative norm, rank and energy of every delta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexer.names import DeltaKey
+from query.layers.parts import Change, Part
+from query.lookup import Asked, asked_model
+from query.results import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from indexer.records.record import Record
+    from query.reader import AtlasReader
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layers(Drawn):
+    """Where one model changed; ``norm`` is that of all deltas together. ``deltas`` in the order of the base's."""
+
+    COLUMNS = tuple(Change.__dataclass_fields__)
+    ANSWERS_FIRST = True
+
+    model: str
+    base: str
+    norm: float
+    deltas: tuple[Change, ...]
+
+    @property
+    def layers(self) -> list[Part]:
+        """By layer: ``3``, or ``encoder.3`` where there are two stacks."""
+        return _parts(self.deltas, lambda one: f"{one.stack}.{one.layer}" if one.stack else str(one.layer))
+
+    @property
+    def families(self) -> list[Part]:
+        """By family: ``query``, or ``encoder.query``."""
+        return _parts(self.deltas, lambda one: one.family_key)
+
+    @property
+    def headline(self) -> str:
+        """In which layer and family most of the change lies."""
+        if not self.norm:
+            return f"{self.model} is a copy of {self.base}: nothing changed."
+        layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
+        untouched = sum(one.norm == 0 for one in self.deltas)
+        told = (
+            f"Most of the change (its squared norm) lies in layer {layer.name} ({layer.share:.0%} of it) and in "
+            f"{family.name} ({family.share:.0%})"
+        )
+        return f"{told}; {untouched} of {len(self.deltas)} matrices are untouched." if untouched else f"{told}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "model": self.model,
+            "base": self.base,
+            "norm": self.norm,
+            "layers": [asdict(part) for part in self.layers],
+            "families": [asdict(part) for part in self.families],
+            "deltas": self.to_rows(),
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each delta."""
+        return [asdict(one) for one in self.deltas]
+
+    def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
+        """A row for each layer, a column for each family: one of parts.MEASURES."""
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for one in self.deltas:
+            start: dict[str, Any] = {"stack": one.stack, "layer": one.layer} if one.stack else {"layer": one.layer}
+            rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, of)
+        return list(rows.values())
+
+    def figure(self, theme: str = "light", of: str = "relative_norm") -> Figure:
+        """One of ``parts.MEASURES`` by layer and family. Raises AtlasError where matplotlib is not installed."""
+        from query.layers.picture import layers_figure
+
+        return layers_figure(self.model, self.base, self.deltas, of, theme)
+
+    def write(self, path: str | Path, theme: str = "light", of: str = "relative_norm") -> None:
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError: another suffix, or it cannot be written."""
+        from query.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        write_output(file, draw(self.figure(theme, of), file.suffix.lower()))
+
+
+def layers(atlas: AtlasReader, model: str, base: str | None = None) -> Layers:
+    """Where ``model`` (an indexed id, any other Hub id, a local folder) changed.
+
+    Raises AtlasError where it is unknown, has no record, or cannot be read.
+    """
+    return layers_of(atlas, asked_model(atlas, model, base, "input"))
+
+
+def layers_of(atlas: AtlasReader, asked: Asked) -> Layers:
+    """The same of a model that was looked up, or read, before."""
+    found = _stored(atlas, asked.model_id) if asked.record is None else _measured(asked.record)
+    total = math.fsum(one["norm"] ** 2 for one in found)
+    order = sorted(found, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
+    changes = tuple(Change(**one, share=one["norm"] ** 2 / total if total else 0.0) for one in order)
+    return Layers(asked.name, asked.base, math.sqrt(total), changes)
+
+
+def _stored(atlas: AtlasReader, model_id: int | None) -> list[dict[str, Any]]:
+    return atlas.rows(
+        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90 FROM deltas WHERE model_id = ?",
+        [model_id],
+    )
+
+
+def _measured(record: Record) -> list[dict[str, Any]]:
+    """The same of a model that was read just now."""
+    rows = []
+    for delta in record.deltas:
+        half, most = delta.change_ranks((0.5, 0.9))
+        rows.append(
+            {
+                "stack": delta.key.stack,
+                "layer": delta.key.layer,
+                "family": delta.key.family,
+                "norm": float(delta.norm),
+                "relative_norm": float(delta.relative_norm),
+                "energy": delta.energy,
+                "rank_50": half,
+                "rank_90": most,
+            }
+        )
+    return rows
+
+
+def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part]:
+    groups: dict[str, list[Change]] = {}
+    for one in deltas:
+        groups.setdefault(name(one), []).append(one)
+    return [_part(called, members) for called, members in groups.items()]
+
+
+def _part(name: str, members: Sequence[Change]) -> Part:
+    return Part(
+        name=name,
+        norm=math.hypot(*(one.norm for one in members)),
+        relative_norm=math.hypot(*(one.relative_norm for one in members)) / math.sqrt(len(members)),
+        share=math.fsum(one.share for one in members),
+    )

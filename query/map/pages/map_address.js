@@ -1,0 +1,92 @@
+// The view in the address: what is chosen, filtered, coloured, sorted and looked at, by names that stay when the atlas
+// grows. What is as at first is left out; what the page does not know is passed over.
+
+function viewInWords() {
+  const words = [];
+  if (state.selected !== NONE) words.push(["model", data.models[state.selected]]);
+  if (state.coloring) words.push(["color", data.colorings[state.coloring].column]);
+  for (const { name, names } of facets) {
+    for (const code of state.chosen[name]) words.push([name, code === NONE ? "" : names[code]]);
+  }
+  for (const key of state.hidden[state.coloring]) words.push(["hide", hiddenName(key)]);
+  if (state.least) words.push(["downloads", String(state.least)]);
+  if (state.area) words.push(["area", state.area.map(short).join(",")]);
+  if (view.scale !== view.whole) words.push(["at", [view.x, view.y, view.scale / view.whole].map(short).join(",")]);
+  const { column, descends } = state.sort;
+  if (column !== "downloads" || !descends) words.push(["sort", (descends ? "-" : "") + column]);
+  if (part("shown").open) words.push(["table", "open"]);
+  if (state.theme !== "system") words.push(["theme", state.theme]);
+  return words;
+}
+
+function short(number) {
+  return String(Number(number.toPrecision(5)));
+}
+
+// A group by its name; the two keys that are none by a word that no name has.
+function hiddenName(key) {
+  return typeof key === "number" ? `=${data.colorings[state.coloring].groups[key][0]}` : key;
+}
+
+let writing = 0;
+
+// A movement of the map writes once, when it ends.
+function noteView(delay = 0) {
+  clearTimeout(writing);
+  writing = setTimeout(writeView, delay);
+}
+
+function writeView() {
+  const words = viewInWords().map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
+  const address = words.length ? `#${words.join("&")}` : location.pathname + location.search;
+  // A page opened from a disk may not be allowed to rewrite its address; the map works without.
+  try {
+    history.replaceState(null, "", address);
+  } catch {
+    location.hash = words.join("&");
+  }
+}
+
+function readView() {
+  const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
+  const coloring = data.colorings.findIndex(({ column }) => column === asked.get("color"));
+  state.coloring = Math.max(coloring, 0);
+  coloringBox.value = String(state.coloring);
+  clearFilters();
+  for (const { name, names, none } of facets) {
+    for (const value of asked.getAll(name)) {
+      const code = value === "" && none ? NONE : names.indexOf(value);
+      if (code !== NONE || (value === "" && none)) state.chosen[name].add(code);
+    }
+  }
+  const keys = new Map(legendEntries().map(([key]) => [hiddenName(key), key]));
+  for (const value of asked.getAll("hide")) if (keys.has(value)) state.hidden[state.coloring].add(keys.get(value));
+  state.least = Math.max(0, Math.floor(Number(asked.get("downloads")) || 0));
+  state.area = numbersOf(asked.get("area"), 4);
+  const sort = (asked.get("sort") ?? "-downloads").match(/^(-?)(.*)$/);
+  if (columns.some(({ name }) => name === sort[2])) state.sort = { column: sort[2], descends: sort[1] === "-" };
+  if (["light", "dark"].includes(asked.get("theme"))) state.theme = asked.get("theme");
+  if (asked.get("table") === "open") part("shown").open = true;
+  const at = numbersOf(asked.get("at"), 3);
+  const model = asked.has("model") ? data.models.indexOf(asked.get("model")) : NONE;
+  forgetLooks();
+  applyTheme();
+  if (at && at[2] > 0) Object.assign(view, { x: at[0], y: at[1], scale: at[2] * view.whole });
+  if (!asked.has("model") || model !== NONE) state.selected = model;
+  refresh();
+  if (model !== NONE && !at) reveal(model);
+}
+
+function numbersOf(text, many) {
+  const numbers = (text ?? "").split(",").map(Number);
+  return text && numbers.length === many && numbers.every(Number.isFinite) ? numbers : null;
+}
+
+// ---- start ----
+
+canvas.setAttribute("aria-label", `Map of ${count} models`);
+applyTheme();
+fitCanvas();
+new ResizeObserver(fitCanvas).observe(part("stage"));
+addEventListener("hashchange", readView);
+readView();

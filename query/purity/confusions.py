@@ -1,0 +1,116 @@
+"""Which datasets are taken for which: whom the neighbours that do not match belong to, beside chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from query.purity.labels import Floats, LabelledOrder
+from query.statistics.neighbours import Integers
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_BLOCK = 1 << 22  # pairs of models looked at at a time
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Two datasets, and how far the models of one have neighbours of the other where they should have their own.
+
+    ``neighbours``: how many of the neighbours that purity looks at, of models of ``dataset``, share no dataset with
+    the model and are of ``taken_for``. ``share``: of all neighbours that share none. ``chance``: the share that such
+    neighbours picked blindly would have. ``back_…``: the same from ``taken_for`` to ``dataset``. ``is_notable``: both
+    shares are above chance, as where two datasets hold one text.
+    """
+
+    dataset: str
+    taken_for: str
+    neighbours: int
+    share: float
+    chance: float
+    back_neighbours: int
+    back_share: float
+    back_chance: float
+    is_notable: bool
+
+
+def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
+    """All pairs of which one is taken for the other at all; notable ones first, then by how far above chance both are.
+
+    Pooled over the models of a dataset, each neighbour counting once for every dataset that it names.
+    """
+    names = sorted({name for names in trial.labels for name in names})
+    counts = np.zeros((len(names), len(names)))
+    expected = np.zeros_like(counts)
+    totals = np.zeros(len(names))
+    member = _members(trial, names)
+    for rows, missed, others in _misses(trial):
+        # (rows, datasets): neighbours that do not match, and candidates that do not, by what these are of.
+        found, open_to = missed @ member, others @ member
+        number, choice = missed.sum(axis=1), others.sum(axis=1)
+        of = member[rows].T
+        totals += of @ number
+        counts += of @ found
+        expected += of @ (open_to * (number / np.maximum(choice, 1))[:, None])
+    return _ranked(names, counts, expected, np.maximum(totals, 1))
+
+
+def _members(trial: LabelledOrder, names: list[str]) -> csr_array:
+    """(models, datasets): 1 where the model names the dataset."""
+    from scipy.sparse import csr_array
+
+    number = {name: column for column, name in enumerate(names)}
+    pairs = [(row, number[name]) for row, found in enumerate(trial.labels) for name in found]
+    rows, columns = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    return csr_array((np.ones(len(pairs)), (rows, columns)), (len(trial.labels), len(names)))
+
+
+def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
+    """Scored models, and for each (rows, models) which of its neighbours and of its candidates do not match."""
+    matching = trial.matching(trial.sweep_kinds)
+    limits = matching if trial.looked_at is None else trial.looked_at
+    scored = np.flatnonzero(matching)
+    count = len(trial.order)
+    is_match = trial.matches(trial.kinds)
+    everyone = np.arange(count)
+    step = max(1, _BLOCK // count)
+    for rows in (scored[start : start + step] for start in range(0, len(scored), step)):
+        candidates = trial.excluded[rows, None] != trial.excluded[None, :]
+        others = candidates & ~is_match(rows, np.broadcast_to(everyone, candidates.shape))
+        near = np.zeros((len(rows), count + 1), dtype=bool)  # the last is nobody
+        lists = trial.order[rows].astype(np.intp)
+        np.put_along_axis(near, lists, everyone < limits[rows, None], axis=1)
+        yield rows, (near[:, :count] & others).astype(np.float64), others.astype(np.float64)
+
+
+def _ranked(names: list[str], counts: Floats, expected: Floats, totals: Floats) -> tuple[Confusion, ...]:
+    found = []
+    for one in range(len(names)):
+        for other in range(one + 1, len(names)):
+            if counts[one, other] + counts[other, one]:
+                found.append(_pair(names, counts, expected, totals, one, other))
+    lift = {pair: min(_lift(pair.share, pair.chance), _lift(pair.back_share, pair.back_chance)) for pair in found}
+    return tuple(sorted(found, key=lambda pair: (not pair.is_notable, -lift[pair], pair.dataset, pair.taken_for)))
+
+
+def _pair(names: list[str], counts: Floats, expected: Floats, totals: Floats, one: int, other: int) -> Confusion:
+    there, back = counts[one, other], counts[other, one]
+    return Confusion(
+        dataset=names[one],
+        taken_for=names[other],
+        neighbours=int(there),
+        share=float(there / totals[one]),
+        chance=float(expected[one, other] / totals[one]),
+        back_neighbours=int(back),
+        back_share=float(back / totals[other]),
+        back_chance=float(expected[other, one] / totals[other]),
+        is_notable=bool(there > expected[one, other] and back > expected[other, one]),
+    )
+
+
+def _lift(share: float, chance: float) -> float:
+    return share / chance if chance > 0 else 0.0

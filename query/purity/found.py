@@ -1,0 +1,223 @@
+"""What a study of purity found, and what it means in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from query.extras import to_frame
+from query.purity.confusions import Confusion
+from query.purity.labels import DatasetPurity
+from query.results import Result
+from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
+from query.wording import counted, percent, span
+
+if TYPE_CHECKING:
+    import pandas
+
+_UNCONVINCING = 0.05  # p above which a number may be chance
+_SHOWN = 15  # datasets, models or pairs on a terminal
+_TITLES = {
+    "dataset": "by dataset",
+    "model": "by model",
+    "confusion": "taken for each other more than by chance, both ways",
+}
+_BREAKDOWNS = ("by_dataset", "by_model", "confusions")
+
+
+@dataclass(frozen=True)
+class ModelPurity:
+    """One scored model: ``neighbours`` is how many were looked at (m_f, or k)."""
+
+    model: str
+    datasets: tuple[str, ...]
+    neighbours: int
+    purity: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class PurityScore:
+    """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
+
+    ``models`` and ``datasets`` count what was scored: models with at least one match among their candidates,
+    and the datasets (rows of ``by_dataset``) on which at least one model could be scored. ``candidates``
+    counts the models that took part as possible neighbours, ``authors`` those of scored models. ``p_value`` is
+    (1 + #≥)/(1 + draws). ``ci_reason``: None, or ``too_few_authors`` where there is no interval for that reason.
+    ``confusions``: where they were asked for.
+    """
+
+    models: int
+    candidates: int
+    datasets: int
+    purity: float | None = None
+    purity_by_dataset_mean: float | None = None
+    chance: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    ci_reason: str | None = None
+    p_value: float | None = None
+    by_dataset: tuple[DatasetPurity, ...] = ()
+    note: str = ""
+    authors: int = 0
+    by_model: tuple[ModelPurity, ...] = field(default=(), repr=False)
+    confusions: tuple[Confusion, ...] = field(default=(), repr=False)
+
+    @property
+    def interval_note(self) -> str:
+        """Why there is no interval, as a sentence; empty where there is one, or no purity either."""
+        return too_few(self.authors) if self.ci_reason == TOO_FEW_AUTHORS else ""
+
+    @property
+    def is_more_than_chance(self) -> bool:
+        """Whether chance alone would hardly give as much."""
+        if self.purity is None or self.chance is None or self.p_value is None:
+            return False
+        return self.purity > self.chance and self.p_value <= _UNCONVINCING
+
+
+@dataclass(frozen=True, repr=False)
+class PurityResult(Result, PurityScore):
+    """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
+
+    ANSWERS_FIRST = True
+    LEAST_TELLING = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
+
+    base: str = ""
+    representation: str = ""
+    k: int | None = None
+    cross_author: PurityScore = PurityScore(0, 0, 0)
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few sentences."""
+        return " ".join(verdict(self))
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Why an interval is missing."""
+        return tuple(dict.fromkeys(filter(None, (self.interval_note, self.cross_author.interval_note))))
+
+    def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
+        """The documented JSON object; the rows of single models, and of confused pairs, only on request."""
+        result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
+        result |= _numbers(self)
+        result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
+        result["by_dataset"] = _rows(self.by_dataset)
+        if confusions:
+            result["confusions"] = _rows(self.confusions)
+            result["cross_author"]["confusions"] = _rows(self.cross_author.confusions)
+        return result | ({"by_model": _rows(self.by_model)} if by_model else {})
+
+    def to_rows(self, by: str = "dataset") -> list[dict[str, Any]]:
+        """A row for each scored dataset, or (``by="model"``) model; ``cross_author_…``: among other authors' models.
+
+        ``by="confusion"``: for each pair of datasets that are taken for each other, among all and by other authors.
+        Raises ValueError on another ``by``.
+        """
+        if by == "confusion":
+            forms = {"all": self.confusions, "by other authors": self.cross_author.confusions}
+            return [{"among": among} | asdict(pair) for among, pairs in forms.items() for pair in pairs]
+        if by not in ("dataset", "model"):
+            raise ValueError(f"rows by {by!r}: there are those by dataset and by model")
+        name = f"by_{by}"
+        others = {getattr(row, by): row for row in getattr(self.cross_author, name)}
+        again = ("models", "purity", "chance") if by == "dataset" else ("neighbours", "purity", "chance")
+        return [
+            asdict(row)
+            | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
+            for row in getattr(self, name)
+        ]  # fmt: skip
+
+    def to_df(self, by: str = "dataset") -> pandas.DataFrame:
+        """The rows of :meth:`to_rows` as a data frame."""
+        return to_frame(self.to_rows(by))
+
+    def table(self, *, details: bool = False, by: str = "dataset") -> dict[str, Any]:
+        """Two rows of numbers, then datasets or models, the first of them or (``details``) all with all columns."""
+        if self.purity is None:
+            return {"base": self.base, "representation": self.representation, "candidates": self.candidates}
+        rows = self.to_rows(by)
+        if by == "confusion" and not details:
+            others = "by other authors" if self.cross_author.confusions else "all"
+            rows = [_directions(row) for row in rows if row["among"] == others and row["is_notable"]]
+        shown = rows if details else [_short(row) for row in rows[:_SHOWN]]
+        title = _TITLES[by] + ("" if details or len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}")
+        forms = {"all": self, "by other authors": self.cross_author}
+        return {
+            "base": self.base,
+            "representation": self.representation,
+            "neighbours": [_line(name, form) for name, form in forms.items()],
+            **({title: shown} if shown else {}),
+        }
+
+
+def verdict(result: PurityResult) -> list[str]:
+    """What the numbers mean, for somebody who has not met them before."""
+    if result.purity is None:
+        return [f"Purity cannot be computed. {result.note}"]
+    other = result.cross_author
+    sentences = [
+        f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
+        f"were tuned on data that it was tuned on too; neighbours picked blindly would be {percent(result.chance)}. "
+        f"That is the mean over {counted(result.models, 'model')} that share a dataset with another."
+    ]
+    if other.purity is None:
+        sentences.append(f"Across authors nothing can be said. {other.note}")
+    else:
+        sentences.append(
+            f"Counted among other authors' models alone it is {percent(other.purity)} where chance gives "
+            f"{percent(other.chance)}."
+        )
+    sentences[-1] += " " + _judged(result, other)
+    return sentences
+
+
+def _judged(plain: PurityScore, other: PurityScore) -> str:
+    if other.is_more_than_chance:
+        return "So models tuned on the same data do lie together, and not only because one person made them."
+    if not plain.is_more_than_chance:
+        return "This may be chance: these numbers do not show that the vectors know the data."
+    if other.purity is None:
+        return "So it remains open whether the vectors know the data or only whose scripts were used."
+    return "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+
+
+def _numbers(score: PurityScore) -> dict[str, Any]:
+    names = [field.name for field in fields(PurityScore) if field.name not in _BREAKDOWNS]
+    return {name: getattr(score, name) for name in names}
+
+
+def _rows(rows: Sequence[DatasetPurity | ModelPurity | Confusion]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]
+
+
+def _line(name: str, score: PurityScore) -> dict[str, Any]:
+    return {
+        "among": name,
+        "purity": score.purity,
+        "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
+        "chance": score.chance,
+        "p": score.p_value,
+        "models": score.models,
+        "datasets": score.datasets,
+    }
+
+
+def _directions(row: dict[str, Any]) -> dict[str, Any]:
+    """A pair as a person reads it: of the neighbours on other data, how many are on the other dataset."""
+    return {
+        "dataset": row["dataset"],
+        "taken for": row["taken_for"],
+        "share": row["share"],
+        "chance": row["chance"],
+        "back": row["back_share"],
+        "back chance": row["back_chance"],
+        "neighbours": row["neighbours"] + row["back_neighbours"],
+    }
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    left_out = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
+    return {name: value for name, value in row.items() if name not in left_out}

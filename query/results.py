@@ -1,0 +1,130 @@
+"""What a question gives back: an object and rows for programs; a sentence, a table and a picture for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, is_dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+from indexer.console.notebook import shown
+from query.extras import to_frame
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+NOTEBOOK_DOTS_PER_INCH = 110
+
+Row = TypeVar("Row")
+
+
+class Result:
+    """The answer to a question. A subclass says ``headline``, ``to_dict`` and ``to_rows``; the rest follows.
+
+    ``COLUMNS``: of ``to_rows``, in order, also where there is no row. ``LEAST_TELLING``: columns of its tables that a
+    narrow terminal leaves out, the first one first. ``ANSWERS_FIRST``: on a terminal, too, ``headline`` stands above
+    the table. ``notes``: sentences that a person should read with it.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    LEAST_TELLING: ClassVar[tuple[str, ...]] = ()
+    ANSWERS_FIRST: ClassVar[bool] = False
+    notes: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence or two; empty where none says it."""
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        raise NotImplementedError
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
+        raise NotImplementedError
+
+    def to_json(self) -> Any:
+        """What ``--format json`` prints: the object, or the rows where the answer is a list."""
+        return self.to_dict()
+
+    def table(self, *, details: bool = False) -> Any:
+        """What a person reads: rows, or an object of facts and tables. ``details``: with all that can be said."""
+        return self.to_rows()
+
+    def to_df(self) -> pandas.DataFrame:
+        """The rows as a data frame: whole numbers stay whole where some are missing, times are times, lists are lists.
+
+        Raises AtlasError where pandas is not installed.
+        """
+        return to_frame(self.to_rows(), self.COLUMNS)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return shown(self.headline, self.table(), getattr(self, "notes", ()))
+
+
+class Drawn(Result):
+    """A result with a picture; a subclass draws ``figure``."""
+
+    def figure(self, theme: str = "light") -> Figure:
+        """The picture; ``theme`` is light or dark. Raises AtlasError where matplotlib is not installed."""
+        raise NotImplementedError
+
+    def write(self, path: str | Path, theme: str = "light") -> None:
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError: another suffix, or it cannot be written."""
+        from query.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        write_output(file, draw(self.figure(theme), file.suffix.lower()))
+
+    def _repr_html_(self) -> str:
+        return shown(self.headline, self.table(), getattr(self, "notes", ()), self._picture())
+
+    def _picture(self) -> bytes | None:
+        """A PNG for a notebook; None without matplotlib."""
+        if find_spec("matplotlib") is None:
+            return None
+        from query.figures import draw
+
+        figure = self.figure()
+        figure.set_dpi(NOTEBOOK_DOTS_PER_INCH)
+        return draw(figure, ".png")
+
+
+class Rows(Result, Sequence[Row], Generic[Row]):
+    """A result that is a list: it has a length, is indexed and iterated over, and equals a list of the same items."""
+
+    items: tuple[Row, ...]
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        """One item, or a list of some."""
+        return list(self.items[place]) if isinstance(place, slice) else self.items[place]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(self.items)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each item."""
+        return [asdict(item) for item in self.items if is_dataclass(item) and not isinstance(item, type)]
+
+    def to_json(self) -> Any:
+        """The rows: the answer is a list."""
+        return self.to_rows()

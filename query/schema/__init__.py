@@ -1,0 +1,1 @@
+"""`query schema`: what SQL can be asked of."""
