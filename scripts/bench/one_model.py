@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from indexer.build.resources import AHEAD_BYTES
+from indexer.builds.resources import AHEAD_BYTES
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.names import ModelRef

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from indexer.build.executor import ProcessExecutor
-from indexer.build.resources import Resources
-from indexer.build.result import Place
+from indexer.builds.executor import ProcessExecutor
+from indexer.builds.resources import Resources
+from indexer.builds.result import Place
 from indexer.deltas.delta import layout_against
 from indexer.names import ModelRef
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec

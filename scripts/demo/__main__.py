@@ -14,10 +14,9 @@ from pathlib import Path
 from scripts.depth.models import make_gpt2, make_vit
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
+from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
 from scripts.terminal import CommandFailed, Terminal
 
-BASE = "atlas-demo/tiny-roberta"
-UNDOCUMENTED = "small-hours/tiny-roberta-in-house"  # in truth tuned on docs/numpydoc-sections
 PROFILED = "gridsweep/tiny-roberta-exception-types-lr1e-3-s7"  # one of a sweep of learning rates
 SENTENCE = "The value of the parameter is returned as a list of strings."
 REPRESENTATIONS = ("input", "output", "delta", "spectrum", "seed", "seed_scaled")
@@ -32,23 +31,19 @@ def main() -> None:
     started = time.monotonic()
     out = arguments.out.resolve()
     family = make_family(out / f"family-{arguments.size}", arguments.size)
-    print(f"a small ViT and a small GPT-2 to look into ({time.monotonic() - started:.0f} s)", flush=True)
-    make_vit(out / "tiny-vit")
-    make_gpt2(out / "tiny-gpt2", family / BASE / "tokenizer.json")
     with LoopbackHub(family) as hub:
-        print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)")
+        print(f"{family.name}: served at {hub.endpoint} ({time.monotonic() - started:.0f} s)", flush=True)
         try:
-            _show(Terminal.of_hub(out, hub.endpoint))
+            _show(Terminal.of_hub(out, hub.endpoint), family)
         except CommandFailed as failure:
             sys.exit(f"the demo stopped: {failure}")
     print(f"\nAll this took {time.monotonic() - started:.0f} s. The atlas: {out / 'atlas'}")
 
 
-def _show(run: Terminal) -> None:
-    build = f"index build --base {BASE} --discover names --spectra"
-    run(build + " --dry-run")
-    run(build)
-    run(build)
+def _show(run: Terminal, family: Path) -> None:
+    run(BUILD + " --dry-run")
+    replies = {BUILD: run(BUILD)}
+    run(BUILD)
     run("index status")
     asked = _typical(json.loads(run('query sql "SELECT model, relation, datasets FROM models" --json', show=False)))
     run(f"query similar {asked} -k 5")
@@ -71,19 +66,29 @@ def _show(run: Terminal) -> None:
         )
     run("index verify")
     run(f"query clusters --base {BASE}")
-    run(f"query predict {UNDOCUMENTED}")
+    replies[PREDICT] = run(PREDICT)  # in truth tuned on docs/numpydoc-sections
+    indexed = [str(row["model"]) for row in json.loads(run('query sql "SELECT model FROM models" --json', show=False))]
+    if PROFILED in indexed:  # the small family has no sweep, and README.md does not speak of it
+        replies |= {command: run(command) for command in COMMANDS if command not in replies}
+        replies[EVALUATE] = run(EVALUATE, show=False)
+        (run.folder / REPLIES.name).write_text(json.dumps(replies, indent=1) + "\n", encoding="utf-8")
     run(f"query rank --base {BASE} --out rank.png")
     for file in ("map.png", "map.html"):
         run(f"query map --base {BASE} --method tsne --out {file}", show=file == "map.png")
-    _look_inside(run)
+    _look_inside(run, family)
     run(f"query report --base {BASE} --out report.html")
     print(f"\nThe map: {run.folder / 'map.png'}, and to explore in a browser: {run.folder / 'map.html'}")
     print(f"What layers keep, words again, what neurons see: {run.folder / 'depth.png'}, words.png, features.png")
     print(f"All of it on one page: {run.folder / 'report.html'}")
 
 
-def _look_inside(run: Terminal) -> None:
+def _look_inside(run: Terminal, family: Path) -> None:
     """Layer by layer: what a sweep of fine-tunes keeps of its input, a sentence again, and what neurons look for."""
+    started = time.monotonic()
+    print("\nA small ViT and a small GPT-2 to look into", end=" ", flush=True)
+    make_vit(run.folder / "tiny-vit")
+    make_gpt2(run.folder / "tiny-gpt2", family / BASE / "tokenizer.json")
+    print(f"({time.monotonic() - started:.0f} s)", flush=True)
     indexed = json.loads(run('query sql "SELECT model FROM models" --json', show=False))
     asked = sorted({str(row["model"]) for row in indexed if str(row["model"]).startswith("gridsweep/")})
     if PROFILED not in asked:  # the small family has no sweep

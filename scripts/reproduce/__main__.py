@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, install
 from scripts.family import make_family
 from scripts.family.plan import SIZES
 from scripts.loopback_hub import LoopbackHub, StoreError
@@ -88,7 +88,7 @@ def require_extras(*, is_live: bool) -> None:
         if importlib.util.find_spec(module) is None:
             raise AtlasError(
                 f"The study needs {package}, which is not installed.",
-                f"Install the extra: pip install 'vectors-in-the-wild[{extra}]'",
+                install(extra),
             )
 
 

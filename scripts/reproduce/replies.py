@@ -96,7 +96,7 @@ def state_of(atlas: Path, base: str) -> str:
             [base],
         )
         vectors = opened.rows(
-            "SELECT representation, segment, faiss_sha256 FROM segments WHERE base = ? ORDER BY ALL", [base]
+            "SELECT representation, segment, faiss_sha256 FROM internal.segments WHERE base = ? ORDER BY ALL", [base]
         )
     return hashlib.sha256(json.dumps([models, vectors, code()], default=str).encode()).hexdigest()
 

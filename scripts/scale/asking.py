@@ -63,10 +63,11 @@ def recall_of(index: VectorIndex, queries: Floats, k: int = 10) -> float:
 
 
 def _exact_similarities(index: VectorIndex, queries: Floats, k: int, rows: int = 8_192) -> Floats:
-    """(queries, k) largest cosines, every vector read, a block of rows at a time."""
+    """(queries, k) largest similarities, every vector read, a block of rows at a time."""
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     for block in blocks((segment.vectors() for segment in index.segments), rows):
-        similarities = np.hstack([best, queries @ block.matrix.T])
+        likeness = queries @ block.matrix.T / index.masks.divisors(queries, block.ids)
+        similarities = np.hstack([best, likeness])
         best = -np.partition(-similarities, k - 1, axis=1)[:, :k]
     return best
 

@@ -77,7 +77,7 @@ MEANING = {
     "resolves": ("count", "calls to /resolve: config and weights (167 in a build of 86 models on a loopback Hub)"),
     "resolves_a_window": ("count", "the Hub's quota for 5 minutes, free account (anonymous 3,000, PRO 12,000)"),
     "record_bytes": ("bytes", "a record with factors, rank 8, roberta-base"),
-    "vector_bytes": ("bytes", "72 · 57 float32"),
+    "vector_bytes": ("bytes", "72 · 114 numbers of 16 bits"),
     "deltas": ("count", "matrices of roberta-base"),
     "neighbours": ("count", "kept of each model"),
     "names_dataset": ("share", "of the models name a data set"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 FAMILIES = ("query", "key", "value", "output", "feedforward1", "feedforward2")
 LAYERS = 12
-BLOCK = 57
+BLOCK = 114
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Law:
     an adapter has less of it. ``common`` (by family): the cosine of a data set's direction with the one that all data
     sets share, ``spread_dataset`` its deviation from data set to data set. ``domain``: what data sets of a domain have
     in common of the rest, ``domains``: how many data sets there are for each domain. ``recipe``: beta distribution of what a model has
-    in common with those of the same author on the same data. ``decay``: the i-th of a block's 57 principal directions
+    in common with those of the same author on the same data. ``decay``: the i-th of a block's 114 principal directions
     has the variance i^-decay.
     """
 

@@ -108,7 +108,9 @@ def measured_figures(atlas: Path, base: str | None = None) -> Real:
     with Atlas(atlas) as opened:
         found = distinct(read_population(opened, base))
     families = len(FAMILIES)
-    lengths = np.linalg.norm(found.vectors.reshape(len(found.ids), -1, families, 57), axis=3)
+    lengths = np.linalg.norm(
+        found.vectors.reshape(len(found.ids), -1, families, found.vectors.shape[1] // found.blocks), axis=3
+    )
     authors = {name: number for number, name in enumerate(sorted(set(found.authors)))}
     names = [min(datasets, default=f"?{row}") for row, datasets in enumerate(found.datasets)]
     datasets = {name: number for number, name in enumerate(sorted(set(names)))}

@@ -77,7 +77,7 @@ def _sizes(maker: Maker, figures: Figures) -> None:
     figures.put("record_bytes", sum(path.stat().st_size for path in _records(maker)))
     with duckdb.connect(str(maker.folder.database), read_only=True) as connection:
         compressed = connection.execute(
-            "SELECT faiss_file, trim(factory || ' ' || parameters), recall_at_10 FROM compressed_indexes"
+            "SELECT faiss_file, trim(factory || ' ' || parameters), recall_at_10 FROM internal.compressed_indexes"
         ).fetchall()
         for table in ("deltas", "neighbours"):
             (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
@@ -126,7 +126,7 @@ def rows_changed(before: Path, after: Path) -> dict[str, int]:
         for name, path in (("before", before), ("after", after)):
             connection.execute(f"ATTACH '{path}' AS {name}_atlas (READ_ONLY)")
         tables = connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE database_name = 'after_atlas' ORDER BY table_name"
+            "SELECT schema_name || '.' || table_name FROM duckdb_tables() WHERE database_name = 'after_atlas' ORDER BY ALL"
         ).fetchall()
         counts = {}
         for (table,) in tables:

@@ -17,6 +17,7 @@ import numpy as np
 
 from indexer.atlas import STORAGE_VERSION, schema_sql
 from indexer.publish.tables import Tables
+from indexer.publish.uncentred import of_unit_blocks
 from indexer.publish.vectors import Incoming, PublishedVectors
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.vectors.published import Published, read_published
@@ -86,8 +87,9 @@ def _population(count: int, seed: int) -> Population:
 
 def _queries(count: int, seed: int) -> Floats:
     """Vectors of models that are not there, copies of the base left out."""
-    drawn = _population(count, seed).vectors(count + FEW, count + FEW + 2 * QUERIES)
-    return drawn[drawn.any(axis=1)][:QUERIES]
+    population = _population(count, seed)
+    drawn = population.vectors(count + FEW, count + FEW + 2 * QUERIES)
+    return of_unit_blocks(drawn[drawn.any(axis=1)][:QUERIES], population.blocks)
 
 
 def _change(root: Path, population: Population, models: range) -> float:
@@ -100,14 +102,14 @@ def _change(root: Path, population: Population, models: range) -> float:
         stored = PublishedVectors(
             root, tables, BASE, representation, RANK, lambda sentence: print(sentence, file=sys.stderr)
         )
-        incoming = Incoming(root, BASE, representation)
+        incoming = Incoming(root, BASE, representation, "planted", population.blocks)
         for start in range(models.start, models.stop, _STRETCH):
             begun = time.perf_counter()
             vectors = population.vectors(start, min(start + _STRETCH, models.stop))
             drawing += time.perf_counter() - begun
-            for model, vector in enumerate(vectors, start):
+            for model, vector in enumerate(of_unit_blocks(vectors, population.blocks), start):
                 incoming.add(model, vector)
-        stored.change(incoming, [], None)
+        stored.change(incoming, [])
         tables.run("COMMIT")
     seconds = time.perf_counter() - started - drawing
     _collect(root)

@@ -1,6 +1,6 @@
 """Vectors of representation ``input`` for a synthetic population, drawn by a hierarchical law, a block at a time.
 
-A block of 57 numbers of a model is, before it is scaled to unit norm,
+A block of 114 numbers of a model is, before it is scaled to unit norm,
 
     √S · (g · common + √(1 − g²) · (√h · domain + √(1 − h) · dataset)) + √(1 − S) · (√r · recipe + √(1 − r) · own)
 
@@ -33,7 +33,7 @@ STRETCH = 2_048
 
 
 class Population:
-    """The vectors that belong to ``labels``; ``layers`` of six families make a vector of layers · 6 · 57 numbers."""
+    """The vectors that belong to ``labels``; ``layers`` of six families make a vector of layers · 6 · 114 numbers."""
 
     def __init__(self, labels: Labels, seed: int, layers: int = LAYERS, law: Law = LAW) -> None:
         self.labels = labels
@@ -60,7 +60,7 @@ class Population:
         return np.asarray((blocks * (changed / lengths)[:, :, None]).reshape(len(models), -1), dtype=np.float32)
 
     def _mixed(self, models: NDArray[np.int32]) -> Floats:
-        """(n, blocks, 57), not yet of unit norm."""
+        """(n, blocks, 114), not yet of unit norm."""
         labels, law = self.labels, self.law
         share = np.tile(np.sqrt(law.shared), self.layers)
         mean = float(np.sqrt(np.mean(law.shared)))
@@ -81,7 +81,7 @@ class Population:
         return mixed
 
     def _of_dataset(self, dataset: int) -> Floats:
-        """(blocks, 57): what models tuned on a data set have in common."""
+        """(blocks, 114): what models tuned on a data set have in common."""
         return self._direction(_TRAIT, dataset)
 
     def _drawn_direction(self, kind: int, number: int) -> Floats:
@@ -97,7 +97,7 @@ class Population:
         return common * self._direction(_COMMON, 0) + np.sqrt(1 - common**2) * rest
 
     def _unit(self, rng: np.random.Generator) -> Floats:
-        """(blocks, 57): a direction in every block."""
+        """(blocks, 114): a direction in every block."""
         drawn = rng.standard_normal((self.blocks, BLOCK), dtype=np.float32) * self._scale
         return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
@@ -111,7 +111,7 @@ class Population:
 
     @cached_property
     def _turns(self) -> Floats:
-        """(blocks, 57, 57): a rotation for each block; a sketch's coordinates are no principal directions."""
+        """(blocks, 114, 114): a rotation for each block; a sketch's coordinates are no principal directions."""
         drawn = self._rng(_TURN, 0).standard_normal((self.blocks, BLOCK, BLOCK))
         return np.linalg.qr(drawn)[0].astype(np.float32)
 

@@ -1,0 +1,129 @@
+"""Make docs/atlas.ipynb again, with its outputs: python -m scripts.notebook --atlas .demo/atlas.
+
+The cells stand here; they run in a fresh kernel beside the atlas, which the notebook calls "atlas" wherever it lies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+OUT = Path(__file__).resolve().parent.parent / "docs" / "atlas.ipynb"
+SECONDS = 600  # for one cell
+CELLS = (
+    """# An atlas of fine-tuned models, from Python
+
+Every question of the command line is a method of `Atlas`, with the same names and defaults. Answers show themselves in
+a notebook and give data frames (`to_df()`), rows (`to_rows()`), JSON (`to_dict()`) and pictures (`figure()`,
+`write("map.png")`).
+
+The atlas here holds small models that were really trained: `make demo` makes such a one. This notebook is made again
+with `make notebook`.""",
+    """>>> from query import Atlas, AtlasError
+%matplotlib inline
+%config InlineBackend.print_figure_kwargs = {"dpi": 80}
+
+atlas = Atlas("atlas")
+atlas""",
+    """## What is in it
+
+Plain SQL over tables and views; times are times, and lists are lists.""",
+    """>>> models = atlas.sql(
+    "SELECT model, author, relation, datasets, downloads, created FROM models "
+    "WHERE NOT is_copy AND NOT is_unrelated ORDER BY model"
+).to_df()
+print(models.dtypes)
+models.head()""",
+    """## Which models are like this one?""",
+    """>>> model = models[models.datasets.str.len() > 0].model.iloc[0]
+near = atlas.similar(model, k=5, other_authors=True)
+near""",
+    """A list of neighbours, each with its fields:""",
+    """>>> [(one.model, round(one.similarity, 2), one.datasets) for one in near[:2]]""",
+    """## Do models tuned on the same data lie together?""",
+    """>>> purity = atlas.purity()
+purity""",
+    """## Which groups are there?""",
+    """>>> groups = atlas.clusters()
+groups.to_df("cluster")[["cluster", "size", "probably", "share", "authors"]]""",
+    """## A map""",
+    """>>> atlas.map(method="pca").figure()""",
+    """## What was this undocumented model probably tuned on?""",
+    """>>> undocumented = models[models.datasets.str.len() == 0].model
+atlas.predict(undocumented.iloc[0] if len(undocumented) else model)""",
+    """How often that is right, model by model, each predicted from models of other authors:""",
+    """>>> judged = atlas.evaluate_prediction()
+print(judged.headline)
+judged.to_df()[["model", "datasets", "answer", "probability", "right"]].head()""",
+    """## How does the rank of the change move with depth?
+
+This needs whole spectra (`build(base, spectra=True)`). What a person can mend is an `AtlasError` that says how.""",
+    """>>> try:
+    study = atlas.rank()
+except AtlasError as error:
+    print(error)
+else:
+    print(study.headline)
+    display(study.figure())""",
+    """## One page with all of it
+
+`atlas.report().write("report.html")` writes a page that needs no network. The atlas itself is built from Python, too:
+
+```python
+from indexer import build
+
+report = build("roberta-base", "atlas", limit=50, progress=print)
+```""",
+)
+
+
+def notebook() -> Any:
+    """The notebook without outputs; a cell of code begins with ``>>> ``."""
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+    cells = [
+        new_code_cell(text.removeprefix(">>> "), id=f"cell-{place}")
+        if text.startswith(">>> ")
+        else new_markdown_cell(text, id=f"cell-{place}")
+        for place, text in enumerate(CELLS)
+    ]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return new_notebook(cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
+
+
+def executed(atlas: Path) -> Any:
+    """The notebook run beside ``atlas``. Raises nbclient's CellExecutionError where a cell fails."""
+    from nbclient import NotebookClient
+
+    made = notebook()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "atlas").symlink_to(atlas.resolve(), target_is_directory=True)
+        client = NotebookClient(
+            made, timeout=SECONDS, startup_timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}},
+            record_timing=False,
+        )  # fmt: skip
+        client.execute()
+    made.metadata.pop("widgets", None)
+    made.metadata["language_info"] = {"name": "python"}  # no version of this machine
+    for cell in made.cells:  # what a library warns of is not the reader's
+        if cell.cell_type == "code":
+            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+    return made
+
+
+def main() -> None:
+    """Run it and write it."""
+    import nbformat
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--atlas", type=Path, default=Path(".demo/atlas"), help="The atlas to ask.")
+    parser.add_argument("--out", type=Path, default=OUT, help="Where the notebook goes.")
+    options = parser.parse_args()
+    nbformat.write(executed(options.atlas), options.out)
+    print(f"{options.out.name} is made again from {options.atlas}")
+
+
+if __name__ == "__main__":
+    main()
