@@ -1,4 +1,5 @@
-# make demo: from nothing to an atlas. make test: the tests. make reproduce: the study of four bases, about 25 minutes.
+# make demo: from nothing to an atlas (make notebook: docs/atlas.ipynb again, from it). make test: the tests. make slow: those that make test leaves out, but for the
+# whole studies (make studies, half an hour). make reproduce: the study of four bases, about 25 minutes.
 # Each makes its environment on first use.
 # In an active virtual environment (or with PYTHON=…) that one is used instead of .venv.
 
@@ -11,10 +12,13 @@ PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
-.PHONY: demo reproduce test slow check bench clean
+.PHONY: demo notebook reproduce test slow studies bench clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m scripts.demo
+
+notebook: $(INSTALLED)
+	$(PYTHON) -m scripts.notebook
 
 reproduce: $(INSTALLED)
 	$(PYTHON) -m scripts.reproduce
@@ -27,7 +31,10 @@ test: $(INSTALLED)
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 
 slow: $(INSTALLED)
-	$(PYTHON) -m pytest -m "slow or not slow"
+	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile -m slow
+
+studies: $(INSTALLED)
+	$(PYTHON) -m pytest -m study --timeout 3600
 
 bench: $(INSTALLED)
 	$(PYTHON) -m scripts.bench
