@@ -166,7 +166,7 @@ class Browser:
         request = urllib.request.Request(address, payload, {"Content-Type": "application/json"}, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=60) as response:
+            with opener.open(request, timeout=PATIENCE) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(json.load(error)["value"]["message"]) from error

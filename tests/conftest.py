@@ -44,15 +44,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests.forked import Forker, can_fork  # noqa: E402
+
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
+FORKER = Forker()
 
 
 def pytest_unconfigure() -> None:
     """At the end of the run, in each of its processes: whatever libraries have put aside is of no further use."""
+    FORKER.close()
     if _IS_OURS:
         shutil.rmtree(_HOME, ignore_errors=True)
 
@@ -83,16 +87,15 @@ class Shell:
 
     def __call__(self, *words: str, stdin: str | None = None, timeout: float = 240, **more: str) -> Ran:
         module, *rest = words
+        module = {"index": "indexer"}.get(module, module)
+        own = {"HF_ENDPOINT": self.endpoint, **self.environment, **more}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **own}
+        if can_fork(own):
+            return Ran(*FORKER.run(module, rest, str(self.folder), environment, stdin, timeout))
         done = subprocess.run(
-            [sys.executable, "-m", {"index": "indexer"}.get(module, module), *rest],
+            [sys.executable, "-m", module, *rest],
             cwd=self.folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "HF_ENDPOINT": self.endpoint,
-                **self.environment,
-                **more,
-            },
+            env=environment,
             input=stdin,
             capture_output=True,
             text=True,

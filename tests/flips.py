@@ -27,10 +27,13 @@ def files_by_kind(atlas: AtlasFolder) -> dict[str, list[Path]]:
         "base": sorted(root.glob("bases/*.safetensors")),
         "record": sorted(root.glob("records/*/*.safetensors")),
         "outcome": sorted(root.glob("records/*/*.json")),
+        "profile": sorted(root.glob("profiles/*/*.safetensors")),
+        "lineage": sorted(root.glob("lineage/*.jsonl")),
         "faiss": sorted(root.glob("*.faiss")),
         "checksums": sorted(root.glob("checksums.json")),
     }
     named = {path for paths in kinds.values() for path in paths} | {root / "lock"}
+    named |= set(root.glob("profiles/*/*.run.json"))  # how long a run took: no answer rests on it
     others = [path for path in root.rglob("*") if path.is_file() and path not in named]
     assert others == [], others
     return {kind: paths for kind, paths in kinds.items() if paths}

@@ -18,8 +18,8 @@ from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
 from indexer.network.pace import Pace
-from indexer.network.session import HttpLimits, PoliteClient, install_session
-from indexer.network.shared_clock import MemoryShelf
+from indexer.network.session import HttpLimits, PacedClient, install_session
+from indexer.network.shared_clock import MemoryClock
 from scripts.loopback_hub import LoopbackHub
 
 BASE = "FacebookAI/roberta-base"
@@ -61,12 +61,12 @@ def add_base(root: Path) -> None:
     add_repo(root, BASE, {"config.json": {"model_type": "roberta"}}, old_ids=[SHORT], downloads=1_000_000)
 
 
-def use_endpoint(monkeypatch: Any, endpoint: str, manners: HttpLimits = QUICK, say: Any = None) -> None:
+def use_endpoint(monkeypatch: Any, endpoint: str, limits: HttpLimits = QUICK, say: Any = None) -> None:
     """As if HF_ENDPOINT had been set before this process began."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    install_session(manners, say or (lambda sentence: None))
+    install_session(limits, say or (lambda sentence: None))
 
 
 class Clock:
@@ -92,25 +92,25 @@ class Clock:
             self.now += seconds
 
 
-def given_clock(monkeypatch: Any, manners: HttpLimits = QUICK, say: Any = None) -> Clock:
+def given_clock(monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = None) -> Clock:
     """From now on the client of this process waits by a clock of the test's, and keeps a pace of its own."""
     clock = Clock()
     monkeypatch.setattr("indexer.network.session.time", clock)
-    pace = Pace(MemoryShelf(clock.monotonic))
-    set_client_factory(lambda: PoliteClient(manners, pace, say or (lambda sentence: None)))
+    pace = Pace(MemoryClock(clock.monotonic))
+    set_client_factory(lambda: PacedClient(limits, pace, say or (lambda sentence: None)))
     return clock
 
 
 def as_ever() -> None:
-    """Give other tests in this process the manners that everybody gets."""
+    """Give other tests in this process the limits that everybody gets."""
     install_session(HttpLimits(), lambda sentence: None)
 
 
 @contextmanager
-def served(root: Path, monkeypatch: Any, manners: HttpLimits = QUICK, say: Any = None, **settings: Any):
+def served(root: Path, monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = None, **settings: Any):
     """A loopback Hub over ``root`` that the library in this process talks to."""
     with LoopbackHub(root, **settings) as hub:
-        use_endpoint(monkeypatch, hub.endpoint, manners, say)
+        use_endpoint(monkeypatch, hub.endpoint, limits, say)
         try:
             yield hub
         finally:

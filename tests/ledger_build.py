@@ -1,6 +1,6 @@
 """``index`` as ever, but that every process of it writes down whom its limits held up: run with the ledger's path first.
 
-Each line of the ledger is one JSON object: ``process``, ``call`` (spend, sleep, take_turn, pause), ``name`` of the lane,
+Each line of the ledger is one JSON object: ``process``, ``call`` (spend, sleep, take_turn, pause), ``name`` of the quota,
 ``seconds`` asked for, ``wait`` that was answered, and when the call began and ended by the clock that processes share.
 A worker imports its parent's main file again, and so is watched too.
 """
@@ -25,10 +25,10 @@ def note(**facts: object) -> None:
 def watch(name: str) -> None:
     real = getattr(Pace, name)
 
-    def watched(pace, lane, seconds):
+    def watched(pace, quota, seconds):
         began = time.time()
-        answer = real(pace, lane, seconds)
-        note(call=name, name=lane, seconds=seconds, wait=answer, began=began, ended=time.time())
+        answer = real(pace, quota, seconds)
+        note(call=name, name=quota, seconds=seconds, wait=answer, began=began, ended=time.time())
         return answer
 
     setattr(Pace, name, watched)

@@ -21,11 +21,13 @@ def publish_vectors(
     """Add ``vectors`` (those of ``stale`` ids count no more), and bring the neighbours up to date."""
     tables = Tables(connection)
     representation = representation_named(name)
-    published = PublishedVectors(folder, tables, base, representation, 8, (said if said is not None else []).append)
+    published = PublishedVectors(
+        folder, tables, base, representation, 8, (said if said is not None else []).append, choice
+    )
     incoming = Incoming(folder, base, representation)
     for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
         incoming.add(model_id, vector)
-    change = published.change(incoming, stale, choice)
+    change = published.change(incoming, stale)
     if change is not None and neighbours:
         NeighbourTable(tables, base, name).change(change.index, change.added, change.removed)
     return change

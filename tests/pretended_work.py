@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from indexer.atlas import AtlasFolder
-from indexer.build import executor
-from indexer.build.result import Place, Result
+from indexer.builds import executor
+from indexer.builds.result import Place, Result
 from indexer.names import ModelRef
 from indexer.records.identity import Spec
 from indexer.records.unit import Unit
@@ -44,7 +45,7 @@ def pretend(unit: Unit, place: Place) -> Result:
 
 def dask_setup(_worker: object) -> None:
     """Called by a worker of which this is a preload."""
-    from indexer.build import dask_executor
+    from indexer.builds import dask_executor
     from tests import pretended_work
 
     dask_executor.work = pretended_work.pretend
@@ -56,7 +57,8 @@ def main() -> None:
     units, place = [unit(name) for name in names], Place(Path(folder), Path(folder) / "base")
     try:
         together = executor.ProcessExecutor(2).run(units, place)
-        for _ in together if how == "together" else executor._one_by_one(units, place):
+        alone = executor.one_by_one(units, partial(pretend, place=place), partial(executor._given_up, place))
+        for _ in together if how == "together" else alone:
             pass
     except KeyboardInterrupt:
         sys.exit(130)

@@ -39,7 +39,7 @@ def test_an_empty_condition_is_refused(planted, asked, condition):
     code, out, err = asked("similar", "ann/one", "--where", condition)
     assert (code, out) == (1, "")
     assert "--where is empty" in err
-    with Atlas(planted) as opened, pytest.raises(AtlasError, match="--where is empty"):
+    with Atlas(planted) as opened, pytest.raises(AtlasError, match="`where` is empty"):
         opened.similar("ann/one", where=condition)
 
 

@@ -231,7 +231,7 @@ def test_a_damaged_database_says_how_to_make_it_again(atlas, content):
 
 
 def test_an_atlas_that_is_not_there_says_how_to_make_one(tmp_path):
-    with pytest.raises(AtlasError, match="index build"):
+    with pytest.raises(AtlasError, match=r"`build\("):
         Atlas(tmp_path)
     with pytest.raises(AtlasError, match="does not exist"):
         Atlas(tmp_path / "nowhere")
@@ -242,9 +242,9 @@ def test_an_atlas_that_is_not_there_says_how_to_make_one(tmp_path):
 
 def test_every_table_view_and_column_of_the_schema_is_commented(atlas):
     with Atlas(atlas.root) as opened:
-        tables = opened.rows("SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
-        views = {row["view_name"] for row in opened.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal")}
-        assert {row["table_name"] for row in tables if not row["comment"]} <= views
+        columns = opened.rows("SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
+        assert len(columns) > 400
+        assert [row for row in columns if not row["comment"]] == []
         assert all(row["comment"] for row in opened.rows("SELECT comment FROM duckdb_views() WHERE NOT internal"))
         assert all(row["comment"] for row in opened.rows("SELECT comment FROM duckdb_tables() WHERE NOT internal"))
 

@@ -60,7 +60,7 @@ def test_a_build_by_old_id_indexes_all_and_a_second_reads_no_weights(world):
     ran = world("index", "build", "--base", BASE, "--json", PYTHONPROFILEIMPORTTIME="1")
     assert ran.code == 0, ran.err
     assert counts(ran.json) == {"discovered": 12, "indexed": 0, "unchanged": 12, "skipped": 0, "failed": 0}
-    assert " indexer.build.build\n" in ran.err
+    assert " indexer.builds.build\n" in ran.err
     assert " torch\n" not in ran.err
     assert not [
         request for request in world.hub.requests if "/resolve/" in request.path and "safetensors" in request.path

@@ -11,7 +11,7 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.errors import Failed
 from indexer.network.pace import Pace, told_to_wait
-from indexer.network.shared_clock import FileShelf
+from indexer.network.shared_clock import FileClock
 from indexer.records import store as records
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, Outcome, RecordStore
@@ -91,10 +91,10 @@ def test_a_date_to_wait_for_is_one_of_the_servers_clock():
 
 
 def test_processes_do_not_wait_for_a_clock_that_was_set_back(tmp_path, monkeypatch):
-    path = tmp_path / "shelf"
-    Pace(FileShelf(path)).pause("api", 5)
+    path = tmp_path / "clock"
+    Pace(FileClock(path)).pause("api", 5)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 1800)
-    turn = Pace(FileShelf(path)).take_turn("api", 3600)
+    turn = Pace(FileClock(path)).take_turn("api", 3600)
     assert turn is not None
     assert turn <= 5

@@ -16,9 +16,9 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.build import dask_executor
-from indexer.build.dask_executor import DaskExecutor
-from indexer.build.result import Place, Result
+from indexer.builds import dask_executor
+from indexer.builds.dask_executor import DaskExecutor
+from indexer.builds.result import Place, Result
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
 from tests.hub_ground import Clock
@@ -198,7 +198,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing(world):
 
 HUNGRY = """
 import time
-import indexer.build.worker
+import indexer.builds.worker
 from indexer.deltas.vectorise import vectorise
 
 def hungry(unit, *others, **more):
@@ -210,7 +210,7 @@ def hungry(unit, *others, **more):
             time.sleep(0.05)
     return vectorise(unit, *others, **more)
 
-indexer.build.worker.vectorise = hungry
+indexer.builds.worker.vectorise = hungry
 """
 
 
@@ -304,7 +304,7 @@ CONNECT = """
 import sys
 from pathlib import Path
 from indexer.errors import AtlasError
-from indexer.build.dask_executor import DaskExecutor
+from indexer.builds.dask_executor import DaskExecutor
 try:
     DaskExecutor(sys.argv[1])._connected()
 except AtlasError as error:

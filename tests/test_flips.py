@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import Failed
 from indexer.listing.listing import Listing
+from indexer.publish.lineage_table import read_lineage
 from indexer.publish.maintenance import represent
 from indexer.publish.verification import verify
-from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
-from indexer.vectors.choice import IndexChoice
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
+from tests.every_kind import make_every_kind
 from tests.flips import files_by_kind, flip, flipped, what_verify_says
 from tests.once import made_once
-from tests.world import BASE, indexed, make_world
+from tests.world import BASE
 
-KINDS = ["database", "listing", "base", "record", "outcome", "faiss", "checksums"]
+KINDS = ["database", "listing", "base", "record", "outcome", "profile", "lineage", "faiss", "checksums"]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A Hub's store and an atlas of it with every kind of file: segments, a compressed index, a failure."""
-
-    def make(folder):
-        with indexed(make_world(folder / "store", per_dataset=2)):
-            pass
-        atlas = AtlasFolder(folder / "atlas")
-        represent(atlas, "spectrum", IndexChoice("SQ8", promised=0.0))
-        model = Listing(atlas.listing(BASE)).models()[0]
-        (base,) = atlas.bases.iterdir()
-        commit = base.stem.rpartition("@")[2]
-        identity = Identity(model.id, "0" * 40, BASE, commit, "finetune", Spec(svd="another"))
-        RecordStore(atlas).write_outcome(identity, Failed("network", "it went away"))
-
-    return made_once(tmp_path_factory, "flips", make)
+    """A Hub's store and an atlas of it with every kind of file."""
+    return made_once(tmp_path_factory, "every-kind", make_every_kind)
 
 
 @pytest.fixture
@@ -75,14 +63,14 @@ def test_forty_flips_of_every_kind_of_file_are_found(atlas, kind):
     assert verify(atlas) == []
 
 
-@pytest.mark.parametrize("kind", ["listing", "outcome", "checksums"])
+@pytest.mark.parametrize("kind", ["listing", "outcome", "lineage", "checksums"])
 def test_every_byte_of_a_small_file_counts(atlas, kind):
     """Where a file is text, each byte is tried, so that no name of a key and no last character is left out."""
     from indexer.publish.database_checksum import damage
 
     path = files_by_kind(atlas)[kind][0]
     content = path.read_bytes()
-    if kind == "listing":
+    if kind in ("listing", "lineage"):
         content = b"".join(content.splitlines(keepends=True)[:3])
         path.write_bytes(content)
     missed = []
@@ -93,6 +81,8 @@ def test_every_byte_of_a_small_file_counts(atlas, kind):
                 is_found = bool(Listing(path).problems())
             elif kind == "outcome":
                 is_found = RecordStore(atlas).outcome(path.stem) is None
+            elif kind == "lineage":
+                is_found = bool(read_lineage(path)[1])
             else:
                 is_found = damage(atlas) is not None
             if not is_found:
@@ -132,12 +122,15 @@ def shell(world, tmp_path):
         )
 
 
+ADVISED = re.compile(r"\bindex (?:build|publish|rebuild|represent)(?: --base [\w/-]+)?(?: [a-z_]+(?=`))?")
+
+
 def commands_in(said):
-    """What is advised, in order: what stands in back quotes."""
-    return [words.split() for words in said.split("`")[1::2] if words.startswith("index ")]
+    """What is advised, in order."""
+    return [words.split() for words in ADVISED.findall(said)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("profile", "lineage")])
 def test_what_is_advised_mends_it(atlas, shell, kind):
     path = files_by_kind(atlas)[kind][0]
     flip(path, path.stat().st_size // 2, 4)
@@ -162,7 +155,7 @@ def test_a_damaged_base_is_told_by_whoever_reads_its_matrices(atlas, shell):
     ran = shell("query", "similar", "bob/glue-1@main", "--json")
     assert ran.code == 1
     assert "The block matrices of org/tiny-base are damaged" in ran.err
-    assert f"`index build --base {BASE}`" in ran.err
+    assert f"index build --base {BASE}" in ran.err
     again = shell("index", "build", "--base", BASE, "--json")
     assert again.code == 0
     assert "are damaged" in again.err
@@ -191,7 +184,7 @@ def as_before(atlas):
     import json
 
     atlas.checksums.unlink()
-    for path in [*atlas.listings.glob("*.jsonl"), *atlas.records.glob("*/*.json")]:
+    for path in [*atlas.listings.glob("*.jsonl"), *atlas.lineages.glob("*.jsonl"), *atlas.records.glob("*/*.json")]:
         objects = [json.loads(line) for line in path.read_bytes().splitlines()]
         for one in objects:
             del one["sum"]

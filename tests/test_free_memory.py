@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.build import free_memory
-from indexer.build.free_memory import available_memory
+from indexer.builds import free_memory
+from indexer.builds.free_memory import available_memory
 
 MB = 10**6
 

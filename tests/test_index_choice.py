@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from indexer import cli
 from indexer.atlas import AtlasFolder
+from indexer.cli import commands as cli
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
+from query.purity.labels import LabelledOrder
 from query.purity.purity import purity
-from query.purity.without import shortened
+from query.purity.without import means_without
 from query.statistics.intervals import independent_changes, uncertainty, units_of, wilson
 from query.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models
@@ -101,18 +102,34 @@ def test_authors_beyond_thirty_are_grouped():
     assert units_of(["b", "a", "b"], 30).tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("k", [None, 5, 30])
+@pytest.mark.parametrize("most_labels", [1, 2])
 @pytest.mark.parametrize("is_cross", [False, True])
-def test_neighbours_without_some_models_are_those_of_the_others(is_cross):
+def test_purity_without_an_author_is_that_of_the_others(is_cross, most_labels, k):
     rng = np.random.default_rng(4)
-    vectors = rng.normal(size=(40, 5)).astype(np.float32)
-    authors = rng.integers(0, 6, size=40)
-    gone = authors == 2
-    excluded = authors if is_cross else np.arange(40)
-    whole = neighbour_order(vectors, np.arange(40))
-    leave_out(whole, np.unique(excluded, return_inverse=True)[1])
-    rest = neighbour_order(vectors, np.flatnonzero(~gone))
-    leave_out(rest, np.unique(excluded[~gone], return_inverse=True)[1])
-    np.testing.assert_array_equal(shortened(whole, gone), rest)
+    vectors = rng.normal(size=(60, 5)).astype(np.float32)
+    authors = rng.integers(0, 6, size=60)
+    authors[:3] = 6  # they alone share "z"
+    labels = [frozenset(rng.choice(list("abcd"), most_labels, replace=False)) for _ in range(57)]
+    labels = [frozenset("z")] * 3 + labels
+    excluded = authors if is_cross else np.arange(60)
+    found = means_without(_trial(vectors, excluded, labels, k), authors)
+    for author in range(7):
+        stays = np.flatnonzero(authors != author)
+        rest = _trial(vectors[stays], excluded[stays], [labels[row] for row in stays], k)
+        assert found[author] == rest.evaluate(rest.sweep_kinds)[2].mean()
+
+
+def test_purity_without_the_only_other_author_is_none():
+    trial = _trial(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), [frozenset("a")] * 3, None)
+    assert means_without(trial, np.array([0, 0, 1])) == [None, None]
+
+
+def _trial(vectors, excluded, labels, k):
+    order = neighbour_order(vectors, np.arange(len(vectors)))
+    groups = np.unique(excluded, return_inverse=True)[1]
+    leave_out(order, groups)
+    return LabelledOrder(order, groups, labels, k)
 
 
 # ---- slow: how often the truth is inside ----

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from indexer.atlas import AtlasFolder
-from indexer.build.report import BuildOptions, Watcher
-from indexer.build.shards import publish_records
+from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.shards import publish_records
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify

@@ -17,7 +17,8 @@ import pytest
 from indexer.errors import AtlasError
 from query import Atlas
 from query.figures import THEMES, draw, label
-from query.map.coloring import LEGEND, grouped, scaled
+from query.map.coloring import LEGEND, cluster_name, grouped, scaled
+from query.map.heaps import heaps, room_for_names
 from query.map.map import checked_map_file, model_map
 from tests.patience import PATIENCE
 from tests.planted_atlas import BASE, Planted, plant_atlas
@@ -143,15 +144,36 @@ def test_an_unknown_column_names_those_there_are(atlas):
         pca(atlas, color='downloads" FROM models; --')
 
 
+@pytest.mark.parametrize(
+    ("datasets", "name"),
+    [
+        ({"glue/mrpc": 3, "imdb": 1}, "4: glue/mrpc"),
+        ({"a": 2, "b": 2, "c": 1}, "4: mixed, a and b"),
+        ({}, "4: no dataset named"),
+    ],
+)
+def test_a_cluster_is_called_by_what_it_holds(datasets, name):
+    from query.clusters.members import Cluster
+
+    documented = sum(datasets.values())
+    share = max(datasets.values()) / documented if datasets else None
+    cluster = Cluster(4, 9, datasets, {}, "a/b", None, documented, next(iter(datasets), None), share, (), {})
+    assert cluster_name(cluster) == name
+
+
 def test_clusters_are_those_of_the_clustering(atlas):
     from query.clusters.clusters import clusters
     from query.population import read_population
 
     drawn = pca(atlas, color="cluster")
-    labels = clusters(read_population(atlas, BASE), seed=0).labels
+    found = clusters(read_population(atlas, BASE), seed=0)
+    assert found.clusters
     for point in drawn.points:
-        number = labels[point.model_id]
-        assert point.group == (None if number == -1 else f"cluster {number}")
+        number = found.labels[point.model_id]
+        assert (point.group or "-1").partition(":")[0] == str(number)
+    for cluster in found.clusters:
+        (name,) = {point.group for point in drawn.points if found.labels[point.model_id] == cluster.cluster}
+        assert next(iter(cluster.datasets), "no dataset named") in name
     assert drawn.coloring.none == "in no cluster"
 
 
@@ -162,8 +184,8 @@ def test_neighbours_are_the_nearest_on_the_map(atlas):
     for row, found in enumerate(drawn.neighbours):
         cosines = vectors @ vectors[row]
         expected = sorted((other for other in range(8) if other != row), key=lambda other: -cosines[other])
-        assert [place for place, _ in found] == expected
-        assert [cosine for _, cosine in found] == pytest.approx(cosines[expected], abs=1e-5)
+        assert [near.place for near in found] == expected
+        assert [near.cosine for near in found] == pytest.approx(cosines[expected], abs=1e-5)
 
 
 def test_no_more_neighbours_than_a_page_can_show(tmp_path):
@@ -207,6 +229,57 @@ def test_the_picture_says_what_it_shows(atlas):
         assert words in said, words
 
 
+def test_what_has_no_group_can_be_seen(atlas):
+    """Undocumented models are rings in the colour of the text, in front of all others, in both themes."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.colors import to_hex
+
+    drawn = pca(atlas)
+    (place,) = [(point.x, point.y) for point in drawn.points if point.group is None]
+    for name, theme in THEMES.items():
+        marks = drawn.figure(name).findobj(PathCollection)
+        (ring,) = [one for one in marks if any(np.allclose(at, place) for at in one.get_offsets())]
+        assert to_hex(ring.get_edgecolors()[0]).upper() == theme.ink
+        assert ring.get_linewidths()[0] > 0.5
+        assert ring.get_zorder() == max(one.get_zorder() for one in marks)
+
+
+def test_one_colour_and_one_shape_say_one_thing(atlas):
+    """No two entries of the legend look alike, and every mark on the picture is one of them."""
+    figure = pca(atlas).figure()
+    (legend,) = figure.legends
+    entries = [(line.get_marker(), line.get_color(), line.get_fillstyle()) for line in legend.legend_handles]
+    assert len(set(entries)) == len(entries)
+    assert {marker for marker, _, _ in entries} >= {"o", "^"}
+    assert all(len(set(theme.palette)) == len(theme.palette) >= LEGEND for theme in THEMES.values())
+
+
+def test_groups_are_named_where_they_lie():
+    """A heap is found though a third of the group lies elsewhere, and its name covers nothing and is nearest to it."""
+    rng = np.random.default_rng(0)
+    centres = np.array([[0, 0], [10, 0], [0, 10]])
+    codes = np.repeat([0, 1, 2, 3], [30, 20, 20, 12])
+    places = np.vstack([centres[codes[:70]] + 0.3 * rng.normal(size=(70, 2)), rng.uniform(0, 10, size=(12, 2))])
+    places[:10] += 6  # a third of the first group
+    found = heaps(places, codes.tolist(), 4)
+    assert found[3] is None  # scattered over the whole map
+    for heap, centre in zip(found, centres, strict=False):
+        assert np.hypot(heap.x - centre[0], heap.y - centre[1]) < 0.3
+    frame = (-3.0, -3.0, 13.0, 13.0)
+    names = room_for_names(places, codes.tolist(), found, [(2.0, 0.5)] * 4, frame, 0.1)
+    assert names[3] is None
+    assert all(names[:3])
+    for group, (x, y) in enumerate(names[:3]):
+        away = np.hypot(*np.maximum(np.abs(places - (x, y)) - (1.0, 0.25), 0).T)
+        assert away.min() >= 0.1
+        assert codes[away.argmin()] == group
+        assert frame[0] <= x - 1 and x + 1 <= frame[2]  # noqa: PT018
+    crowd = np.vstack([places, rng.uniform(-3, 13, size=(4000, 2))])
+    everywhere = [*codes.tolist(), *[-1] * 4000]
+    assert room_for_names(crowd, everywhere, found, [(2.0, 0.5)] * 4, frame, 0.1) == [None] * 4
+    assert heaps(places[:1], [0], 1) == (None,)
+
+
 def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
     from matplotlib.collections import PathCollection
     from matplotlib.colors import to_hex
@@ -228,7 +301,7 @@ def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
             found[tuple(np.round(place, 6))] = (relation, to_hex(colours[row % len(colours)]).upper())
     ranks = {"imdb": 0, "glue/mrpc": 1, "squad": 2}
     for point in drawn.points:
-        colour = theme.unknown if point.group is None else theme.palette[ranks[point.group]]
+        colour = theme.background if point.group is None else theme.palette[ranks[point.group]]  # a ring
         assert found.pop((round(point.x, 6), round(point.y, 6))) == (point.relation, colour)
     assert not found
 

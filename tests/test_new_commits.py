@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.build.build import Build
-from indexer.build.plan import Planned
-from indexer.build.report import BuildOptions, Watcher
-from indexer.build.result import Result
-from indexer.build.shards import publish_records
+from indexer.builds.build import Build
+from indexer.builds.plan import Planned
+from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.result import Result
+from indexer.builds.shards import publish_records
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
@@ -86,7 +86,7 @@ def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, mo
             assert set(told(atlas)) == set(before)  # the other one has not gone meanwhile
 
     monkeypatch.setattr(build, "work", work)
-    monkeypatch.setattr("indexer.build.build.PUBLISH_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("indexer.builds.build.PUBLISH_EVERY_SECONDS", 0.0)
     build.run(planned, build.stored_base())
     after = told(atlas)
     for name in before:

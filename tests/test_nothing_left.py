@@ -18,6 +18,7 @@ from indexer.errors import AtlasError
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
 from tests.hub_ground import as_ever, use_endpoint
+from tests.patience import PATIENCE
 from tests.world import BASE, describe, make_world
 
 
@@ -138,7 +139,7 @@ def test_ctrl_c(shell, path, learnt):
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -37,9 +38,9 @@ def test_looking_after_an_atlas_starts_without_torch():
     """Only reading weights needs it: a build that finds nothing new should not wait for it either."""
     heavy = {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
     imports = (
-        "import indexer.publish.maintenance, indexer.publish.verification, indexer.build.bases, indexer.build.shards"
+        "import indexer.publish.maintenance, indexer.publish.verification, indexer.builds.bases, indexer.builds.shards"
     )
-    assert not modules_after(f"{imports}, indexer.build.view, indexer.build.report") & heavy
+    assert not modules_after(f"{imports}, indexer.builds.view, indexer.builds.report") & heavy
 
 
 def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
@@ -71,6 +72,51 @@ def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
     )  # fmt: skip
     assert done.stdout.split()[1:] == ["True", "True", "glue"]
     assert str(tmp_path) in done.stdout
+
+
+def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_path):
+    pytest.importorskip("hatchling")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)], cwd=ROOT, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        (top,) = {name.partition("/")[0] for name in archive.getnames()}
+        described = archive.extractfile(f"{top}/PKG-INFO").read().decode()
+    for name in ("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "docs/map.png", "docs/scale.md", "schema.sql"):
+        assert name in names
+    assert not {name for name in names if name.endswith(".pyc") or name.startswith((".demo", ".venv"))}
+    assert "Author: the vectors-in-the-wild developers" in described
+    assert described.count("Project-URL: ") == 3
+    assert "](https://raw.githubusercontent.com/vectors-in-the-wild/vectors-in-the-wild/main/docs/map.png)" in described
+    assert "](docs/" not in described
+
+
+def test_one_version_everywhere():
+    import tomllib
+
+    from indexer import __version__
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_figures_of_the_readme_are_those_of_the_demo():
+    """`python -m scripts.readme` renews both."""
+    import json
+
+    from scripts.readme import COMMANDS, REPLIES, with_replies
+
+    text, replies = (ROOT / "README.md").read_text(), json.loads(REPLIES.read_text())
+    assert with_replies(text, replies) == text
+    assert all(f"$ {command}\n" in text for command in COMMANDS)
+    other = {command: reply.replace("0", "7") for command, reply in replies.items()}
+    assert with_replies(text, other) != text
+    assert len(text.splitlines()) < 250
 
 
 def test_every_command_is_in_the_readme():

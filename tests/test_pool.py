@@ -11,10 +11,10 @@ from multiprocessing import active_children
 
 import pytest
 
-from indexer.build import executor
-from indexer.build.executor import ProcessExecutor, SerialExecutor, executor_for
-from indexer.build.resources import workers_for
-from indexer.build.result import Place, Result
+from indexer.builds import executor
+from indexer.builds.executor import ProcessExecutor, SerialExecutor, executor_for
+from indexer.builds.resources import workers_for
+from indexer.builds.result import Place, Result
 from tests.conftest import ROOT
 from tests.patience import PATIENCE, wait_for
 from tests.pretended_work import pretend, unit

@@ -37,7 +37,7 @@ def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:
         files=(StoredFile("model.safetensors", 10, "e" * 64, "safetensors"),),
         head={"label_names": ["yes", "no"]},
         dtype="float32",
-        vectors={"input.1": np.arange(4, dtype=np.float32)},
+        vectors={"input.2": np.arange(4, dtype=np.float32)},
     )
     return Record(**(plain | changes))
 
@@ -60,7 +60,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
         for name in ("s", "u", "v"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
-    np.testing.assert_array_equal(back.vectors["input.1"], record.vectors["input.1"])
+    np.testing.assert_array_equal(back.vectors["input.2"], record.vectors["input.2"])
 
 
 def test_every_altered_byte_and_every_truncation_is_noticed(tmp_path):

@@ -13,7 +13,9 @@ from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record
-from indexer.records.representation import REPRESENTATIONS, SKETCH_LENGTH, _count_sketch, _hashes, representation_named
+from indexer.records.representation import REPRESENTATIONS, representation_named
+from indexer.records.sketch import FIXED_LENGTH as SKETCH_LENGTH
+from indexer.records.sketch import USUAL_BUDGET, _count_sketch, _hashes
 
 RANK = 4
 SHAPES = {"query": (48, 48), "feedforward1": (96, 48), "feedforward2": (48, 96)}
@@ -70,9 +72,9 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-@pytest.mark.parametrize("name", ["input", "output", "delta"])
+@pytest.mark.parametrize("name", ["input", "input_v1", "output", "delta"])
 def test_sketched_vectors_keep_the_similarity_of_the_outer_products(name):
-    """Over many pairs the sketched cosine is unbiased; its spread is about 1/√(57 × matrices)."""
+    """Over many pairs the sketched cosine is unbiased; its spread is about 1/√(numbers of the vector)."""
     chosen = representation_named(name)
     shared = random_matrices(0)
     errors = []
@@ -80,8 +82,8 @@ def test_sketched_vectors_keep_the_similarity_of_the_outer_products(name):
         noise = random_matrices(seed)
         mixed = {key: shared[key] * (seed % 5) / 4 + noise[key] for key in shared}
         one, other = record_of(shared), record_of(mixed)
-        errors.append(cosine(chosen.compute(one), chosen.compute(other)) - exact_similarity(one, other, name))
-    spread = 1 / np.sqrt(SKETCH_LENGTH * len(shared))
+        errors.append(cosine(chosen.of(one), chosen.of(other)) - exact_similarity(one, other, name.removesuffix("_v1")))
+    spread = 1 / np.sqrt(len(chosen.of(one)))
     assert abs(np.mean(errors)) < 3 * spread / np.sqrt(len(errors)) + 0.01
     assert np.max(np.abs(errors)) < 4.5 * spread
 
@@ -90,17 +92,17 @@ def test_sketched_vectors_keep_the_similarity_of_the_outer_products(name):
 def test_signs_of_singular_vectors_do_not_matter(name):
     chosen = representation_named(name)
     matrices = random_matrices(7)
-    plain = chosen.compute(record_of(matrices))
+    plain = chosen.of(record_of(matrices))
     for flip in range(4):
-        np.testing.assert_allclose(chosen.compute(record_of(matrices, flip=flip)), plain, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(chosen.of(record_of(matrices, flip=flip)), plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["input", "output", "delta"])
+@pytest.mark.parametrize("name", ["input", "input_v1", "output", "delta"])
 def test_a_zero_delta_is_a_block_of_zeros_and_others_have_unit_norm(name):
     matrices = random_matrices(2)
     matrices[1, "query"] = np.zeros(SHAPES["query"])
     record = record_of(matrices)
-    blocks = representation_named(name).compute(record).reshape(len(record.deltas), SKETCH_LENGTH)
+    blocks = representation_named(name).of(record).reshape(len(record.deltas), -1)
     norms = np.linalg.norm(blocks, axis=1)
     for delta, norm in zip(record.deltas, norms, strict=True):
         expected = 0.0 if (delta.key.layer, delta.key.family) == (1, "query") else 1.0
@@ -110,28 +112,31 @@ def test_a_zero_delta_is_a_block_of_zeros_and_others_have_unit_norm(name):
 def test_the_scale_of_a_delta_does_not_matter_to_the_default():
     matrices = random_matrices(3)
     scaled = {key: matrix * 10.0 ** (key[0] - 2) for key, matrix in matrices.items()}
-    one, other = (representation_named("input").compute(record_of(found)) for found in (matrices, scaled))
+    one, other = (representation_named("input").of(record_of(found)) for found in (matrices, scaled))
     np.testing.assert_allclose(one, other, atol=2e-3)
 
 
-def test_hashes_are_those_of_every_build():
+@pytest.mark.parametrize(
+    ("name", "version", "draw", "numbers"), [("input", 2, "0|", 192), ("input_v1", 1, "", SKETCH_LENGTH)]
+)
+def test_hashes_are_those_of_every_build(name, version, draw, numbers):
     """Vectors of different builds must compare, so these numbers may only change with the version."""
     record = record_of({(0, "query"): np.outer(np.arange(48.0) - 20, np.ones(48))})
-    vector = representation_named("input").compute(record)
-    assert REPRESENTATIONS["input"].version == 1
-    assert vector.shape == (SKETCH_LENGTH,)
+    vector = representation_named(name).of(record)
+    assert (REPRESENTATIONS[name].tag, REPRESENTATIONS[name].version) == (f"input.{version}", version)
+    assert vector.shape == (numbers,)
 
     # From a separate implementation of the sketch, in plain Python.
     def hashes(seed: str) -> list[tuple[int, int]]:
-        stream = hashlib.shake_256(f"tensor-sketch|0.query|{seed}".encode()).digest(4 * 48)
+        stream = hashlib.shake_256(f"tensor-sketch|{draw}0.query|{seed}".encode()).digest(4 * 48)
         words = [int.from_bytes(stream[4 * i : 4 * i + 4], "little") for i in range(48)]
-        return [((word >> 1) % SKETCH_LENGTH, 1 if word & 1 else -1) for word in words]
+        return [((word >> 1) % numbers, 1 if word & 1 else -1) for word in words]
 
     first, second = hashes("first"), hashes("second")
-    expected = [0.0] * SKETCH_LENGTH
+    expected = [0.0] * numbers
     for i in range(48):
         for j in range(48):
-            expected[(first[i][0] + second[j][0]) % SKETCH_LENGTH] += first[i][1] * second[j][1]
+            expected[(first[i][0] + second[j][0]) % numbers] += first[i][1] * second[j][1]
     norm = sum(value * value for value in expected) ** 0.5
     # v is constant here: 1/√48 each, so Σ v vᵀ is the all-ones matrix over 48.
     np.testing.assert_allclose(vector, np.array(expected) / norm, atol=1e-4)
@@ -181,7 +186,7 @@ def test_seed_stacks_left_vectors_as_stored_with_layers_averaged():
                 u[:, i] *= -1 if deciding < 0 else 1
             layers.append(u)
         parts.append(np.mean(layers, axis=0).ravel(order="F"))
-    np.testing.assert_allclose(representation_named("seed").compute(record), np.concatenate(parts), atol=2e-3)
+    np.testing.assert_allclose(representation_named("seed").of(record), np.concatenate(parts), atol=2e-3)
 
 
 def test_seed_takes_the_side_that_the_checkpoint_stores_as_rows():
@@ -189,17 +194,17 @@ def test_seed_takes_the_side_that_the_checkpoint_stores_as_rows():
     stored = record_of({key: matrix.T for key, matrix in matrices.items()})
     seen = record_of(matrices, transposed=True)
     np.testing.assert_allclose(
-        representation_named("seed").compute(seen), representation_named("seed").compute(stored), atol=2e-3
+        representation_named("seed").of(seen), representation_named("seed").of(stored), atol=2e-3
     )
 
 
 def test_a_record_without_factors_has_only_the_vectors_it_kept():
     record = record_of(random_matrices(1))
-    vector = representation_named("input").compute(record)
+    vector = representation_named("input").of(record)
     bare = dataclasses.replace(
         record,
         deltas=tuple(dataclasses.replace(delta, u=None, v=None) for delta in record.deltas),
-        vectors={"input.1": vector},
+        vectors={"input.2": vector},
     )
     np.testing.assert_array_equal(representation_named("input").vector(bare), vector)
     with pytest.raises(AtlasError, match="no factors"):
@@ -209,3 +214,21 @@ def test_a_record_without_factors_has_only_the_vectors_it_kept():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(AtlasError, match="input, output, delta"):
         representation_named("inputt")
+
+
+def test_the_length_of_a_vector_is_a_budget_divided_among_the_matrices():
+    record = record_of(random_matrices(1, layers=8))
+    chosen = representation_named("input")
+    narrowest = 48 * RANK  # a block is never longer than what it is made of
+    assert len(chosen.of(record)) == 24 * narrowest < USUAL_BUDGET
+    shorter = chosen.of_length(24 * 57 + 5)
+    assert len(shorter.of(record)) == 24 * 57 == shorter.expected_length(record)
+    assert shorter.tag != chosen.tag == chosen.of_length(USUAL_BUDGET).tag
+    bare = dataclasses.replace(
+        record,
+        deltas=tuple(dataclasses.replace(delta, u=None, v=None) for delta in record.deltas),
+        vectors={shorter.tag: shorter.of(record)},
+    )
+    assert shorter.is_held_by(bare)
+    assert not chosen.is_held_by(bare)
+    assert representation_named("input_v1", 999) is REPRESENTATIONS["input_v1"]

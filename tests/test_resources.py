@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.build import resources
-from indexer.build.bases import check_device
-from indexer.build.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
+from indexer.builds import resources
+from indexer.builds.bases import check_device
+from indexer.builds.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
 from indexer.errors import AtlasError
 
 MB = 10**6
@@ -74,12 +74,12 @@ def test_the_parts_never_exceed_the_whole(memory, base):
     [("100M", "100 MB"), ("10k", "10.0 kB"), ("1.5MB", "1.5 MB"), ("999k", "999 kB"), ("7", "7 bytes")],
 )
 def test_too_little_for_one_worker_is_said(asked, told):
-    with pytest.raises(AtlasError, match=f"--memory {told} is too little for this base: one worker needs about 371 MB"):
+    with pytest.raises(AtlasError, match=f"`memory` {told} is too little for this base: one worker needs about 371 MB"):
         share_out(2, *ROBERTA, memory=parse_size(asked))
 
 
 def test_sizes_that_are_close_are_told_apart():
-    with pytest.raises(AtlasError, match=r"--memory 1,050 MB is too .* about 1,060 MB"):
+    with pytest.raises(AtlasError, match=r"`memory` 1,050 MB is too .* about 1,060 MB"):
         share_out(1, 0, (1060 * MB - PROCESS_BYTES) // 6, memory=1050 * MB)
 
 
@@ -106,5 +106,5 @@ def test_a_device_that_is_not_there_is_told_in_two_sentences(monkeypatch, error)
     with pytest.raises(AtlasError) as caught:
         check_device("cuda")
     assert str(caught.value) == (
-        "The device 'cuda' is not usable here: Torch not compiled with CUDA enabled. Use --device cpu."
+        "The device 'cuda' is not usable here: Torch not compiled with CUDA enabled. Use `device='cpu'`."
     )

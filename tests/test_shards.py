@@ -12,7 +12,7 @@ from collections import Counter
 import duckdb
 import pytest
 
-from indexer.build.shards import Shard
+from indexer.builds.shards import Shard
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
 from tests.world import BASE, OLD_ID, make_world

@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.build.report import BuildOptions, Watcher
-from indexer.build.shards import publish_records
+from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.shards import publish_records
 from indexer.errors import AtlasError
 from indexer.names import RELATIONS
 from indexer.publish.maintenance import represent
@@ -35,7 +35,7 @@ def made(made, tmp_path_factory):
 def segment(atlas: AtlasFolder, representation: str = "input") -> Path:
     with duckdb.connect(str(atlas.database), read_only=True) as connection:
         ((name,),) = connection.execute(
-            "SELECT faiss_file FROM segments WHERE representation = ?", [representation]
+            "SELECT faiss_file FROM internal.segments WHERE representation = ?", [representation]
         ).fetchall()
     return atlas.root / name
 
@@ -80,12 +80,18 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
     [
         ("UPDATE representations SET length = length + 1 WHERE representation = 'input'", "vectors of"),
         ("UPDATE representations SET vectors = vectors + 1 WHERE representation = 'input'", "should be"),
-        ("UPDATE segments SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
-        ("UPDATE compressed_indexes SET vectors = 3 WHERE representation = 'input'", "vectors of"),
-        ("UPDATE compressed_indexes SET parameters = 'nprobe=foo' WHERE representation = 'input'", "nprobe=foo"),
-        ("UPDATE compressed_indexes SET faiss_file = NULL WHERE representation = 'input'", "no compressed index"),
+        ("UPDATE internal.segments SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
+        ("UPDATE internal.compressed_indexes SET vectors = 3 WHERE representation = 'input'", "vectors of"),
         (
-            "INSERT INTO removed_vectors SELECT base, representation, segment, 999 FROM segments "
+            "UPDATE internal.compressed_indexes SET parameters = 'nprobe=foo' WHERE representation = 'input'",
+            "nprobe=foo",
+        ),
+        (
+            "UPDATE internal.compressed_indexes SET faiss_file = NULL WHERE representation = 'input'",
+            "no compressed index",
+        ),
+        (
+            "INSERT INTO internal.removed_vectors SELECT base, representation, segment, 999 FROM internal.segments "
             "WHERE representation = 'input'",
             "does not hold",
         ),
@@ -98,7 +104,9 @@ def test_tables_that_do_not_fit_the_files_are_told(atlas, statement, told):
     assert any(told in one.problem for one in found), found
 
 
-@pytest.mark.parametrize("column", ["representations SET length = 7", "compressed_indexes SET parameters = 'x=y'"])
+@pytest.mark.parametrize(
+    "column", ["representations SET length = 7", "internal.compressed_indexes SET parameters = 'x=y'"]
+)
 def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas, column):
     edit(atlas, f"UPDATE {column} WHERE representation = 'input'")
     with pytest.raises(AtlasError, match="rebuild"):
@@ -129,7 +137,7 @@ def test_a_file_of_another_kind_is_refused_though_its_checksum_fits(atlas, kind)
     path = segment(atlas)
     with duckdb.connect(str(atlas.database), read_only=True) as connection:
         count, length = connection.execute(
-            "SELECT s.vectors, length FROM segments AS s JOIN representations USING (base, representation) "
+            "SELECT s.vectors, length FROM internal.segments AS s JOIN representations USING (base, representation) "
             "WHERE representation = 'input'"
         ).fetchall()[0]
     if kind == "Flat":
@@ -140,7 +148,7 @@ def test_a_file_of_another_kind_is_refused_though_its_checksum_fits(atlas, kind)
         path.write_bytes(b"nothing" * 100)
     edit(
         atlas,
-        f"UPDATE segments SET faiss_sha256 = '{files.file_sha256(path)}', faiss_bytes = {path.stat().st_size} "
+        f"UPDATE internal.segments SET faiss_sha256 = '{files.file_sha256(path)}', faiss_bytes = {path.stat().st_size} "
         f"WHERE faiss_file = '{path.name}'",
     )
     assert {one.kind for one in verify(atlas)} == {"vectors"}

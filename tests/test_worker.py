@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from indexer.atlas import AtlasFolder
-from indexer.build import worker
-from indexer.build.result import Place
-from indexer.build.worker import work
+from indexer.builds import worker
+from indexer.builds.result import Place
+from indexer.builds.worker import work
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.records.identity import SVD_METHOD, Spec

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
 from indexer.atlas import AtlasFolder
-from indexer.build.plan import plan
+from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import DEEPEST, Parents
 from indexer.names import ModelRef

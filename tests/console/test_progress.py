@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from indexer.build.progress import ModelsProgress
-from indexer.build.report import BuildReport
-from indexer.build.result import Result
-from indexer.build.view import BuildView
+from indexer.builds.progress import ModelsProgress
+from indexer.builds.report import BuildReport
+from indexer.builds.result import Result
+from indexer.builds.view import BuildView
 from indexer.console import terminal
 from indexer.console.rate import RecentRate
 from indexer.console.terminal import (
@@ -44,7 +44,7 @@ def test_progress_without_a_total_and_without_work(capsys):
 
 
 def test_quiet_progress(capsys, monkeypatch):
-    monkeypatch.setattr(terminal.manners, "quiet", True)
+    monkeypatch.setattr(terminal.verbosity, "quiet", True)
     with Progress(3, "x") as progress:
         progress.update(3)
     say("x")
@@ -113,7 +113,7 @@ def test_few_slow_units_are_a_rate_too(monkeypatch):
 
 @pytest.mark.parametrize("done", [0, 1, 399, 400])
 def test_beside_the_bar_stands_all_of_it_at_any_width(monkeypatch, done):
-    monkeypatch.setattr(terminal.manners, "quiet", True)
+    monkeypatch.setattr(terminal.verbosity, "quiet", True)
     clock = Clock(monkeypatch)
     progress = ModelsProgress(400, "org/base")
     for number in range(done):
@@ -133,7 +133,7 @@ def test_beside_the_bar_stands_all_of_it_at_any_width(monkeypatch, done):
 
 
 def test_a_large_build_on_a_narrow_terminal(monkeypatch):
-    monkeypatch.setattr(terminal.manners, "quiet", True)
+    monkeypatch.setattr(terminal.verbosity, "quiet", True)
     clock = Clock(monkeypatch)
     progress = ModelsProgress(10_000, "org/base")
     for number in range(8_000):
@@ -170,8 +170,8 @@ def test_each_of_several_bases_has_its_last_line(capsys):
 def test_a_real_terminal_shows_one_line_that_grows(columns):
     code = """
     import time
-    from indexer.build.progress import ModelsProgress
-    from indexer.build.result import Result
+    from indexer.builds.progress import ModelsProgress
+    from indexer.builds.result import Result
     from indexer.errors import Failed
     with ModelsProgress(400, "some-organisation/a-base-of-a-rather-long-name") as progress:
         for number in range(400):

@@ -16,7 +16,8 @@ from transformers import RobertaForSequenceClassification
 from indexer.deltas.base import store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
-from indexer.records.difference import CANDIDATE_COSINE, difference_of, norms_fit
+from indexer.records.difference import difference_of, norms_fit
+from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.weight_sample import agree, sampled_positions
 from indexer.weights.checkpoint import open_checkpoint
 from tests.conftest import BASE
@@ -32,12 +33,12 @@ LIMIT = 1e-3
 
 
 def similarity(one, other) -> float:
-    first, second = (record.vectors["input.1"].astype(np.float64) for record in (one, other))
-    return float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+    first, second = signatures_from([signature_of(record.vectors["input.2"]) for record in (one, other)])
+    return float(first @ second)
 
 
 def is_one(one, other) -> bool:
-    return similarity(one, other) >= CANDIDATE_COSINE and difference_of(one, other) <= LIMIT
+    return similarity(one, other) >= ALIKE and difference_of(one, other) <= LIMIT
 
 
 def uploads(folder, base, weights):

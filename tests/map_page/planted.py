@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from query.map.coloring import grouped
 from query.map.map import MapPoint, ModelMap
+from query.map.points import NearPoint
 from query.population import LeftOut
 
 IMAGE = "<img src=x onerror=window.planted=1>"
@@ -19,7 +20,16 @@ ROWS = [
     ("/home/me/checkpoint", "local", ("imdb",), "finetune", None, 1, 0.5),
     ("eve/\u202egnp\u2028", "eve", ("glue/mrpc",), "merge", 0, -1, 0.5),
 ]
-NEIGHBOURS = [[(1, 0.91), (2, 0.5)], [(0, 0.91)], [(0, 0.5)], [(5, 0.75)], [], [(3, 0.75)], []]
+LICENCES = ["apache-2.0", "mit", "mit", None, IMAGE, None, "mit"]
+NEIGHBOURS = [
+    [NearPoint(1, 0.91, 0.0025), NearPoint(2, 0.5, 0.4)],
+    [NearPoint(0, 0.91, 0.0025)],
+    [NearPoint(0, 0.5)],
+    [NearPoint(5, 0.75)],
+    [],
+    [NearPoint(3, 0.75)],
+    [],
+]
 
 
 def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
@@ -29,7 +39,19 @@ def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
         representation="input",
         seed=0,
         points=tuple(
-            MapPoint(number, model, author, relation, datasets, downloads, float(x), float(y), groups.of(number), None)
+            MapPoint(
+                number,
+                model,
+                author,
+                relation,
+                datasets,
+                downloads,
+                float(x),
+                float(y),
+                groups.of(number),
+                None,
+                LICENCES[number % len(LICENCES)],
+            )
             for number, (model, author, datasets, relation, downloads, x, y) in enumerate(rows)
         ),
         **{
@@ -39,6 +61,7 @@ def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
             "notes": ("A note.",),
             "other_colorings": (grouped("author", [row[1] for row in rows]),),
             "neighbours": tuple(map(tuple, neighbours)),
+            "hub": "http://hub.example:8080",
         }
         | options,
     )

@@ -41,6 +41,9 @@ def test_what_the_page_is_told():
     assert data["onHub"] == [False, True, True, True, True, False, False]
     assert data["models"][6] == "eve/\\u202egnp\\u2028"
     assert data["neighbours"][0] == [1, 0.91, 2, 0.5]
+    assert data["backgrounds"][:3] == [[0.0025, 0.4], [0.0025], [None]]
+    assert page_data(planted_map(neighbours=[[(1, 0.5)]] * 7))["backgrounds"] is None
+    assert [data["licences"][code] for code in data["licence"]][:4] == ["apache-2.0", "mit", "mit", ""]
     assert [[data["datasets"][code] for code in codes] for codes in data["dataset"]] == [list(row[2]) for row in ROWS]
     assert [data["authors"][code] for code in data["author"]] == [row[1] for row in ROWS]
     assert data["colorings"][0]["values"] == [4, 1200, 7, 50, None, None, 0]

@@ -15,7 +15,7 @@ def test_what_is_there_at_first(page):
     assert "left out: 2 unrelated" in page.text("header p")
     assert page.run("return document.title") == f"7 fine-tunes of org/{IMAGE}"
     assert page.texts("#legend button") == ["imdb\n3", "glue/mrpc\n2", f"{SCRIPT}\n1", "no dataset named\n1"]
-    assert page.text("#legend .key") == "adapters (1)"
+    assert page.texts("#legend .key") == ["whole models (6)", "adapters (1)"]
     assert shown(page) == "Models shown (7 of 7)"
     assert page.text("#notes") == "A note."
     assert page.run("return document.getElementById('selected').hidden")
@@ -79,11 +79,13 @@ def test_a_link_opens_at_its_model(page, file):
 def test_the_chosen_model(page):
     page.type("#search", "mrpc" + KEYS["enter"])
     link = page.run("const a = document.querySelector('#selected a'); return [a.href, a.rel, a.target, a.innerText]")
-    assert link == ["https://huggingface.co/ann/bert-mrpc", "noopener noreferrer", "_blank", "Open on the Hub"]
+    assert link == ["http://hub.example:8080/ann/bert-mrpc", "noopener noreferrer", "_blank", "Open on the Hub"]
     assert page.text("#selected dl").split("\n") == [
-        "author", "ann", "dataset", "glue/mrpc", "relation", "finetune", "downloads", "1,200",
+        "author", "ann", "dataset", "glue/mrpc", "relation", "finetune", "licence", "mit", "downloads", "1,200",
     ]  # fmt: skip
+    assert page.text("#selected .nearest .facts") == f"{SCRIPT}, <!--<script> · 0.25 % of strangers"
     page.click("#selected .nearest button")
+    assert [text.split(" · ")[0] for text in page.texts("#selected .nearest .facts")] == ["glue/mrpc", "imdb"]
     assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
     assert page.run("return document.querySelectorAll('#selected a').length") == 0  # that is no id of the Hub
     page.click("#selected > button")

@@ -23,10 +23,14 @@ def test_filters_combine(page):
     page.click("#filters details:nth-child(2) input[type=checkbox]", 1)  # bob
     assert shown(page) == "Models shown (1 of 7)"
     page.click("#shown summary")
-    page.wait("document.querySelector('#shown li')")
-    assert page.texts("#shown li") == ["bob/bert-imdb-lora"]
+    page.wait("document.querySelector('#shown tbody tr')")
+    assert page.texts("#shown tbody th") == ["bob/bert-imdb-lora"]
+    page.click("#filters summary", 3)
+    assert page.texts("#filters details:nth-child(4) .option") == ["adapter\n1", "finetune\n0", "merge\n0"]
+    assert page.texts("#legend button .number") == ["1", "0", "0", "0"]
     page.click("#filters details:nth-child(1) input[value='-1']")  # or no dataset
-    assert page.texts("#shown li") == ["bob/bert-imdb-lora", "bob/quiet"]
+    assert page.texts("#shown tbody th") == ["bob/bert-imdb-lora", "bob/quiet"]
+    assert page.text("#active span") == "Narrowed by dataset, author"
     page.type("#search", "mrpc" + KEYS["enter"])
     assert "Hidden by the filters" in page.text("#selected")
     for place in (1, 2):
@@ -34,6 +38,99 @@ def test_filters_combine(page):
     assert shown(page) == "Models shown (7 of 7)"
     page.type("#filters details:nth-child(2) input[type=search]", "ANN")
     assert page.texts("#filters details:nth-child(2) .option") == ["ann\n2"]
+
+
+def test_downloads_and_an_area_filter_too(page):
+    page.click("#shown summary")
+    page.type("#least", "50")
+    assert page.texts("#shown tbody th") == ["ann/bert-mrpc", "bob/bert-imdb-lora"]
+    assert page.texts("#legend button .number") == ["1", "1", "0", "0"]
+    page.click("#clear")
+    assert shown(page) == "Models shown (7 of 7)"
+    box = page.run("return [...screenOf(-2.5, 1.2), ...screenOf(-0.5, -1.2)]")
+    corner = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
+    page.run(
+        """const at = ([x, y], kind) => document.getElementById("map").dispatchEvent(new PointerEvent(kind, {
+             clientX: x, clientY: y, button: 0, pointerId: 1, shiftKey: true, bubbles: true }));
+           document.getElementById("map").setPointerCapture = () => 0;
+           at(arguments[0], "pointerdown"); at(arguments[1], "pointermove"); at(arguments[1], "pointerup");""",
+        [corner[0] + box[0], corner[1] + box[1]], [corner[0] + box[2], corner[1] + box[3]],
+    )  # fmt: skip
+    assert sorted(page.texts("#shown tbody th")) == ["ann/bert-imdb", "ann/bert-mrpc", "eve/\\u202egnp\\u2028"]
+    assert page.text("#active span") == "Narrowed by area"
+    assert "area=" in page.run("writeView(); return location.hash")
+
+
+def test_the_table_sorts(page):
+    page.click("#shown summary")
+    assert page.texts("#shown tbody th")[:3] == ["ann/bert-mrpc", "bob/bert-imdb-lora", "ann/bert-imdb"]
+    assert page.texts("#shown tbody td:nth-child(6)")[-2:] == ["–", "–"]  # not known comes last
+    page.click("[data-sort=downloads]")
+    assert page.texts("#shown tbody td:nth-child(6)") == ["0", "4", "7", "50", "1,200", "–", "–"]
+    page.click("[data-sort=model]")
+    names = page.texts("#shown tbody th")
+    assert names == sorted(names)
+    assert page.run("return document.querySelector('[data-sort=model]').parentElement.ariaSort") == "ascending"
+    page.click("#shown tbody th button", names.index("ann/bert-mrpc"))
+    assert page.text("#selected h2") == "ann/bert-mrpc"
+    page.click("[data-sort=similarity]")
+    assert page.texts("#shown tbody td:nth-child(7)")[:2] == ["0.910", "–"]
+    assert page.text("#shown tbody tr[aria-selected=true] th") == "ann/bert-mrpc"
+
+
+def test_the_view_is_in_the_address(page, file):
+    """Opened again from its own address, the page looks as it did; a strange address is passed over."""
+    page.click("#filters summary", 0)
+    page.click("#filters details:nth-child(1) input[type=checkbox]", 0)  # imdb
+    page.click("#filters details:nth-child(1) input[value='-1']")  # or none
+    page.click("#legend button", 3)  # none is hidden again
+    page.type("#search", "lora" + KEYS["enter"])
+    page.click("#shown summary")
+    page.click("[data-sort=author]")
+    page.click("#theme")
+    page.click("#closer")
+    page.wait("location.hash.includes('at=')")
+    address = page.run("return location.hash")
+    assert address.startswith("#model=bob%2Fbert-imdb-lora&dataset=imdb&dataset=&hide=none&at=")
+    seen = (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme"))
+    place = page.run("return [view.x, view.y, view.scale / view.whole]")
+    page.open(file, address)
+    page.wait("!document.getElementById('selected').hidden")
+    assert (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme")) == seen
+    assert page.run("return [view.x, view.y, view.scale / view.whole]") == pytest.approx(place, rel=1e-3, abs=1e-3)
+    page.wait("writeView(), true")
+    assert page.run("return location.hash") == address
+    page.open(file, "#dataset=no/such&hide=%3Dzz&at=1,2&sort=-flavour&color=taste&area=a,b,c,d&downloads=-7&model=%FF")
+    page.wait("document.querySelector('#legend button')")
+    assert shown(page) == "Models shown (7 of 7)"
+
+
+def test_names_stand_beside_their_groups(browser, tmp_path):
+    """Groups that lie together are named, one that is scattered is not; no name covers a model."""
+    rows = [
+        (
+            f"a/m{i}",
+            "a",
+            (f"set/{i % 3}",),
+            "finetune",
+            1,
+            10 * (i % 3) + 0.4 * (i % 2),
+            4 * (i % 3) ** 2 + 0.3 * (i % 5),
+        )
+        for i in range(30)
+    ]
+    rows += [(f"b/m{i}", "b", ("all/over",), "finetune", 1, 3 * i, 2 * (i % 6)) for i in range(8)]
+    planted_map(rows, [[]] * len(rows)).write(tmp_path / "named.html")
+    browser.size(1000, 700)
+    browser.open(tmp_path / "named.html")
+    browser.wait("document.querySelector('#legend button')")
+    settle(browser)
+    found = browser.run("return names")
+    assert sorted(name["text"] for name in found) == ["set/0", "set/1", "set/2"]
+    for x, y in browser.run("return data.models.map((_, i) => [screenX(i), screenY(i)])"):
+        for name in found:
+            assert abs(x - name["x"]) > name["width"] / 2 or abs(y - name["y"]) > name["height"] / 2
+    assert browser.console() == []
 
 
 def test_the_legend_hides_groups(page):

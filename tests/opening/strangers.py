@@ -38,14 +38,14 @@ REFUSED = {
     ),
     "a view that is called as one of DuckDB's": (["CREATE VIEW duckdb_views AS SELECT 1 AS a"], "view 'duckdb_views'"),
     "a table of its own": (["CREATE TABLE system (x INTEGER)"], "table 'system'"),
-    "a table less": (["DROP TABLE removed_vectors"], "lacks the table 'removed_vectors'"),
+    "a table less": (["DROP TABLE internal.removed_vectors"], "lacks the table 'removed_vectors'"),
     "a column more": (["ALTER TABLE tags ADD COLUMN more INTEGER"], "table 'tags'"),
     "a column of another type": (["ALTER TABLE bad_rows ALTER why TYPE BLOB USING why::BLOB"], "table 'bad_rows'"),
     "a column that may be null": (["ALTER TABLE tags ALTER model_id DROP NOT NULL"], "table 'tags'"),
     "a column that is computed": (
         [
-            "DROP TABLE compared_deltas",
-            "CREATE TABLE compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, "
+            "DROP TABLE internal.compared_deltas",
+            "CREATE TABLE internal.compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, "
             "difference DOUBLE GENERATED ALWAYS AS (model_id + other_id))",
         ],
         "table 'compared_deltas'",
@@ -54,8 +54,8 @@ REFUSED = {
     "another default": (["ALTER TABLE fine_tunes ALTER gone SET DEFAULT true"], "table 'fine_tunes'"),
     "a check": (
         [
-            "DROP TABLE compared_deltas",
-            "CREATE TABLE compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, "
+            "DROP TABLE internal.compared_deltas",
+            "CREATE TABLE internal.compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, "
             "difference DOUBLE NOT NULL, CHECK (difference < 1e300))",
         ],
         "table 'compared_deltas'",
@@ -88,7 +88,7 @@ REFUSED = {
         ],
         "trigger 'thief'",
     ),
-    "a billion rows": (["INSERT INTO removed_vectors SELECT 'b', 'input', 0, 1 FROM range(30000000)"], "rows"),
+    "a billion rows": (["INSERT INTO internal.removed_vectors SELECT 'b', 'input', 0, 1 FROM range(30000000)"], "rows"),
 }
 
 # Not used: those of schema.sql stand in.

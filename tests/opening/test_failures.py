@@ -19,6 +19,7 @@ from indexer.records.store import RecordStore
 from query import Atlas
 from tests.conftest import ROOT
 from tests.opening.strangers import NAMES
+from tests.patience import PATIENCE
 
 QUERY = [sys.executable, "-m", "query"]
 
@@ -30,7 +31,7 @@ def asked(folder, *words, limits=()):
 
     return subprocess.run(
         [*QUERY, *words, "--atlas", str(folder), "--json"],
-        cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=lower if limits else None, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=lower if limits else None, timeout=PATIENCE,
     )  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def test_ctrl_c_ends_a_query_with_130_and_one_line(mine, words):
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *words, "--atlas", str(mine)],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert done.returncode == 130

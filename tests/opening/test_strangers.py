@@ -157,7 +157,7 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
     assert found.problems == ()
     assert found.other_views == []
     assert len(catalog.definitions()) == schema_sql().count("\nCREATE ")
-    assert [one.name for one in found.others] == ["nearest"]
+    assert [one.name for one in found.others] == ["nearest", "background"]
 
 
 def test_the_connection_is_locked_before_the_file_is_looked_at(mine):

@@ -58,6 +58,17 @@ def test_weights_maximise_the_penalised_likelihood(fitted, kind):
     np.testing.assert_allclose(learnt.calibrations[kind].weights, best.x, atol=1e-3)
 
 
+def middle(values, weights):
+    """The value up to which half of the weight lies."""
+    pairs = sorted((value, weight) for value, weight in zip(values, weights, strict=True) if not math.isnan(value))
+    total = 0.0
+    for value, weight in pairs:
+        total += weight
+        if total >= sum(weight for _, weight in pairs) / 2 - 1e-12:
+            return value
+    return math.nan
+
+
 @pytest.mark.parametrize("kind", EVIDENCE)
 def test_familiarity_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     learnt, shown, hidden, importance = fitted
@@ -79,6 +90,13 @@ def test_familiarity_is_a_logistic_regression_without_negative_slopes(fitted, ki
     both = np.concatenate([signs(shown), signs(hidden)])
     found = calibration.familiarity
     for column in range(both.shape[1]):
+        ends = [
+            middle(part[:, column], heavy)
+            for part, heavy in ((both[len(known) :], counted), (both[: len(known)], known))
+        ]
+        if ends[0] < ends[1]:
+            assert [found.low[column], found.high[column]] == pytest.approx(ends)
+            both[:, column] = np.clip(both[:, column], *ends)
         there = ~np.isnan(both[:, column])
         mean = np.average(both[there, column], weights=weights[there])
         assert found.centre[column] == pytest.approx(mean, abs=1e-6)

@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.build.profile_options import base_and_models, profile_options
-from indexer.build.profiling import profile_plan
+from indexer.builds.profile_options import base_and_models, profile_options
+from indexer.builds.profiling import profile_plan
 from indexer.errors import AtlasError
 from indexer.profiles.store import ProfileStore
 from indexer.profiles.subject import check_device
@@ -109,7 +109,7 @@ CHOSEN = {"recover": False, "exact": False, "recipe": "default", "seed": 0, "wit
         ({"layers": "0"}, "no layer 0"),
         ({"layers": "one"}, "no list of layers"),
         ({"layers": "1," * 5000}, "no list of layers"),
-        ({"steps": 3}, "--recipe seed"),
+        ({"steps": 3}, "recipe='seed'"),
         ({"text": "a.txt", "probe": "random"}, "goes with --probe text"),
         ({"images": ("a.png",), "probe": "text"}, "goes with --probe image"),
     ],

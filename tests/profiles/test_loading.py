@@ -17,7 +17,8 @@ from indexer.names import ModelRef
 from indexer.profiles.images import read_image
 from indexer.profiles.measure import Asked, measure
 from indexer.profiles.probes import random_probe
-from indexer.profiles.subject import Source, Subject, kept_base, read_subject
+from indexer.profiles.single import Reference, read_now
+from indexer.profiles.subject import Source, Subject, kept_base, read_subject, read_weights
 from indexer.profiles.tokens import tokens_of
 from indexer.weights.checkpoint import open_checkpoint
 
@@ -73,7 +74,7 @@ def test_states_are_those_of_the_library(tmp_path, kind):
         torch.testing.assert_close(found[layer], expected[layer], rtol=1e-4, atol=1e-5)
     if kind in ("bert", "bart"):
         torch.testing.assert_close(found[3], expected[3], rtol=1e-4, atol=1e-5)
-    assert subject.layers.is_causal == (kind in ("gpt2", "llama", "gpt_neox"))
+    assert subject.layers.is_causal(8) == (kind in ("gpt2", "llama", "gpt_neox"))
 
 
 def test_a_vision_transformer_takes_pixels(tmp_path):
@@ -119,7 +120,7 @@ def test_an_adapter_is_merged_as_peft_does(tmp_path):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(tmp_path / "adapter")
-    weights = read(base, keep_weights=True).weights
+    weights = read_weights(Source(ModelRef.parse(str(base))))
     found = read(tmp_path / "adapter", base=lambda: weights)
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():
@@ -160,6 +161,49 @@ def test_a_config_that_lies_is_refused(tmp_path, values, told):
     folder = changed_config(saved(tmp_path / "model", "bert"), **values)
     with pytest.raises(ModelError, match=told):
         read(folder)
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def refused_kind(kind: str):
+    import transformers
+
+    words = SMALL | {"vocab_size": 80}
+    if kind == "albert":
+        config = transformers.AlbertConfig(**words | {"num_hidden_layers": 3, "embedding_size": 16})
+        return transformers.AlbertModel(config)
+    if kind == "clip":
+        pixels = SMALL | {"image_size": 16, "patch_size": 4}
+        return transformers.CLIPModel(
+            transformers.CLIPConfig(text_config=words, vision_config=pixels, projection_dim=16)
+        )
+    if kind == "clip_text":
+        return transformers.CLIPTextModel(transformers.CLIPTextConfig(**words))
+    if kind == "wav2vec2":
+        sound = {"conv_dim": (16,), "conv_stride": (5,), "conv_kernel": (10,), "num_conv_pos_embeddings": 16,
+                 "num_conv_pos_embedding_groups": 2}  # fmt: skip
+        return transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**SMALL | sound))
+    experts = {"num_key_value_heads": 1, "num_local_experts": 2}
+    return transformers.MixtralModel(transformers.MixtralConfig(**words | experts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("albert", "its 3 layers share the weights of 1"),
+        ("clip", "no architecture file"),
+        ("clip_text", "two towers"),
+        ("wav2vec2", "takes sound"),
+        ("mixtral", "num_local_experts is 2"),
+    ],
+)
+def test_kinds_of_models_that_are_not_profiled(tmp_path, kind, told):
+    """Saved by the library itself; each is refused in one line."""
+    refused_kind(kind).save_pretrained(tmp_path / "model")
+    with pytest.raises(AtlasError, match=told) as caught:
+        read_now(Reference(str(tmp_path / "model")))
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_tensors_are_named(tmp_path):

@@ -208,9 +208,9 @@ def test_the_same_numbers_twice():
 
 
 def test_causal_models_are_found_out():
-    assert Layers(vocabulary(), [Attention()]).is_causal
-    assert identities().is_causal
-    assert not Layers(vocabulary(), [lambda hidden: hidden + hidden.mean(dim=1, keepdim=True)]).is_causal
+    assert Layers(vocabulary(), [Attention()]).is_causal(8)
+    assert identities().is_causal(8)
+    assert not Layers(vocabulary(), [lambda hidden: hidden + hidden.mean(dim=1, keepdim=True)]).is_causal(8)
 
 
 def test_a_model_without_causality_is_repaired_to_a_certificate():

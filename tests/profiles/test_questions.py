@@ -137,6 +137,16 @@ def test_a_sentence_says_nothing_of_what_chance_can_do():
     assert "up to 2.1× less noise" in sentence(noisy, other, "its base")
 
 
+def test_a_sentence_names_the_layers_that_are_the_bases_own():
+    rows = [{"layer": layer, "readable": 1.0, "readable_error": 0.0, "recovered": None, "tolerance": 3.0,
+             "tolerance_error": 0.1, "reach": 1.0, "reach_error": 0.1, "drift": drift}
+            for layer, drift in ((1, 0.0), (2, 0.0), (3, 0.4))]  # fmt: skip
+    base = [row | {"drift": None} for row in rows]
+    assert sentence(rows, base, "its base").startswith("up to layer 2 it gives exactly what its base gives; ")
+    assert sentence(rows[:2], base, "its base") == "every layer gives exactly what its base gives."
+    assert "exactly" not in sentence(rows[2:], base, "its base")
+
+
 def test_words_come_back(atlas, gpt2):
     found = atlas.invert(gpt2, "the sky is blue .", top=3)
     assert [one.layer for one in found.layers] == [1, 2, 3]
@@ -188,7 +198,7 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit):
         (lambda atlas, gpt2, vit: atlas.invert(vit, stem="image"), "takes images as it is"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="90"), "0 to 63"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="a-b"), "no list of neurons"),
-        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="all"), "--patch"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="all"), "`patch=0`"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, patch=64), "0 to 63"),
         (lambda atlas, gpt2, vit: atlas.features(vit, layers=[3]), "1 to 2"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, stem=vit), "width 96.*64"),

@@ -12,7 +12,7 @@ from indexer.profiles.recovery import blank_start, criterion, recover, words_of
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.spread import spread_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.study
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ class Models:
     models: list | None = None
     base: str = "roberta-base"
     representation: str = field(default="input")
+    blocks: int = 0
 
     def __post_init__(self):
         n = len(self.datasets)

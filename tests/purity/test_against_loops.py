@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from query.purity.labels import LabelledOrder
 from query.purity.purity import purity
+from query.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models, check_against_naive, clusters
 
 
@@ -68,14 +70,41 @@ def test_large_kinds_with_several_labels():
 
 
 def test_blocks_do_not_show(monkeypatch):
-    """Blocks of three rows give what one block gives."""
+    """Blocks of three rows, and panels of eight, give what one gives; with blocks of vectors that are zero too."""
+    import query.purity.without
     import query.statistics.neighbours
 
     rng = np.random.default_rng(5)
-    m = Models(rng.standard_normal((41, 6)), rng.choice(list("abc"), 41).tolist())
+    vectors = rng.standard_normal((41, 6))
+    vectors[:9, :2] = 0
+    authors = [f"a{row % 7}" for row in range(41)]
+    m = Models(vectors, rng.choice(list("abc"), 41).tolist(), authors, blocks=3)
     whole = purity(m, draws=5)
     monkeypatch.setattr(query.statistics.neighbours, "_BLOCK", 3 * 41)
+    monkeypatch.setattr(query.statistics.neighbours, "_PANEL", 8 * 6)
+    monkeypatch.setattr(query.purity.without, "_BLOCK", 50)
     assert purity(m, draws=5) == whole
+    check_against_naive(Models(vectors, m.datasets, authors), None)
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.4, 3.0])
+@pytest.mark.parametrize("most_labels", [1, 2])
+def test_a_draw_that_cannot_reach_is_given_up_rightly(signal, most_labels):
+    """Whether a permutation reaches a value is what counting all neighbours says, whatever the value."""
+    rng = np.random.default_rng(most_labels)
+    datasets = [frozenset(rng.choice(list("abcd"), most_labels, replace=False)) for _ in range(90)]
+    places = rng.standard_normal((4, 8))
+    vectors = np.array([signal * places["abcd".index(min(d))] for d in datasets]) + rng.standard_normal((90, 8))
+    groups = np.arange(90) // 3
+    order = neighbour_order(vectors.astype(np.float32), np.arange(90))
+    leave_out(order, groups)
+    trial = LabelledOrder(order, groups, datasets, None)
+    for _ in range(20):
+        kinds = trial.permuted(rng)
+        _, _, found, chance = trial.evaluate(kinds)
+        reached = float((found - chance).mean())
+        for least in (reached, reached + 1e-6, reached - 1e-6, -1.0, 0.0, 0.3):
+            assert trial.reaches(kinds, least) == (reached >= least)
 
 
 def test_equal_vectors_tie_by_id_whatever_their_place():

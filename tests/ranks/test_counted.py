@@ -32,7 +32,7 @@ def test_a_mean_is_never_taken_over_the_small_ranks_alone(own):
         assert study.models == 3
         assert study.families["feedforward2"].counts == (2, 2, 3, 3, 3, 3)
         assert study.families["key"].ranks == (4.5, 4.5, *[pytest.approx(14 / 3)] * 4)
-        assert any("cyd/three" in note and "index build --base org/planted --spectra" in note for note in study.notes)
+        assert any("cyd/three" in note and "`build('org/planted', spectra=True)`" in note for note in study.notes)
         view = opened.rows(
             "SELECT layer, models, rank_50 FROM rank_by_depth WHERE base = 'org/planted' AND family = 'feedforward1' "
             "ORDER BY layer"
@@ -85,7 +85,7 @@ def test_models_without_spectra_count_where_every_rank_is_known(own):
         assert (study.models, study.lacking) == (2, ())
         with pytest.raises(AtlasError, match="None of the 2 models of org/t5 has all its singular values") as raised:
             opened.rank("org/t5", of="weights")
-        assert "index build --base org/t5 --spectra" in raised.value.hint
+        assert "`build('org/t5', spectra=True)`" in raised.value.hint
         with pytest.raises(AtlasError, match="None of the 2 models"):
             opened.rank("org/t5", threshold=0.99)
 
@@ -101,7 +101,7 @@ def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_
             opened.rank(threshold=0.995)
         with pytest.raises(AtlasError, match="does not hold all singular values") as raised:
             opened.rank(model="ann/t5", of="weights")
-        assert raised.value.hint == "Read it again: index add ann/t5 --base org/t5 --spectra"
+        assert raised.value.hint == "Read it again: `add('ann/t5', 'org/t5', spectra=True)`"
     ran = made.shell("index", "add", "ann/t5", "--base", "org/t5", "--spectra", "--atlas", str(tmp_path / "plain"))
     assert ran.code == 0, ran.err
     with Atlas(tmp_path / "plain") as opened:
@@ -167,8 +167,8 @@ def test_a_damaged_record_is_named(own):
 
 def test_an_unknown_model_is_met_with_a_command_to_copy(atlas):
     """With the base that was asked for; the four that the atlas holds leave the choice open."""
-    for base, told in (("org/t5", "--base org/t5"), (None, "--base ID")):
+    for base, told in (("org/t5", "'org/t5'"), (None, "'ID'")):
         for ask in (partial(atlas.rank, base, model="nobody/nothing"), partial(atlas.show, "nobody/nothing", base)):
-            with pytest.raises(AtlasError, match="index add nobody/nothing") as raised:
+            with pytest.raises(AtlasError, match=r"add\('nobody/nothing'") as raised:
                 ask()
             assert told in raised.value.hint

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.paper_atlas import DELTAS, Paper, family
 
 SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "rank", "depth", "duplicates", "lineage", "pairs",
-            "claims", "method"]  # fmt: skip
+            "claims", "method", "models"]  # fmt: skip
 
 
 def skipped(name: str, reason: str, detail: str = "because") -> Paper:

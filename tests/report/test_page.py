@@ -10,8 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from query import Atlas
-from query.report import wording
+from query import Atlas, wording
 from query.report.reasons import REASONS
 from tests.conftest import ROOT
 from tests.paper_atlas import BASE, DELTAS, author_of, family, vectors_of, write_atlas
@@ -297,8 +296,5 @@ def test_suspicious_claims(page):
     assert "Of 1 model the weights cannot say" in page.said("claims")
 
 
-def test_the_ceiling_of_adapters_is_computed_from_their_matrices(page):
-    share = sum(rank > 0 for rank in population()[22].ranks) / len(DELTAS)
-    assert population()[22].relation == "adapter"
-    assert f"(ceiling {np.sqrt(share):.2f})" in page.text
+def test_hints_can_be_copied(page):
     assert any(code.startswith("pip install") and "index represent seed" in code for code in page.codes)

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from query import Atlas
+from query import Atlas, wording
 from query.figures import new_figure
-from query.report import purity as purity_section
-from query.report import wording
+from query.reader import Crawled
 from query.report.markup import element, joined, model
 from query.report.pictures import add_picture
 from query.report.section import Writer
@@ -53,9 +52,44 @@ def test_parts_are_escaped_unless_they_are_markup():
         str(element("p", "<b>", element("i", "&"), title='"x"')) == '<p title="&quot;x&quot;">&lt;b&gt;<i>&amp;</i></p>'
     )
     assert str(joined("<", None, 3)) == "&lt;3"
-    assert 'href="https://huggingface.co/owner/name"' in str(model("owner/name"))
+    assert 'href="https://huggingface.co/owner/name"' in str(model("owner/name", "https://huggingface.co/owner/name"))
     for strange in ("/home/me/model", "../x", "a/b/c", "owner/na me", "javascript:x", "owner/..", "", "a" * 500):
-        assert "href" not in str(model(strange))
+        assert Crawled().page_of(strange) is None
+        assert "href" not in str(model(strange, None))
+
+
+@pytest.mark.parametrize(
+    ("specs", "endpoint", "options"),
+    [
+        ([], "https://huggingface.co", None),
+        ([{"rank": 8}], "https://huggingface.co", None),
+        (
+            [{"rank": 8}, {"endpoint": "http://hub.lan:81/x/", "options": ["--spectra"]}],
+            "http://hub.lan:81/x",
+            ("--spectra",),
+        ),
+        ([{"endpoint": "javascript:alert(1)//", "options": []}], "https://huggingface.co", None),
+        ([{"endpoint": 'https://a" onload=x', "options": []}, "odd", None], "https://huggingface.co", None),
+    ],
+)
+def test_links_go_to_the_hub_that_was_crawled(specs, endpoint, options):
+    crawled = Crawled.of(specs)
+    assert (crawled.endpoint, crawled.options) == (endpoint, options)
+    assert crawled.page_of("owner/name") == f"{endpoint}/owner/name"
+
+
+def test_the_options_of_a_build_are_those_typed():
+    from datetime import datetime
+
+    from indexer.builds.report import BuildOptions
+
+    assert BuildOptions(workers=3, memory=5).as_words() == []
+    since = datetime(2024, 1, 31)
+    chosen = BuildOptions(
+        limit=5, relations=("merge",), discover="names", spectra=True, since=since, keep_factors=False
+    )
+    words = ["--limit", "5", "--relation", "merge", "--discover", "names", "--since", "2024-01-31", "--spectra"]
+    assert chosen.as_words() == [*words, "--no-keep-factors"]
 
 
 def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):
@@ -103,10 +137,10 @@ def score(purity, chance, p_value):
     ],
 )  # fmt: skip
 def test_the_verdict_on_purity_says_no_more_than_the_numbers(plain, across, ending):
-    from query.purity.purity import PurityResult
+    from query.purity.found import PurityResult, verdict
 
     result = PurityResult(**vars(score(*plain)), base="b", representation="input", cross_author=score(*across))
-    sentences = purity_section.verdict(result)
+    sentences = verdict(result)
     assert sentences[-1].endswith(ending)
     if across[0] is None:
         assert "Why not." in sentences[-1]

@@ -9,8 +9,8 @@ import duckdb
 import numpy as np
 import pytest
 
-from indexer.build.report import BuildOptions, Watcher
-from indexer.build.shards import publish_records
+from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.shards import publish_records
 from indexer.names import RELATIONS
 from query import Atlas
 from scripts.scale import likeness

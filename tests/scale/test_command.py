@@ -30,7 +30,7 @@ def test_wrong_use_is_one_line(words, said, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_the_whole_command(tmp_path):
     command = [sys.executable, "-m", "scripts.scale", "--models", "300", "--vectors", "400", "--json", "r.json"]
     done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)

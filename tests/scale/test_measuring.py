@@ -38,9 +38,9 @@ def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, t
     database = tmp_path / "atlas.duckdb"
     with duckdb.connect(str(database)) as connection:
         connection.execute(
-            "CREATE TABLE compressed_indexes (faiss_file VARCHAR, factory VARCHAR, parameters VARCHAR, recall_at_10 DOUBLE)"
+            "CREATE SCHEMA internal; CREATE TABLE internal.compressed_indexes (faiss_file VARCHAR, factory VARCHAR, parameters VARCHAR, recall_at_10 DOUBLE)"
         )
-        connection.execute("INSERT INTO compressed_indexes VALUES (?, 'IVF32,SQ8', 'nprobe=4', 0.8)", [file])
+        connection.execute("INSERT INTO internal.compressed_indexes VALUES (?, 'IVF32,SQ8', 'nprobe=4', 0.8)", [file])
         for name in ("deltas", "neighbours"):
             connection.execute(f"CREATE TABLE {name} (model_id BIGINT)")
     folder = SimpleNamespace(root=tmp_path, database=database, records=tmp_path / "records")

@@ -22,6 +22,7 @@ from indexer.network.session import HttpLimits
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT
 from tests.hub_ground import RawServer, http, served, use_endpoint
+from tests.patience import PATIENCE
 from tests.session.asking import failure, info
 from tests.world import BASE, make_world
 
@@ -215,7 +216,7 @@ def test_a_signal_ends_a_process_that_waits_for_a_drip(world, tmp_path, sent, pa
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.02)
             process.send_signal(sent)
-            _, said = process.communicate(timeout=30)  # a drip of its own would take hours
+            _, said = process.communicate(timeout=PATIENCE)  # a drip of its own would take hours
         finally:
             process.kill()
         assert process.returncode == 128 + sent

@@ -29,9 +29,9 @@ def test_a_refusal_lets_nobody_out_in_the_middle_of_the_wait(hub, monkeypatch):
     turns = []
     pause = Pace.pause
 
-    def overtaken(pace, lane, seconds):
-        turns.append(pace.take_turn(lane, 60.0))
-        return pause(pace, lane, seconds)
+    def overtaken(pace, quota, seconds):
+        turns.append(pace.take_turn(quota, 60.0))
+        return pause(pace, quota, seconds)
 
     monkeypatch.setattr(Pace, "pause", overtaken)
     hub.faults.add("me/model", first=1, status=429, headers={"RateLimit": '"api";r=0;t=1'})

@@ -21,8 +21,8 @@ from tests.session.asking import failure, info
 
 
 def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
-    manners = HttpLimits(read_seconds=0.3, first_wait=0.01, retries_after_timeout=1)
-    with served(store, monkeypatch, manners) as hub:
+    limits = HttpLimits(read_seconds=0.3, first_wait=0.01, retries_after_timeout=1)
+    with served(store, monkeypatch, limits) as hub:
         hub.faults.add("me/model", hang=600)
         error = failure(info)
         assert isinstance(error, httpx2.TimeoutException)
@@ -32,8 +32,8 @@ def test_a_server_that_hangs_is_a_timeout(store, monkeypatch):
 
 
 def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypatch):
-    manners = HttpLimits(read_seconds=2.0, first_wait=0.01, retries_after_timeout=0)
-    with served(store, monkeypatch, manners) as hub:
+    limits = HttpLimits(read_seconds=2.0, first_wait=0.01, retries_after_timeout=0)
+    with served(store, monkeypatch, limits) as hub:
         hub.faults.add("/api/models", hang=600, first=1)
         assert list(HfApi(endpoint=constants.ENDPOINT).list_models(limit=1))
         assert len(asked(hub)) == 2
@@ -42,9 +42,9 @@ def test_paging_has_a_time_limit_although_the_library_sets_none(store, monkeypat
 def test_a_body_that_drips_is_a_timeout(monkeypatch):
     whole = http({"id": "a/b"})
     drip = [(0, whole[:-12]), *((0.15, bytes([byte])) for byte in whole[-12:])]
-    manners = HttpLimits(read_seconds=1, body_seconds=0.4, first_wait=0.01, retries_after_timeout=0)
+    limits = HttpLimits(read_seconds=1, body_seconds=0.4, first_wait=0.01, retries_after_timeout=0)
     with RawServer(drip) as server:
-        use_endpoint(monkeypatch, server.endpoint, manners)
+        use_endpoint(monkeypatch, server.endpoint, limits)
         assert isinstance(failure(info), httpx2.TimeoutException)
 
 

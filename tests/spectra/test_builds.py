@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.build.plan import Planned, plan
+from indexer.builds.plan import Planned, plan
 from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef

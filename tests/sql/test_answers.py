@@ -139,7 +139,7 @@ def test_the_row_limit(database):
 
 def test_columns_of_one_name_are_told_apart(database):
     found = run_sql(database, "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a")
-    assert found.as_dicts() == [{"a": 1, "a_2": 2, "a_2_2": 3, "a_3": 4}]
+    assert found.to_rows() == [{"a": 1, "a_2": 2, "a_2_2": 3, "a_3": 4}]
 
 
 def test_parameters(database):
@@ -280,8 +280,8 @@ def test_what_is_no_condition_is_refused(folder, database, where):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("", "--where is empty."),
-        ("1=1) OR (1=1", "--where '1=1) OR (1=1': syntax error at or near \")\" (line 1: 1=1>>)<< OR (1=1)."),
+        ("", "`where` is empty."),
+        ("1=1) OR (1=1", "`where` '1=1) OR (1=1': syntax error at or near \")\" (line 1: 1=1>>)<< OR (1=1)."),
         ("downloads >", "the condition ends too early. Look for a missing bracket or value."),
         ("\nnope = 1", "(line 2: >>nope<< = 1)"),
         ("EXISTS (FROM read_text('/etc/passwd'))", "out of reach"),
@@ -293,7 +293,7 @@ def test_a_refused_condition_is_one_line(database, where, said):
     with pytest.raises(AtlasError) as caught:
         check_condition(database, where)
     assert said in str(caught.value)
-    assert str(caught.value).startswith("--where ")
+    assert str(caught.value).startswith("`where` ")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 

@@ -45,7 +45,7 @@ def test_what_is_no_utf_8_is_said(database, code):
     literal = f"'{chr(code)}'"
     with pytest.raises(AtlasError, match=r"^The statement is not UTF-8\."):
         run_sql(database, f"SELECT {literal}")
-    with pytest.raises(AtlasError, match=r"^--where is not UTF-8\."):
+    with pytest.raises(AtlasError, match=r"^`where` is not UTF-8\."):
         check_condition(database, f"author = {literal}")
 
 

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 import pytest
 
 from indexer.network.pace import Pace
-from indexer.network.shared_clock import FileShelf, MemoryShelf, common_shelf
+from indexer.network.shared_clock import FileClock, MemoryClock, common_clock
 from tests.conftest import ROOT
 
 NOW = 2e9  # seconds; where the clock stands
@@ -26,73 +26,73 @@ def now():
 
 
 def standing(path):
-    """A shelf whose clock stands still."""
-    return FileShelf(path, clock=now)
+    """A shared clock that stands still."""
+    return FileClock(path, clock=now)
 
 
 def count_up(path, times):
-    shelf = FileShelf(path)
+    shared = FileClock(path)
     for _ in range(times):
-        with shelf.lane("counter") as lane:
-            lane.interval += 1
+        with shared.turns("counter") as turns:
+            turns.interval += 1
 
 
 def test_nobody_is_overtaken(tmp_path):
     """Processes and threads add ones; not one is lost."""
-    path = tmp_path / "shelf"
+    path = tmp_path / "clock"
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         for future in [pool.submit(count_up, path, 300) for _ in range(3)]:
             future.result()
-    shelf = FileShelf(path)
+    shared = FileClock(path)
     with ThreadPoolExecutor(4) as threads:
         for _ in range(4):
-            threads.submit(lambda: [add_one(shelf) for _ in range(100)])
-    with shelf.lane("counter") as lane:
-        assert lane.interval == 1300
+            threads.submit(lambda: [add_one(shared) for _ in range(100)])
+    with shared.turns("counter") as turns:
+        assert turns.interval == 1300
 
 
-def add_one(shelf):
-    with shelf.lane("counter") as lane:
-        lane.interval += 1
+def add_one(shared):
+    with shared.turns("counter") as turns:
+        turns.interval += 1
 
 
-@pytest.mark.parametrize("make", [lambda path: MemoryShelf(), FileShelf])
+@pytest.mark.parametrize("make", [lambda path: MemoryClock(), FileClock])
 def test_lanes_are_told_apart_and_remembered(make, tmp_path):
-    shelf = make(tmp_path / "shelf")
+    shared = make(tmp_path / "clock")
     for number in range(20):
-        with shelf.lane(f"lane {number}") as lane:
-            lane.next_free, lane.interval, lane.interval_until = number, number + 0.5, number + 0.25
+        with shared.turns(f"turns {number}") as turns:
+            turns.next_free, turns.interval, turns.interval_until = number, number + 0.5, number + 0.25
     for number in range(20):
-        with shelf.lane(f"lane {number}") as lane:
-            assert (lane.next_free, lane.interval, lane.interval_until) == (number, number + 0.5, number + 0.25)
+        with shared.turns(f"turns {number}") as turns:
+            assert (turns.next_free, turns.interval, turns.interval_until) == (number, number + 0.5, number + 0.25)
 
 
-def test_a_full_shelf_gives_up_what_was_free_first(tmp_path):
-    shelf = FileShelf(tmp_path / "shelf")
-    for number in range(FileShelf.SLOTS + 1):
-        with shelf.lane(f"lane {number}") as lane:
-            lane.next_free = 100 + (number * 7) % 50 if number != 30 else 1
-    with shelf.lane(f"lane {FileShelf.SLOTS}") as lane:
-        assert lane.next_free > 1
-    with shelf.lane("lane 30") as lane:
-        assert lane.next_free == 0
+def test_a_full_clock_file_gives_up_what_was_free_first(tmp_path):
+    shared = FileClock(tmp_path / "clock")
+    for number in range(FileClock.SLOTS + 1):
+        with shared.turns(f"turns {number}") as turns:
+            turns.next_free = 100 + (number * 7) % 50 if number != 30 else 1
+    with shared.turns(f"turns {FileClock.SLOTS}") as turns:
+        assert turns.next_free > 1
+    with shared.turns("turns 30") as turns:
+        assert turns.next_free == 0
 
 
 def test_garbage_and_a_clock_that_was_set_back_hold_nobody_up(tmp_path):
-    path = tmp_path / "shelf"
+    path = tmp_path / "clock"
     path.write_bytes(os.urandom(555))
     Pace(standing(path)).pause("api", 5)
     assert Pace(standing(path)).take_turn("api", 60) == 5
-    with standing(path).lane("later") as lane:
-        lane.next_free = NOW + 10 * FileShelf.LONGEST
+    with standing(path).turns("later") as turns:
+        turns.next_free = NOW + 10 * FileClock.LONGEST
     assert Pace(standing(path)).take_turn("later", 60) == 0
 
 
 def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
-    path = tmp_path / "shelf"
+    path = tmp_path / "clock"
     code = (
-        "import sys, time; from pathlib import Path; from indexer.network.shared_clock import FileShelf\n"
-        f"with FileShelf(Path({str(path)!r})).lane('a'):\n    print('held', flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from indexer.network.shared_clock import FileClock\n"
+        f"with FileClock(Path({str(path)!r})).turns('a'):\n    print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -100,8 +100,8 @@ def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with FileShelf(path).lane("a") as lane:  # would wait for ever
-        assert lane.next_free == 0
+    with FileClock(path).turns("a") as turns:  # would wait for ever
+        assert turns.next_free == 0
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path / f"vectors-in-the-wild-{os.getuid()}"
 
 
-def test_the_shelf_of_a_user_lies_on_this_machine_and_is_nobody_elses(temporary, monkeypatch):
+def test_the_clock_of_a_user_lies_on_this_machine_and_is_nobody_elses(temporary, monkeypatch):
     """Homes are shared by machines; folders for temporary files are not."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     said = []
-    for shelf in (common_shelf(said.append), common_shelf(said.append)):
-        add_one(shelf)
-    with shelf.lane("counter") as lane:
-        assert lane.interval == 2
+    for shared in (common_clock(said.append), common_clock(said.append)):
+        add_one(shared)
+    with shared.turns("counter") as turns:
+        assert turns.interval == 2
     assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
     assert said == []
 
@@ -161,28 +161,28 @@ def no_locks(folder, monkeypatch):
 def test_what_cannot_be_trusted_or_locked_is_not_used_and_that_is_said(temporary, monkeypatch, spoil):
     spoil(temporary, monkeypatch)
     said = []
-    shelf = common_shelf(said.append)
-    assert isinstance(shelf, MemoryShelf)
+    shared = common_clock(said.append)
+    assert isinstance(shared, MemoryClock)
     (sentence,) = said
     assert "each process keeps a pace of its own" in sentence
     assert all(path.read_text() in ("", "as it was") for path in temporary.parent.glob("*/pace"))
 
 
 @pytest.mark.parametrize("call", ["flock", "pwrite"])
-def test_a_shelf_that_breaks_later_goes_on_in_memory(temporary, monkeypatch, call):
+def test_a_clock_that_breaks_later_goes_on_in_memory(temporary, monkeypatch, call):
     """A lock that is refused or a full disk costs the sharing, not the request."""
     said = []
-    shelf = common_shelf(said.append)
+    shared = common_clock(said.append)
 
     def refuse(*arguments):
         raise OSError(errno.ENOSPC if call == "pwrite" else errno.ENOLCK, "broken")
 
     monkeypatch.setattr({"flock": fcntl, "pwrite": os}[call], call, refuse)
-    shelf._clock = now
-    assert [Pace(shelf).spend("line", 2.0) for _ in range(3)] == [2, 4, 6]
+    shared._clock = now
+    assert [Pace(shared).spend("line", 2.0) for _ in range(3)] == [2, 4, 6]
     assert len(said) == 1
-    with pytest.raises(OSError, match="not the shelf's"), shelf.lane("line"):
-        raise OSError("not the shelf's")
+    with pytest.raises(OSError, match="not the clock's"), shared.turns("line"):
+        raise OSError("not the clock's")
 
 
 def take_turns(path, count):
@@ -192,7 +192,7 @@ def take_turns(path, count):
 
 def test_processes_share_what_is_left_of_a_quota(tmp_path):
     """9 requests left in 60 seconds: whoever takes them, they lie six seconds apart."""
-    path = tmp_path / "shelf"
+    path = tmp_path / "clock"
     Pace(standing(path)).note("api", {"ratelimit": '"api";r=9;t=60'}, 310)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(take_turns, path, 3) for _ in range(2)]
@@ -205,5 +205,5 @@ def spend(path, seconds):
 
 
 def test_what_one_spends_the_other_waits_for(tmp_path):
-    path = tmp_path / "shelf"
+    path = tmp_path / "clock"
     assert [spend(path, 2.0) for _ in range(3)] == [2, 4, 6]

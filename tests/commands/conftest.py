@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import indexer.cli
+import query.cli
+from tests.planted_atlas import Planted, plant_atlas
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory):
+    """Five models without a checkpoint; two of them are called "twin"."""
+    directions = np.random.default_rng(0).normal(size=(5, 8))
+    names = ("ann/one", "bob/two-fine-tune", "cyd/twin", "dan/twin", "eve/three")
+    models = [
+        Planted(name, vector, ("sst2",) if name != "eve/three" else ())
+        for name, vector in zip(names, directions, strict=True)
+    ]
+    return plant_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command in this process: its exit status, stdout and stderr."""
+
+    def ran(program, *words):
+        main = {"query": query.cli.main, "index": indexer.cli.main}[program]
+        with pytest.raises(SystemExit) as caught:
+            main([str(word) for word in words], prog_name=program)
+        told = capsys.readouterr()
+        return caught.value.code or 0, told.out, told.err
+
+    return ran

@@ -1,0 +1,104 @@
+"""Many models in one process: stdin, the undocumented, rows with errors, and what the atlas keeps."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import duckdb
+import pytest
+
+from indexer.publish.maintenance import rebuild
+from query import Atlas
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Puts text on stdin."""
+
+    def put(text):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    return put
+
+
+def undocumented(atlas, *models):
+    """Take the datasets of these models out of the listing, as if their cards named none."""
+    from indexer.listing.listing import Listing
+
+    listing = Listing(atlas.listing("org/tiny-base"))
+    for one in listing.models():
+        if one.id in models:
+            row = one.row | {"cardData": {}, "tags": [tag for tag in one.row["tags"] if not tag.startswith("dataset:")]}
+            listing.add(row, one.relation, one.parent)
+    rebuild(atlas)
+
+
+def test_similar_of_many_is_similar_of_each(atlas, run, typed):
+    typed("# a list\n\nann/glue-0\n  imdb-0  # by its end\nann/nobody\n")
+    code, out, err = run("query", "similar", "-", "-k", "2", "--atlas", atlas.root, "--format", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    with Atlas(atlas.root) as opened:
+        expected = [
+            {"asked": asked} | one.as_row()
+            for asked, model in (("ann/glue-0", "ann/glue-0"), ("imdb-0", "ann/imdb-0"))
+            for one in opened.similar(model, 2)
+        ]
+    assert rows[:-1] == expected
+    assert rows[-1]["asked"] == "ann/nobody"
+    assert "ann/nobody is not in this atlas" in rows[-1]["error"]
+    assert code == 1
+    assert "No answer for 1 of 3 models." in err
+
+
+def test_nothing_on_stdin_is_told(atlas, run, typed):
+    typed("\n# nobody\n")
+    code, out, err = run("query", "predict", "-", "--atlas", atlas.root)
+    assert (code, out) == (1, "")
+    assert "No model came on stdin" in err
+
+
+def test_stored_predictions_outlive_a_publish_and_a_rebuild(atlas, run):
+    undocumented(atlas, "ann/glue-0")
+    code, out, err = run("query", "predict", "--undocumented", "--store", "--atlas", atlas.root, "--json")
+    assert code == 0, err
+    rows = json.loads(out)
+    assert {row["model"] for row in rows} == {"ann/glue-0"}
+    assert rows[0]["dataset"] == "glue"
+    assert "keeps the predictions for 1 models" in err
+    statement = "SELECT rank, dataset, probability, votes, models FROM predictions ORDER BY rank"
+    with Atlas(atlas.root) as opened:
+        kept = opened.rows(statement)
+        assert [(row["dataset"], row["probability"]) for row in kept] == [
+            (row["dataset"], row["probability"]) for row in rows
+        ]
+        (likely,) = opened.rows("FROM likely_datasets")
+        assert (likely["model"], likely["dataset"]) == ("ann/glue-0", "glue")
+        assert likely["agreement"] >= 0.5
+    rebuild(atlas)
+    with Atlas(atlas.root) as opened:
+        assert opened.rows(statement) == kept
+
+
+def test_a_prediction_of_another_record_is_dropped(atlas):
+    with Atlas(atlas.root) as opened:
+        opened.predict_many(["ann/glue-0"], store=True)
+        assert opened.rows("SELECT count(*) AS n FROM predictions")[0]["n"] > 0
+    path = atlas.predictions("org/tiny-base")
+    lines = [json.loads(line) | {"record_key": "f" * 64} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "no line\n[]\n")
+    rebuild(atlas)
+    with duckdb.connect(str(atlas.database), read_only=True) as connection:
+        assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (0,)
+
+
+def test_storing_one_more_keeps_the_others(atlas):
+    with Atlas(atlas.root) as opened:
+        opened.predict_many(["ann/glue-0"], store=True)
+        found = opened.predict_many(["bob/imdb-1", "no/body"], store=True)
+        assert [one.error is None for one in found] == [True, False]
+        assert {row["model"] for row in opened.rows("SELECT model FROM predictions JOIN models USING (model_id)")} == {
+            "ann/glue-0",
+            "bob/imdb-1",
+        }

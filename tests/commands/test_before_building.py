@@ -1,0 +1,57 @@
+"""What a person is told, and asked, before a long build."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import pytest
+
+from indexer.builds import view
+from indexer.builds.plan import Estimate
+from indexer.builds.view import BuildView
+
+LARGE = Estimate(models=50, adapters=0, bytes=17_000_000_000, bytes_per_second=20e6)
+
+
+def test_the_sentence():
+    assert LARGE.sentence == "50 models, ≈ 17.0 GB, ≈ 14 min at 20.0 MB/s (measured so far)"
+    assert Estimate(1, 0, 500_000_000).sentence == "1 model, ≈ 500 MB"
+    assert Estimate(3, 1, 500_000_000).sentence == "3 models, at least 500 MB"
+    assert LARGE.as_row()["seconds"] == 850
+
+
+@pytest.mark.parametrize(
+    ("estimate", "at_terminal", "yes", "is_asked"),
+    [(LARGE, True, False, True), (LARGE, False, False, False), (LARGE, True, True, False),
+     (Estimate(2, 0, 1_000_000), True, False, False), (Estimate(0, 0, 0), True, False, False)],
+)  # fmt: skip
+def test_only_a_person_is_asked_and_only_before_much(monkeypatch, capsys, estimate, at_terminal, yes, is_asked):
+    asked = []
+    monkeypatch.setattr(view.click, "confirm", lambda *words, **more: bool(asked.append(words)))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: at_terminal, raising=False)
+    assert BuildView(yes).confirmed(estimate) is not is_asked
+    assert bool(asked) is is_asked
+    assert (estimate.sentence in capsys.readouterr().err) is bool(estimate.models)
+
+
+@pytest.mark.parametrize("answer", ["no", "ctrl-c"])
+def test_no_leaves_nothing_behind(tmp_path, monkeypatch, answer):
+    from indexer.builds.bases import build_bases
+    from indexer.builds.report import BuildOptions, Watcher
+    from indexer.errors import AtlasError
+    from tests.hub_ground import served
+    from tests.world import BASE, make_world
+
+    class Asked(Watcher):
+        def confirmed(self, estimate):
+            assert estimate.models == 3
+            if answer == "ctrl-c":
+                raise click.Abort
+            return False
+
+    store = make_world(tmp_path / "store", per_dataset=1)
+    with served(store, monkeypatch), pytest.raises(AtlasError if answer == "no" else click.Abort):
+        build_bases(str(tmp_path / "new" / "atlas"), [BASE], BuildOptions(workers=1), False, Asked())
+    assert not (tmp_path / "new").exists()

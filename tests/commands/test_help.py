@@ -1,0 +1,68 @@
+"""Help that is whole at 80 columns, and what shells complete."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from indexer.cli import main as index
+from indexer.records.representation import REPRESENTATIONS
+from query.cli import main as query
+from tests.conftest import ROOT
+from tests.patience import PATIENCE
+
+COMMANDS = [
+    (name, command) for name, group in (("index", index), ("query", query)) for command in (None, *group.commands)
+]
+
+
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_help_fits_eighty_columns_and_ends_with_an_example(program, command, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(program, *([command] if command else []), "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in out.replace("[ARGS]...", "").replace("[MODELS]...", "")
+    if command:
+        before, _, example = out.partition("Example:")
+        assert before
+        assert example.strip().startswith(f"{program} {command}")
+
+
+def test_representations_come_from_the_registry(run):
+    _, out, _ = run("query", "similar", "--help")
+    told = " ".join(out.split())
+    assert all(name in told for name in REPRESENTATIONS)
+    assert "[table|json|jsonl|csv]" in told
+
+
+def test_k_means_one_thing(run):
+    for command in ("similar", "purity", "predict"):
+        _, out, _ = run("query", command, "--help")
+        assert "How many of the nearest models" in " ".join(out.split())
+
+
+def completed(words, atlas):
+    """What click answers a shell."""
+    code = "import sys; sys.argv = ['query']; from query.cli import main; main(prog_name='query')"
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "_QUERY_COMPLETE": "bash_complete", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1), "VECTORS_ATLAS": str(atlas),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], env=environment, capture_output=True, text=True,
+        timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_shells_complete_from_the_atlas(planted, tmp_path):
+    assert completed("query similar ann", planted) == ["ann/one"]
+    assert completed("query similar twin", planted) == ["cyd/twin", "dan/twin"]
+    assert completed("query purity --base org", planted) == ["org/base"]
+    assert completed("query similar ann/one --representation i", planted) == ["input"]
+    assert completed("query similar ann", tmp_path / "nowhere") == []

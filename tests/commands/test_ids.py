@@ -1,0 +1,87 @@
+"""What people type for a model or a base: ends of ids, addresses, mistypings."""
+
+from __future__ import annotations
+
+import pytest
+
+from indexer.errors import AtlasError
+from indexer.names import ModelRef, nearest, without_address
+from query import Atlas
+from tests.planted_atlas import BASE
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("https://huggingface.co/ann/one", "ann/one"),
+        ("huggingface.co/ann/one/", "ann/one"),
+        ("https://www.huggingface.co/ann/one?x=1#y", "ann/one"),
+        ("https://hf.co/ann/one/tree/v1.0", "ann/one@v1.0"),
+        ("https://huggingface.co/ann/one/tree/refs%2Fpr%2F3", "ann/one@refs/pr/3"),
+        ("https://huggingface.co/ann/one/tree/refs/pr/3", "ann/one@refs/pr/3"),
+        ("https://huggingface.co/ann/one/blob/main/config.json", "ann/one@main"),
+        ("https://huggingface.co/ann/one/discussions/3", "ann/one"),
+        ("http://127.0.0.1:9/ann/one", "ann/one"),  # the endpoint of the tests
+        ("https://example.org/ann/one", "https://example.org/ann/one"),
+        ("ann/one@main", "ann/one@main"),
+        ("ann/one", "ann/one"),
+    ],
+)
+def test_addresses(typed, meant):
+    assert without_address(typed) == meant
+
+
+def test_addresses_of_something_else_are_told_as_that():
+    for typed in ("https://huggingface.co/datasets/nyu-mll/glue", "https://huggingface.co/ann"):
+        with pytest.raises(AtlasError, match="not the address of a model"):
+            ModelRef.parse(typed)
+    with pytest.raises(AtlasError, match="neither a folder here nor a Hub id"):
+        ModelRef.parse("https://example.org/ann/one")
+
+
+@pytest.mark.parametrize(
+    "typed", ["ann/one", "one", "ONE", "https://huggingface.co/ann/one", "hf.co/ann/one/tree/main"]
+)
+def test_a_model_by_any_name(planted, typed):
+    with Atlas(planted) as opened:
+        reference = ModelRef.parse(typed.removesuffix("/tree/main"))
+        assert opened.find(reference).model == "ann/one"
+
+
+@pytest.mark.parametrize("typed", [BASE, "base", "https://hf.co/org/base", "huggingface.co/org/base/tree/main"])
+def test_a_base_by_any_name(planted, typed):
+    with Atlas(planted) as opened:
+        assert opened.base_named(typed) == BASE
+
+
+def test_an_end_of_several_ids_is_no_name(planted, run):
+    code, out, err = run("query", "show", "twin", "--atlas", planted)
+    assert (code, out) == (1, "")
+    assert "2 models are called twin: cyd/twin, dan/twin." in err
+
+
+def test_only_near_names_are_suggested(planted, run):
+    _, _, err = run("query", "show", "ann/onne", "--atlas", planted)
+    assert "closest ids: ann/one." in err
+    _, _, err = run("query", "show", "zed/quite-another-thing", "--atlas", planted)
+    assert "closest" not in err
+    _, _, err = run("query", "purity", "--base", "org/bse", "--atlas", planted)
+    assert "Did you mean org/base?" in err
+    _, _, err = run("query", "purity", "--base", "gpt2-xl", "--atlas", planted)
+    assert "Did you mean" not in err
+    assert "index build --base gpt2-xl" in err
+
+
+def test_what_is_not_indexed_is_not_suggested(atlas, run):
+    import duckdb
+
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute("UPDATE fine_tunes SET status = 'skipped' WHERE model = 'ann/glue-0'")
+    _, _, err = run("query", "show", "ann/glue-00", "--atlas", atlas.root)
+    assert "ann/glue-0 " not in err
+    assert "closest ids:" in err
+
+
+def test_nearest_are_few_and_near():
+    assert nearest("roberta-bse", ["roberta-base", "roberta-large", "gpt2"])[0] == "roberta-base"
+    assert nearest("xyz", ["roberta-base"]) == []

@@ -1,0 +1,61 @@
+"""`query schema`, the views for one representation, and how many rows a terminal gets."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from query.schema.schema import schema
+from tests.console.speaking import at_terminal
+from tests.planted_atlas import Planted, plant_atlas
+
+
+def test_all_are_listed_with_comments(run):
+    code, out, _ = run("query", "schema", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert all(row["comment"] for row in rows)
+    names = {row["name"] for row in rows}
+    assert {"models", "likely_datasets", "nearest", "fine_tunes"} <= names
+    assert not names & {"segments", "removed_vectors", "compressed_indexes", "compared_deltas"}
+
+
+def test_columns_of_one(run):
+    columns = schema("MODELS")
+    assert [row["column"] for row in columns][:3] == ["model_id", "id", "model"]
+    assert all(row["comment"] for row in columns)
+    code, _, err = run("query", "schema", "modells")
+    assert code == 1
+    assert "Did you mean models" in err
+
+
+def test_views_are_of_the_default_representation_and_can_leave_duplicates_out(tmp_path, run):
+    directions = np.random.default_rng(1).normal(size=(3, 8))
+    models = [
+        Planted("ann/one", directions[0]), Planted("bob/again", directions[0], duplicate_of=1),
+        Planted("cyd/two", directions[1]),
+    ]  # fmt: skip
+    folder = plant_atlas(tmp_path / "atlas", models)
+    import duckdb
+
+    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
+        connection.execute("INSERT INTO neighbours SELECT 'output', * EXCLUDE (representation) FROM neighbours")
+        assert connection.execute("SELECT count(*) FROM similar_models").fetchone() == (6,)
+        assert connection.execute("SELECT count(*) FROM similar_by_representation").fetchone() == (12,)
+        assert connection.execute("SELECT count(*) FROM similar_pairs").fetchone() == (3,)
+        pairs = "SELECT model, neighbour FROM similar_pairs WHERE NOT is_repeat"
+        assert connection.execute(pairs).fetchall() == [("ann/one", "cyd/two")]
+
+
+def test_a_terminal_gets_forty_rows_and_a_pipe_all(planted, run):
+    statement = "SELECT i AS row_number FROM range(50) AS t(i)"
+    code, out, err = run("query", "sql", statement, "--atlas", planted)
+    assert (code, len(out.splitlines()), err) == (0, 51, "")
+    code = (
+        f"import sys; from query.cli import main; "
+        f"main(['sql', {statement!r}, '--atlas', {str(planted)!r}], prog_name='query')"
+    )
+    told = at_terminal(code).splitlines()
+    assert len(told) == 42
+    assert "only the first 40 rows; for all: --limit N" in told[-1]

@@ -1,0 +1,65 @@
+"""`query layers` and `query compare`, against what the records say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from indexer.records.store import RecordStore
+from query import Atlas
+
+
+def record_of(atlas, model):
+    with Atlas(atlas.root) as opened:
+        (row,) = opened.rows("SELECT record_key FROM models WHERE model = ?", [model])
+    return RecordStore(atlas).read(row["record_key"])
+
+
+def test_layers_are_those_of_the_record(atlas, run, tmp_path):
+    record = record_of(atlas, "ann/glue-0")
+    picture = tmp_path / "layers.png"
+    code, out, err = run("query", "layers", "glue-0", "--atlas", atlas.root, "--json", "--out", picture)
+    assert code == 0, err
+    told = json.loads(out)
+    square = {(delta.key.layer, delta.key.family): float(delta.norm) ** 2 for delta in record.deltas}
+    assert told["norm"] == pytest.approx(np.sqrt(sum(square.values())), rel=1e-5)
+    for one in told["deltas"]:
+        assert one["share"] == pytest.approx(square[one["layer"], one["family"]] / sum(square.values()), rel=1e-4)
+    for part in told["layers"]:
+        mine = [value for (layer, _), value in square.items() if str(layer) == part["name"]]
+        assert part["norm"] == pytest.approx(np.sqrt(sum(mine)), rel=1e-5)
+    assert sum(part["share"] for part in told["families"]) == pytest.approx(1)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    _, out, err = run("query", "layers", "glue-0", "--atlas", atlas.root)
+    assert out.startswith("Most of the change")
+    assert out.splitlines()[2].split()[:3] == ["layer", "query", "key"]
+
+
+def test_a_comparison_is_that_of_the_vectors(atlas, run):
+    with Atlas(atlas.root) as opened:
+        ids = {row["model"]: row["model_id"] for row in opened.rows("SELECT model, model_id FROM models")}
+        vectors = opened.vectors("org/tiny-base")
+        one, other = (vectors.row(ids[name]).astype(float) for name in ("ann/glue-0", "bob/glue-1"))
+        found = opened.compare("glue-0", "bob/glue-1")
+        listed = opened.similar("glue-0", 50)
+        again = opened.compare("bob/glue-1", "ann/glue-0")
+        deltas = opened.rows("SELECT deltas FROM bases")[0]["deltas"]
+    assert found.similarity == pytest.approx(one @ other / len(deltas), abs=1e-4)
+    near = next(near for near in listed if near.model == "bob/glue-1")
+    assert found.similarity == pytest.approx(near.similarity, abs=1e-6)
+    assert (found.background, found.matrices) == (near.background, near.matrices)
+    blocks = [left @ right / np.linalg.norm(left) / np.linalg.norm(right)
+              for left, right in zip(one.reshape(len(deltas), -1), other.reshape(len(deltas), -1), strict=True)]  # fmt: skip
+    first = [cosine for name, cosine in zip(deltas, blocks, strict=True) if name.startswith("0.")]
+    assert found.layers[0].similarity == pytest.approx(np.mean(first), abs=1e-4)
+    assert again.similarity == found.similarity
+    assert [part.a_norm for part in again.layers] == [part.b_norm for part in found.layers]
+    authors = next(fact for fact in found.facts if fact.fact == "author")
+    assert (authors.a, authors.b, authors.differs) == ("ann", "bob", True)
+    code, out, _ = run("query", "compare", "ann/glue-0", "ann/imdb-0", "--atlas", atlas.root)
+    assert code == 0
+    assert "similarity" in out
+    assert "datasets" in out
+    assert run("query", "compare", "ann/glue-0", "ann/nobody", "--atlas", atlas.root)[0] == 1

@@ -1,0 +1,68 @@
+"""An atlas with every kind of file: segments, a compressed index, a failure, profiles, lineage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from indexer.atlas import AtlasFolder
+from indexer.database.reading import Reading
+from indexer.errors import Failed
+from indexer.listing.listing import Listing
+from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
+from indexer.publish.maintenance import represent
+from indexer.publish.told_lines import write_told
+from indexer.records.identity import Identity, Spec
+from indexer.records.store import RecordStore
+from indexer.vectors.choice import IndexChoice
+from tests.world import BASE, indexed, make_world
+
+LAYERS = 3
+
+
+def make_every_kind(folder: Path) -> None:
+    """A Hub's store and an atlas of its six models, in ``folder``."""
+    with indexed(make_world(folder / "store", per_dataset=2)):
+        pass
+    atlas = AtlasFolder(folder / "atlas")
+    (base,) = atlas.bases.iterdir()
+    commit = base.stem.rpartition("@")[2]
+    model = Listing(atlas.listing(BASE)).models()[0]
+    identity = Identity(model.id, "0" * 40, BASE, commit, "finetune", Spec(svd="another"))
+    RecordStore(atlas).write_outcome(identity, Failed("network", "it went away"))
+    with Reading(atlas.database) as connection:
+        models = connection.rows('SELECT model, "commit", record_key FROM fine_tunes ORDER BY model')
+    _profile(atlas, ProfileIdentity("base", BASE, commit, BASE, commit), 0)
+    for number, row in enumerate(models, start=1):
+        _profile(atlas, ProfileIdentity("fine_tune", row["model"], row["commit"], BASE, commit), number)
+    parent = models[0]
+    write_told(
+        atlas.lineage(BASE),
+        [
+            {
+                "model": row["model"], "record_key": row["record_key"], "parent": parent["model"],
+                "parent_key": parent["record_key"], "kind": "continued", "method": None, "coefficient": 1.0,
+                "left": 0.25, "card": "not declared", "direction": "known", "because": None, "same": [],
+                "bytes_read": 1000, "told": "2026-01-01T00:00:00",
+            }
+            for row in models[1:]
+        ],
+    )  # fmt: skip
+    represent(atlas, "spectrum", IndexChoice("SQ8", promised=0.0))
+
+
+def _profile(atlas: AtlasFolder, identity: ProfileIdentity, seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    names = ("tolerance", "readable", "reach", "cka", "drift")
+    ProfileStore(atlas).write(
+        Profile(
+            identity=identity,
+            layers=np.arange(1, LAYERS + 1),
+            is_constant=np.zeros(LAYERS, dtype=bool),
+            values={name: draws.uniform(0.1, 1, LAYERS).astype(np.float32) for name in names},
+            errors={},
+            probe_sha256="p",
+            made="2026-01-01T00:00:00+00:00",
+        )
+    )

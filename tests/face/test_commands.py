@@ -1,0 +1,82 @@
+"""The commands in rows: one per model, dataset or cluster; no cell that holds a table; the answer first in a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from query.cli import main
+from tests.console.speaking import at_terminal, plain_lines
+
+ROWS = {
+    "purity": (["purity"], "dataset", 2),
+    "purity by model": (["purity", "--by", "model"], "model", 11),
+    "clusters": (["clusters"], "cluster", 2),
+    "clusters by model": (["clusters", "--by", "model"], "model", 12),
+    "similar": (["similar", "author1/model-1", "-k", "3"], "model", 3),
+    "evaluate": (["predict", "--evaluate"], "model", 11),
+    "show": (["show", "author0/model-0"], "model", 1),
+}
+
+
+def ask(planted, *words):
+    ran = CliRunner().invoke(main, [*words, "--atlas", str(planted)])
+    assert ran.exit_code == 0, ran.stderr
+    return ran
+
+
+def test_confused_pairs_are_rows_an_object_and_a_table(planted):
+    whole = json.loads(ask(planted, "purity", "--confusions", "--json").stdout)
+    pairs = [*whole["confusions"], *whole["cross_author"]["confusions"]]
+    lines = [
+        json.loads(line) for line in ask(planted, "purity", "--confusions", "--format", "jsonl").stdout.splitlines()
+    ]
+    assert [{name: cell for name, cell in line.items() if name != "among"} for line in lines] == pairs
+    assert "by dataset" not in ask(planted, "purity", "--confusions").stdout
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_csv_and_json_lines_are_rows(planted, what):
+    words, key, count = ROWS[what]
+    rows = list(csv.DictReader(io.StringIO(ask(planted, *words, "--format", "csv").stdout)))
+    lines = [json.loads(line) for line in ask(planted, *words, "--format", "jsonl").stdout.splitlines()]
+    assert len(rows) == len(lines) == count
+    assert [row[key] for row in rows] == [str(line[key]) for line in lines]
+    assert not any(cell.startswith(("[{", "{")) for row in rows for cell in row.values())
+    assert len({row[key] for row in rows}) == count
+
+
+def test_a_map_gives_its_points(planted, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = str(tmp_path / "map.svg")
+    rows = list(
+        csv.DictReader(io.StringIO(ask(planted, "map", "--method", "pca", "--out", out, "--format", "csv").stdout))
+    )
+    assert len(rows) == 12
+    assert all(float(row["x"]) == float(row["x"]) for row in rows)
+
+
+def test_a_table_says_the_answer_first_and_details_on_request(planted):
+    for words in (["purity"], ["clusters"], ["predict", "author5/model-11"], ["predict", "--evaluate"]):
+        first = ask(planted, *words).stdout.splitlines()[0]
+        assert first.endswith("."), words
+        assert " " in first
+    short, long = ask(planted, "clusters").stdout, ask(planted, "clusters", "--details").stdout
+    assert "homogeneity" not in short
+    assert "homogeneity" in long
+    assert not ask(planted, "similar", "author1/model-1").stdout.startswith("10 models")
+
+
+def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(planted):
+    rows = [{"rank": 1, "model": "some-author/a-model-with-a-long-name-of-sixty-columns-or-so", "similarity": 0.5,
+             "author": "some-author", "relation": "finetune"}]  # fmt: skip
+    code = f"emit({rows!r}, 'table', least_telling=('author', 'relation', 'rank'))"
+    wide, narrow = plain_lines(at_terminal(code, 120)), plain_lines(at_terminal(code, 80))
+    assert wide[0].split() == ["rank", "model", "similarity", "author", "relation"]
+    assert narrow[0].split() == ["rank", "model", "similarity"]
+    assert rows[0]["model"] in narrow[1]
+    assert "no room for author, relation" in "\n".join(narrow)

@@ -1,0 +1,57 @@
+"""The figures of the docs, counted by SciPy, against what `query depth --study` says of the same atlas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
+
+from query import Atlas
+from scripts.depth import figures
+from scripts.depth.figures import Training, adjusted, correlations, explained, forgetful, population
+from tests.profiles.planted_profiles import profiled_atlas
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return profiled_atlas(tmp_path_factory.mktemp("figures"))
+
+
+def test_both_come_to_the_same(folder, monkeypatch):
+    monkeypatch.setattr(figures, "DRAWS", 100)
+    found = population(folder)
+    with Atlas(folder) as atlas:
+        study = atlas.depth_study()
+    theirs = {(one.measure, one.layer or "all"): one for one in study.agreements if one.of == "delta"}
+    mine = {(row["measure"], row["layer"]): row for row in correlations(found)}
+    assert set(mine) == set(theirs) & set(mine)
+    assert len(mine) >= 20
+    for key, row in mine.items():
+        assert row["rho"] == pytest.approx(theirs[key].rho, abs=1e-9)
+        # Two bootstraps of six authors: their ends lie near each other.
+        assert row["low"] == pytest.approx(theirs[key].low, abs=0.25)
+    assert [row["model"] for row in forgetful(found)] == [one.model for one in study.forgetful]
+
+
+def test_what_tells_the_loss_is_found(folder, monkeypatch):
+    """Planted: the loss hangs on the rate alone."""
+    monkeypatch.setattr(figures, "DRAWS", 100)
+    found = population(folder)
+    random = np.random.default_rng(0)
+    last = found.tables["recovered"][:, -1]
+    training = {
+        model: Training(float(np.exp(-10 * loss)), int(random.integers(10, 100)), f"d{number % 3}", False)
+        for number, (model, loss) in enumerate(zip(found.models, last, strict=True))
+    }
+    told = explained(found, training)
+    assert told["rho(recovered, rate)"]["rho"] == pytest.approx(-1)
+    assert abs(told["rho(recovered, length)"]["rho"]) < 0.6
+    assert told["adjusted R2 of recovered"]["rate"] == pytest.approx(1)
+    assert told["adjusted R2 of recovered"]["length"] < 0.4
+
+
+def test_the_adjusted_share_is_that_of_scikit_learn():
+    random = np.random.default_rng(1)
+    columns, values = random.normal(size=(40, 3)), random.normal(size=40)
+    plain = LinearRegression().fit(columns, values).score(columns, values)
+    assert adjusted(values, columns) == pytest.approx(1 - (1 - plain) * 39 / 36)

@@ -1,0 +1,172 @@
+"""`index profile` stopped half-way: nothing half-written, whole layers kept, and in the end the same bytes.
+
+Interruptions come at a counted operation, not at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+from safetensors.numpy import load
+
+from indexer.atlas import AtlasFolder
+from indexer.builds.profiling import ProfileOptions, ProfileReport, profile_base
+from indexer.profiles import measure
+from indexer.profiles.store import ProfileStore
+from indexer.publish.verification import verify
+from indexer.storage.whole_files import remove_leftovers
+from tests.conftest import ROOT
+from tests.hub_ground import use_endpoint
+from tests.patience import PATIENCE
+from tests.world import BASE, indexed, make_world
+
+LAYERS = 2  # of each model; the base comes first
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    store = make_world(tmp_path_factory.mktemp("interrupted") / "store", per_dataset=1)
+    with indexed(store) as shell, pytest.MonkeyPatch.context() as patch:
+        use_endpoint(patch, shell.endpoint)
+        patch.setenv("HF_ENDPOINT", shell.endpoint)  # of workers
+        yield shell
+
+
+@pytest.fixture
+def folder(shell, tmp_path) -> AtlasFolder:
+    shutil.copytree(Path(shell.folder) / "atlas", tmp_path / "atlas")
+    return AtlasFolder(tmp_path / "atlas")
+
+
+def profile(folder: AtlasFolder, **options) -> ProfileReport:
+    with folder.locked("index profile"):
+        return profile_base(folder, BASE, [], ProfileOptions(limit=2, **options))
+
+
+def contents(folder: AtlasFolder) -> dict[str, bytes]:
+    store = ProfileStore(folder)
+    return {digest: folder.profile(digest).read_bytes() for digest in store.digests()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shell, tmp_path_factory) -> dict[str, bytes]:
+    atlas = tmp_path_factory.mktemp("undisturbed") / "atlas"
+    shutil.copytree(Path(shell.folder) / "atlas", atlas)
+    assert profile(AtlasFolder(atlas)).indexed == 2
+    return contents(AtlasFolder(atlas))
+
+
+def same_bytes(folder: AtlasFolder, expected: dict[str, bytes]) -> None:
+    """Equal, or what differs is told by column."""
+    found = contents(folder)
+    assert set(found) == set(expected)
+    for digest in found:
+        mine, theirs = load(found[digest]), load(expected[digest])
+        assert {name: mine[name].tolist() for name in mine} == {name: theirs[name].tolist() for name in theirs}
+    assert found == expected
+
+
+def layers_by_file(folder: AtlasFolder) -> list[list[int]]:
+    store = ProfileStore(folder)
+    return sorted((store.read(digest).layers.tolist() for digest in store.digests()), key=len)
+
+
+def published(folder: AtlasFolder) -> list[tuple]:
+    with duckdb.connect(str(folder.database), read_only=True) as connection:
+        return connection.execute(
+            "SELECT subject, is_complete, count(layer) FROM profiles JOIN profile_layers USING (profile_id) "
+            "GROUP BY profile_id, subject, is_complete ORDER BY ALL"
+        ).fetchall()
+
+
+def interrupted_at(call: int, monkeypatch) -> list[int]:
+    """Ctrl-C at the ``call``-th layer that is measured; the layers measured are kept in the list."""
+    whole, measured = measure._Subject.row, []
+
+    def row(self, layer, base):
+        measured.append(layer)
+        if len(measured) == call:
+            raise KeyboardInterrupt
+        return whole(self, layer, base)
+
+    monkeypatch.setattr(measure._Subject, "row", row)
+    return measured
+
+
+def test_ctrl_c_keeps_the_layers_that_are_whole_and_the_next_run_goes_on(folder, undisturbed, monkeypatch):
+    interrupted_at(LAYERS + 2, monkeypatch)  # at the second layer of the first model
+    with pytest.raises(KeyboardInterrupt):
+        profile(folder)
+    assert layers_by_file(folder) == [[1], [1, 2]]
+    assert published(folder) == [("base", True, 2), ("fine_tune", False, 1)]
+    assert not verify(folder)
+    monkeypatch.undo()
+    measured = interrupted_at(0, monkeypatch)
+    report = profile(folder)
+    assert (report.indexed, report.unchanged) == (2, 0)
+    assert measured == [2, 1, 2]  # what was whole is not measured again
+    same_bytes(folder, undisturbed)
+    assert published(folder) == [("base", True, 2), ("fine_tune", True, 2), ("fine_tune", True, 2)]
+    again = profile(folder)
+    assert (again.indexed, again.unchanged, len(measured)) == (0, 2, 3)
+    same_bytes(folder, undisturbed)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from indexer.storage import whole_files
+synced, calls = os.fsync, []
+def fsync(file):
+    calls.append(file)
+    if len(calls) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    synced(file)
+whole_files.os = type("Os", (), {**vars(os), "fsync": staticmethod(fsync)})
+from indexer.cli import main
+main(["profile", "--base", sys.argv[2], "--limit", "2", "--atlas", sys.argv[3]])
+"""
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_written(shell, folder, undisturbed):
+    # Every whole layer, and the end, is two files; here the second layer of the first model is being written.
+    at = 2 * (LAYERS + 1) + 4
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, str(at), BASE, str(folder.root)],
+        env={**os.environ, **shell.environment, "HF_ENDPOINT": shell.endpoint, "PYTHONPATH": str(ROOT)},
+        capture_output=True, timeout=PATIENCE, check=False, cwd=folder.root.parent,
+    )  # fmt: skip
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    left = [path for path in folder.profiles.rglob(".*") if path.is_file()]
+    assert len(left) == 1  # beside the place of the file, not in it
+    assert layers_by_file(folder) == [[1], [1, 2]]
+    assert published(folder) == []  # the atlas as it was
+    report = profile(folder)
+    assert (report.indexed, report.unchanged) == (2, 0)
+    same_bytes(folder, undisturbed)
+    assert not verify(folder)
+    os.utime(left[0], (0, 0))
+    remove_leftovers(folder)
+    assert not left[0].exists()
+
+
+def test_workers_give_the_same_bytes(folder, undisturbed, monkeypatch):
+    monkeypatch.setattr("indexer.builds.profiling.workers_for", lambda workers, models: workers)
+    report = profile(folder, workers=2)
+    assert (report.indexed, report.failed, report.refused) == (2, 0, [])
+    same_bytes(folder, undisturbed)
+
+
+def test_a_model_larger_than_the_memory_allowed_is_not_begun(folder):
+    from indexer.errors import AtlasError
+
+    with pytest.raises(AtlasError, match=r"`memory` .* is too little"):
+        profile(folder, memory=1 << 20)
+    assert not folder.profiles.exists()
