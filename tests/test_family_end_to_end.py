@@ -86,7 +86,7 @@ def test_similar_prints_every_format(built, form):
     assert ran.code == 0, ran.err
     if form == "json":
         assert [list(row) for row in ran.json] == [
-            ["rank", "model", "similarity", "author", "relation", "datasets"]
+            ["rank", "model", "similarity", "background", "author", "relation", "datasets", "matrices"]
         ] * 3
     else:
         assert len(ran.out.strip().splitlines()) == (3 if form == "jsonl" else 4)

@@ -98,7 +98,7 @@ def test_the_view_is_in_the_address(page, file):
     page.wait("!document.getElementById('selected').hidden")
     assert (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme")) == seen
     assert page.run("return [view.x, view.y, view.scale / view.whole]") == pytest.approx(place, rel=1e-3, abs=1e-3)
-    page.wait("writeView(), true")
+    page.run("writeView()")
     assert page.run("return location.hash") == address
     page.open(file, "#dataset=no/such&hide=%3Dzz&at=1,2&sort=-flavour&color=taste&area=a,b,c,d&downloads=-7&model=%FF")
     page.wait("document.querySelector('#legend button')")

@@ -15,6 +15,7 @@ from indexer.names import RELATIONS
 from query import Atlas
 from scripts.scale import likeness
 from scripts.scale.cards import BASE, Cards
+from scripts.scale.facts import BLOCK
 from scripts.scale.labels import draw_labels
 from scripts.scale.making import Maker
 from scripts.scale.measuring import rows_changed
@@ -117,7 +118,7 @@ def test_added_replaced_and_withdrawn_models_are_published(made):
     _publish(root)
     changed = rows_changed(before, root / "atlas.duckdb")
     # Four added, four withdrawn; of those replaced two rows for each matrix that is changed before or after.
-    drawn = [maker.population.vectors(start, start + 4).reshape(4, 72, 57).any(axis=2) for start in (0, 90)]
+    drawn = [maker.population.vectors(start, start + 4).reshape(4, 72, BLOCK).any(axis=2) for start in (0, 90)]
     assert changed["deltas"] == (4 + 4) * 72 + 2 * (drawn[0] | drawn[1]).sum()
     assert changed["bases"] == 0
     with Atlas(root) as atlas:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scripts.scale.facts import LAW
+from scripts.scale.facts import BLOCK, LAW
 from scripts.scale.labels import EVERY_FAMILY, Labels, draw_labels
 from scripts.scale.population import Population
 from tests.scale.labelled import labels_of
@@ -50,7 +50,7 @@ def test_vectors_do_not_depend_on_how_they_are_cut():
     lengths = np.linalg.norm(whole.astype(np.float64), axis=1)
     assert lengths[labels.changed > 0] == pytest.approx(1, abs=1e-5)
     assert not whole[labels.changed == 0].any()
-    blocks = np.linalg.norm(whole.reshape(300, 2, 6, 57), axis=3)
+    blocks = np.linalg.norm(whole.reshape(300, 2, 6, BLOCK), axis=3)
     for model in range(300):
         changed = [bool(labels.changed[model] >> family & 1) for family in range(6)]
         assert (blocks[model] > 0).tolist() == [changed, changed]

@@ -26,7 +26,7 @@ def test_rows_that_changed_are_counted_by_content(tmp_path):
             connection.execute("CREATE TABLE kept (x INTEGER)")
             connection.execute("CREATE TABLE things (n INTEGER, name VARCHAR)")
             connection.executemany("INSERT INTO things VALUES (?, ?)", rows)
-    assert rows_changed(*paths) == {"kept": 0, "things": 2}
+    assert rows_changed(*paths) == {"main.kept": 0, "main.things": 2}
 
 
 @pytest.mark.parametrize(("file", "bytes_of_it"), [("small.faiss", 7), (None, None)], ids=["kept", "refused"])
