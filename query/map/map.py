@@ -6,6 +6,7 @@ model stands for its duplicates. All are counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ import numpy as np
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring
+from query.map.nearest import read_nearest
+from query.map.parents import read_parents
 from query.map.points import MapPoint, NearPoint, PlacedModels
 from query.map.projection import METHODS, Projection, project
 from query.population import Population, distinct, read_population
@@ -100,6 +103,7 @@ def model_map(
         notes=tuple(_notes(population, placed, method)),
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
         neighbours=_neighbours(atlas, population),
+        parents=read_parents(atlas, population.base),
         hub=atlas.crawl_of(population.base).endpoint,
     )
 
@@ -128,16 +132,12 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
 def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, ...], ...]:
     place = {int(identity): row for row, identity in enumerate(population.ids)}
     found: list[list[NearPoint]] = [[] for _ in place]
-    columns = {row["column_name"] for row in atlas.rows("DESCRIBE neighbours")}
-    background = "background" if "background" in columns else "NULL"
-    rows = atlas.connection.execute(
-        f"SELECT model_id, neighbour_id, similarity, {background} FROM neighbours JOIN models USING (model_id) "
-        "WHERE base = ? AND representation = ? ORDER BY model_id, rank",
-        [population.base, population.representation],
-    )
-    for model, neighbour, similarity, strangers in rows.fetchall():
+    near = read_nearest(atlas, population.base, population.representation)
+    columns = (near.models, near.neighbours, near.similarities, near.backgrounds)
+    for model, neighbour, similarity, background in zip(*(one.tolist() for one in columns), strict=True):
         row = place.get(model)
         if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
+            strangers = None if math.isnan(background) else background
             found[row].append(NearPoint(place[neighbour], similarity, strangers))
     return tuple(map(tuple, found))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from query.map.coloring import ColorGroups, Coloring
+from query.map.parents import Parent
 from query.map.projection import METHODS
 from query.population import LeftOut
 from query.reader import PUBLIC_HUB
@@ -46,7 +48,8 @@ class PlacedModels(Drawn):
 
     ``method`` is the one that placed them, ``color`` the column they are coloured by. ``coloring`` and each of
     ``other_colorings`` (which the page offers as well) have an entry for each point, and so has ``neighbours``: the
-    nearest models that are on the map, nearest first. ``explained_variance``: for pca, the shares of the variance along
+    nearest models that are on the map, nearest first. ``parents``: what each was made from, by model id, as far as the
+    atlas keeps lineage. ``explained_variance``: for pca, the shares of the variance along
     x and y. ``hub`` is the address of the Hub that was crawled.
     """
 
@@ -64,6 +67,7 @@ class PlacedModels(Drawn):
     notes: tuple[str, ...] = ()
     other_colorings: tuple[Coloring, ...] = field(default=(), repr=False)
     neighbours: tuple[tuple[NearPoint, ...], ...] = field(default=(), repr=False)
+    parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict, repr=False)
     hub: str = PUBLIC_HUB
 
     @property

@@ -8,8 +8,8 @@ const view = { width: 1, height: 1, ratio: 1, x: 0, y: 0, scale: 1, whole: 1 };
 const bounds = (() => {
   const span = (values) => {
     let [low, high] = [Infinity, -Infinity];
-    for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
-    return [low, high];
+    for (const value of values) if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    return low > high ? [0, 0] : [low, high];
   };
   return { x: span(data.x), y: span(data.y) };
 })();
@@ -77,6 +77,7 @@ function moveBy(x, y) {
 
 // Bring a model into view where it is not.
 function reveal(i) {
+  if (!isPlaced(i)) return;
   const [x, y] = [screenX(i), screenY(i)];
   if (x > PADDING && x < view.width - PADDING && y > PADDING && y < view.height - PADDING) return;
   view.x = data.x[i];
