@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from query.reader import AtlasReader
 
-PAGE = ".html"
+PAGE, TABLE = ".html", ".parquet"
 NEIGHBOURS = 8  # nearest models that the page shows of each model
 ALSO_BY = ("dataset", "cluster", "author", "relation", "licence", "downloads")  # colours that the page offers besides
 MOST_CLUSTERED = 5000  # models up to which clusters are found without being asked for: more take minutes
@@ -51,18 +51,25 @@ class ModelMap(PlacedModels):
         return map_page(self)
 
     def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write a .png, .svg, .pdf or .html. A page has both themes and follows the reader's.
+        """Write a .png, .svg, .pdf, .html or .parquet. A page has both themes and follows the reader's.
 
         Raises AtlasError on another suffix, or where the file cannot be written.
         """
         file = checked_map_file(path)
         suffix = file.suffix.lower()
-        write_output(file, self.html().encode() if suffix == PAGE else draw(self.figure(theme), suffix))
+        if suffix == PAGE:
+            write_output(file, self.html().encode())
+        elif suffix == TABLE:
+            from query.map.parquet import map_table
+
+            write_output(file, map_table(self))
+        else:
+            write_output(file, draw(self.figure(theme), suffix))
 
 
 def checked_map_file(path: str | Path) -> Path:
     """A file that a map can be written to, before any work. Raises AtlasError: another suffix, no such folder."""
-    return checked_output(path, (*FORMATS, PAGE))
+    return checked_output(path, (*FORMATS, PAGE, TABLE))
 
 
 def model_map(
@@ -109,7 +116,7 @@ def model_map(
 
 
 def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
-    rows = atlas.rows("SELECT model_id, downloads, licence FROM models WHERE base = ?", [population.base])
+    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
     facts = {row["model_id"]: row for row in rows}
     return tuple(
         MapPoint(
@@ -120,6 +127,7 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
             datasets=tuple(sorted(population.datasets[row])),
             downloads=facts[int(identity)]["downloads"],
             licence=facts[int(identity)]["licence"],
+            created=facts[int(identity)]["created"],
             x=float(placed.places[row, 0]),
             y=float(placed.places[row, 1]),
             group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,

@@ -101,7 +101,13 @@ def facet_of_many(name: str, values: Sequence[Sequence[str]], none: str) -> dict
 
 def number(scale: Scale) -> dict[str, Any]:
     """Numbers that models can be filtered by, null where one is not known."""
-    return {"name": scale.column, "kind": scale.kind, "low": scale.low, "high": scale.high, "values": list(scale.values)}
+    return {
+        "name": scale.column,
+        "kind": scale.kind,
+        "low": scale.low,
+        "high": scale.high,
+        "values": list(scale.values),
+    }
 
 
 def _parents(drawn: PlacedModels) -> list[list[list[Any]]] | None:
@@ -111,7 +117,7 @@ def _parents(drawn: PlacedModels) -> list[list[list[Any]]] | None:
     place = {point.model_id: row for row, point in enumerate(drawn.points)}
     return [
         [
-            [place.get(one.model_id, -1), _shown(one.model or drawn.base), one.words]
+            [-1 if one.model_id is None else place.get(one.model_id, -1), _shown(one.model or drawn.base), one.words]
             for one in drawn.parents.get(point.model_id, ())
         ]
         for point in drawn.points

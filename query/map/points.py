@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from query.map.coloring import ColorGroups, Coloring
@@ -29,6 +30,7 @@ class MapPoint:
     group: str | None
     value: float | None
     licence: str | None = None
+    created: datetime | None = None
 
 
 class NearPoint(NamedTuple):

@@ -44,8 +44,15 @@ def test_what_the_page_is_told():
     assert data["backgrounds"][:3] == [[0.0025, 0.4], [0.0025], [None]]
     assert page_data(planted_map(neighbours=[[(1, 0.5)]] * 7))["backgrounds"] is None
     datasets, authors, licences, _ = data["facets"]
-    assert [licences["names"][code] if code >= 0 else None for code in licences["codes"]][:4] == ["apache-2.0", "mit", "mit", None]
-    assert [[datasets["names"][code] for code in codes] for codes in datasets["codes"]] == [list(row[2]) for row in ROWS]
+    assert [licences["names"][code] if code >= 0 else None for code in licences["codes"]][:4] == [
+        "apache-2.0",
+        "mit",
+        "mit",
+        None,
+    ]
+    assert [[datasets["names"][code] for code in codes] for codes in datasets["codes"]] == [
+        list(row[2]) for row in ROWS
+    ]
     assert [authors["names"][code] for code in authors["codes"]] == [row[1] for row in ROWS]
     assert data["parents"] == [[[1, "ann/bert-mrpc", "merge, weight 0.40; card: confirmed"], [-1, "far/away", "merge, weight 0.60; card: not declared"]],
                                [[-1, f"org/{IMAGE}", "tuned from the base; card: confirmed"]], *[[]] * 5]  # fmt: skip

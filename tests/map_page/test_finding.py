@@ -85,7 +85,10 @@ def test_the_chosen_model(page):
     ]  # fmt: skip
     assert page.text("#selected .nearest:last-of-type .facts") == f"{SCRIPT}, <!--<script> · 0.25 % of strangers"
     page.click("#selected .nearest:last-of-type button")
-    assert [text.split(" · ")[0] for text in page.texts("#selected .nearest:last-of-type .facts")] == ["glue/mrpc", "imdb"]
+    assert [text.split(" · ")[0] for text in page.texts("#selected .nearest:last-of-type .facts")] == [
+        "glue/mrpc",
+        "imdb",
+    ]
     assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
     assert page.run("return document.querySelectorAll('#selected a').length") == 0  # that is no id of the Hub
     page.click("#selected > button")

@@ -68,12 +68,17 @@ def test_a_drag_over_a_histogram_filters(page):
     assert of[4] is None
     assert (of[6], of[1]) == (0, 23)  # zero lies in the first bin, the most in the last
     page.run("document.querySelector('.chart').scrollIntoView()")
-    box = page.run("const b = document.querySelector('.chart').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]")
+    box = page.run(
+        "const b = document.querySelector('.chart').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
+    )
     x = [box[0] + (of[model] + 0.5) * box[2] / 24 for model in (2, 3)]  # 7 and 50 downloads
     page.pointer(("move", x[1], box[1] + 9), ("down", 0, 0), ("move", x[0], box[1] + 20), ("up", 0, 0))
     assert shown(page) == "Models shown (2 of 7)"
     assert page.run("return state.range.downloads") == [7, 50]
-    assert page.run("return ['least', 'most'].map((end) => document.getElementById(`${end}-downloads`).value)") == ["7", "50"]
+    assert page.run("return ['least', 'most'].map((end) => document.getElementById(`${end}-downloads`).value)") == [
+        "7",
+        "50",
+    ]
     page.run("writeView()")
     assert page.run("return location.hash") == "#downloads=7..50"
     assert page.run("return document.querySelectorAll('.bin.out').length") > 0
