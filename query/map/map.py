@@ -87,15 +87,8 @@ def model_map(
     or a column of the view ``models`` (see :func:`query.map.coloring.coloring`). Raises AtlasError where there is
     no model to place, an unknown method or column, or a representation that is not published.
     """
-    population = distinct(read_population(atlas, base, representation))
-    if not len(population.ids):
-        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
-        raise AtlasError(
-            f"There is no model of {population.base} to place{why}.",
-            f"Index more: `build({population.base!r})`",
-        )
+    population, placed, notes = place_models(atlas, base, method, representation, seed)
     chosen = coloring(atlas, population, color, seed)
-    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
     others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
     return ModelMap(
@@ -107,12 +100,27 @@ def model_map(
         coloring=chosen,
         explained_variance=placed.explained_variance,
         left_out=population.left_out,
-        notes=tuple(_notes(population, placed, method)),
+        notes=notes,
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
         neighbours=_neighbours(atlas, population),
         parents=read_parents(atlas, population.base),
         hub=atlas.crawl_of(population.base).endpoint,
     )
+
+
+def place_models(
+    atlas: AtlasReader, base: str | None, method: str = "umap", representation: str = "input", seed: int = 0
+) -> tuple[Population, Projection, tuple[str, ...]]:
+    """The distinct fine-tunes of ``base``, where they lie, and what is to be said of that. Raises AtlasError."""
+    population = distinct(read_population(atlas, base, representation))
+    if not len(population.ids):
+        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
+        raise AtlasError(
+            f"There is no model of {population.base} to place{why}.",
+            f"Index more: `build({population.base!r})`",
+        )
+    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
+    return population, placed, tuple(_notes(population, placed, method))
 
 
 def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:

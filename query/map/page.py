@@ -12,18 +12,16 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexer.console.messages import clean
 from indexer.names import is_hub_id
 from query.figures import THEMES
-from query.map.coloring import LEGEND, ColorGroups, Coloring, Scale, scaled
-from query.map.heaps import Places, heaps
+from query.map.coloring import LEGEND, scaled
+from query.map.columns import coloring_data, facet, facet_of_many, number, rounded, shown
 from query.map.points import NearPoint
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ SCRIPTS = (
     "map_data.js", "map_view.js", "map_names.js", "map_panel.js", "map_histograms.js", "map_filters.js", "map_table.js",
     "map_controls.js", "map_address.js",
 )  # fmt: skip
-_DIGITS = 5  # of a place in the plane: finer than any screen
-_LONGEST = 300  # characters of one string
 
 
 def map_page(drawn: PlacedModels) -> str:
@@ -46,8 +42,8 @@ def map_page(drawn: PlacedModels) -> str:
     )
     parts = {
         "policy": html.escape(policy),
-        "title": html.escape(_shown(drawn.title)),
-        "subtitle": html.escape(_shown(drawn.subtitle)),
+        "title": html.escape(shown(drawn.title)),
+        "subtitle": html.escape(shown(drawn.subtitle)),
         "style": style,
         "script": script,
         "data": _harmless_json(page_data(drawn)),
@@ -62,10 +58,10 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
     near = [[NearPoint(*one) for one in row] for row in drawn.neighbours or [()] * len(points)]
     places = np.array([(point.x, point.y) for point in points])
     return {
-        "models": [_shown(point.model) for point in points],
+        "models": [shown(point.model) for point in points],
         "onHub": [is_hub_id(point.model) for point in points],
-        "x": [_rounded(point.x) for point in points],
-        "y": [_rounded(point.y) for point in points],
+        "x": [rounded(point.x) for point in points],
+        "y": [rounded(point.y) for point in points],
         "facets": [
             facet_of_many("dataset", [point.datasets for point in points], "no dataset named"),
             facet("author", [point.author for point in points]),
@@ -85,31 +81,6 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
     }
 
 
-def facet(name: str, values: Sequence[str | None], none: str = "") -> dict[str, Any]:
-    """What models can be filtered by: of each the place of its value in ``names``, -1 where it has none."""
-    names: dict[str, int] = {}
-    codes = [-1 if value is None else names.setdefault(value, len(names)) for value in values]
-    return {"name": name, "names": [_shown(value) for value in names], "codes": codes, "none": none, "many": False}
-
-
-def facet_of_many(name: str, values: Sequence[Sequence[str]], none: str) -> dict[str, Any]:
-    """The same where a model can have several values."""
-    names: dict[str, int] = {}
-    codes = [[names.setdefault(value, len(names)) for value in row] for row in values]
-    return {"name": name, "names": [_shown(value) for value in names], "codes": codes, "none": none, "many": True}
-
-
-def number(scale: Scale) -> dict[str, Any]:
-    """Numbers that models can be filtered by, null where one is not known."""
-    return {
-        "name": scale.column,
-        "kind": scale.kind,
-        "low": scale.low,
-        "high": scale.high,
-        "values": list(scale.values),
-    }
-
-
 def _parents(drawn: PlacedModels) -> list[list[list[Any]]] | None:
     """Of each model what it was made from, as [place, or -1 for one that is not on the map, name, how]."""
     if not drawn.parents:
@@ -117,7 +88,7 @@ def _parents(drawn: PlacedModels) -> list[list[list[Any]]] | None:
     place = {point.model_id: row for row, point in enumerate(drawn.points)}
     return [
         [
-            [-1 if one.model_id is None else place.get(one.model_id, -1), _shown(one.model or drawn.base), one.words]
+            [-1 if one.model_id is None else place.get(one.model_id, -1), shown(one.model or drawn.base), one.words]
             for one in drawn.parents.get(point.model_id, ())
         ]
         for point in drawn.points
@@ -129,27 +100,6 @@ def _backgrounds(near: list[list[NearPoint]]) -> list[list[float | None]] | None
     if all(one.background is None for row in near for one in row):
         return None
     return [[None if one.background is None else float(f"{one.background:.2g}") for one in row] for row in near]
-
-
-def coloring_data(coloring: Coloring, places: Places) -> dict[str, Any]:
-    """What colours the models: ``places`` (n, 2) are where they lie, for the names beside their groups."""
-    named = {"column": coloring.column, "none": coloring.none}
-    if isinstance(coloring, ColorGroups):
-        groups = [[_shown(group.group), group.models] for group in coloring.groups]
-        found = [
-            one and [_rounded(one.x), _rounded(one.y), _rounded(one.radius)]
-            for one in heaps(places, coloring.codes, len(coloring.shown))
-        ]
-        return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "heaps": found, **named}
-    return {"kind": coloring.kind, "values": list(coloring.values), "low": coloring.low, "high": coloring.high, **named}
-
-
-def _shown(text: str) -> str:
-    return clean(text)[:_LONGEST]
-
-
-def _rounded(place: float) -> float:
-    return float(f"{place:.{_DIGITS}g}")
 
 
 def _harmless_json(value: Any) -> str:

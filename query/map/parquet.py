@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def map_table(drawn: PlacedModels) -> bytes:
     """A row for each point, in order.
 
-    ``id``: the number of the row, from 0, which ``neighbors`` speaks of: {"ids": [rows], "distances": [1 − similarity]},
-    nearest first. ``cluster``: where the map knows clusters; null for outliers. Times are UTC. Names are as the Hub has
-    them, not made harmless.
+    ``id``: the number of the row, from 0, which ``neighbors`` speaks of: {"ids": […], "distances": […]}, the nearest
+    first, a distance being 1 minus the similarity. ``cluster``: where the map knows clusters; null for outliers. Times
+    are UTC. Names are as the Hub has them, not made harmless.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

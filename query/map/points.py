@@ -91,17 +91,12 @@ class PlacedModels(Drawn):
     @property
     def subtitle(self) -> str:
         """How it was made, and what is not on it."""
-        left_out = ", ".join(self.left_out.words())
-        words = f"{METHODS[self.method]} of the vectors “{self.representation}”, by cosine"
-        return words + (f"; left out: {left_out}" if left_out else "")
+        return how_placed(self.method, self.representation, self.left_out)
 
     @property
     def axes(self) -> tuple[str, str] | None:
         """What x and y are: the principal components, with their shares of the variance; None where nothing."""
-        if self.method != "pca":
-            return None
-        shares = [f" ({share * 100:.1f} % of the variance)" for share in self.explained_variance or ()] or ["", ""]
-        return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"
+        return what_axes_are(self.method, self.explained_variance)
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object. ``groups``: those with a colour of their own, ``others`` all other groups."""
@@ -141,3 +136,17 @@ class PlacedModels(Drawn):
         """The object; ``details``: with the points."""
         told = {name: value for name, value in self.to_dict().items() if name != "notes"}
         return told | ({"points": self.to_rows()} if details else {})
+
+
+def how_placed(method: str, representation: str, left_out: LeftOut) -> str:
+    """How a map was made, and what is not on it."""
+    words = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
+    return words + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
+
+
+def what_axes_are(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
+    """The principal components, with their shares of the variance; None where the axes are nothing."""
+    if method != "pca":
+        return None
+    shares = [f" ({share * 100:.1f} % of the variance)" for share in explained_variance or ()] or ["", ""]
+    return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"

@@ -2,7 +2,6 @@
 // grows. What is as at first is left out; what the page does not know is passed over.
 
 const opensTable = part("shown").open;
-const furtherWords = []; // what a page keeps there besides: { write() gives words, read(asked) }
 
 function viewInWords() {
   const words = [];

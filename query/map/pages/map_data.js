@@ -49,6 +49,9 @@ function legendKey(i, coloring = data.colorings[state.coloring]) {
 // Filters that a page has besides, as [name, function that gives null or a test of a model, function that ends it].
 const furtherTests = [];
 
+// What a page keeps in its address besides: { write() gives words, read(asked) }.
+const furtherWords = [];
+
 // Every filter that is set, by name; a model is shown where all of them let it pass.
 function tests() {
   const set = facets.filter(({ name }) => state.chosen[name].size).map(({ name, of }) => [

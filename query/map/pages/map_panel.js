@@ -67,11 +67,13 @@ function fillTooltip(i) {
   );
 }
 
-// What a page tells of the chosen model besides: functions of the model that give elements.
+// What a page tells of the chosen model besides: functions of the model that give elements; and what it does then.
 const furtherTold = [];
+const whenChosen = [];
 
 function showSelected() {
   const i = state.selected;
+  for (const act of whenChosen) act(i);
   const box = part("selected");
   box.hidden = i === NONE;
   if (i === NONE) return box.replaceChildren();

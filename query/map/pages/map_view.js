@@ -223,7 +223,7 @@ function drawRing(i, width) {
 // Lines to the nearest models, the more similar the thicker, each with its cosine where there is room to say it.
 function drawNeighbours(i) {
   const colours = theme();
-  const near = neighboursOf(i);
+  const near = isPlaced(i) ? neighboursOf(i).filter(([j]) => isPlaced(j)) : [];
   const [x, y] = [screenX(i), screenY(i)];
   pen.strokeStyle = colours.ink;
   for (const [j, cosine] of near) {
@@ -278,7 +278,7 @@ function draw() {
   const told = state.hovered !== NONE ? state.hovered : state.selected;
   layPoints();
   if (told !== NONE) drawNeighbours(told);
-  for (const i of chosen) {
+  for (const i of chosen.filter(isPlaced)) {
     drawPoint(i);
     drawRing(i, i === state.selected ? 2.5 : 1.5);
   }
