@@ -43,9 +43,9 @@ _NUMBERS = {
     "downloads": "downloads",
     "likes": "likes",
     "created": "created",
-    "norm": "relative norm of the change",
-    "rank": "mean rank (half of the energy)",
-    "energy": "energy in the kept directions",
+    "norm": "relative norm",
+    "rank": "mean rank",
+    "energy": "energy kept",
 }
 _ODDITIES = {
     "is_copy": "copy of the base",
@@ -105,11 +105,11 @@ def _facets(columns: Mapping[str, Sequence[Any]], clusters: list[str | None] | N
         [words for name, words in _ODDITIES.items() if columns[name][row]] for row in range(len(columns["model_id"]))
     ]
     found = [
-        facet_of_many("dataset", columns["datasets"], "no dataset named"),
+        facet_of_many("dataset", columns["datasets"], "no dataset named") | {"opens": True},
         facet("author", columns["author"]),
         facet("licence", [one or None for one in columns["licence"]], "none named"),
-        facet("relation", columns["relation"]),
-        facet("predicted", columns["likely"], "not predicted") | {"label": "predicted dataset"},
+        facet("relation", columns["relation"]) | {"opens": True},
+        facet("predicted", columns["likely"], "not predicted") | {"label": "predicted"},
         facet("task", columns["pipeline_tag"], "not known") | {"hidden": True},
         facet("head", columns["head_class"], "not known") | {"hidden": True},
         facet_of_many("oddity", odd, "nothing odd") | {"hidden": True},
@@ -154,12 +154,12 @@ def _colorings(
     ]
     for one in found:
         one["codes"] = np.array(one["codes"], dtype=np.int32)
-    for name in _NUMBERS:
-        values = columns["relative_norm" if name == "norm" else name]
-        if any(value is not None for value in values):
-            told = coloring_data(scaled(name, values, is_time=name == "created"), places)
-            found.append(told | {"values": _floats(told["values"])})
-    return found
+    numbers = [
+        {"kind": "number", "column": name, "none": "not known"}
+        for name in _NUMBERS
+        if any(value is not None for value in columns["relative_norm" if name == "norm" else name])
+    ]
+    return found + numbers
 
 
 def _near(atlas: AtlasReader, base: str, row_of: Mapping[int, int]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from query.map.points import PlacedModels
 
 SCRIPTS = (
-    "map_data.js", "map_view.js", "map_names.js", "map_panel.js", "map_histograms.js", "map_filters.js", "map_table.js",
-    "map_controls.js", "map_address.js",
+    "map_data.js", "map_view.js", "map_paint.js", "map_names.js", "map_panel.js", "map_histograms.js",
+    "map_filters.js", "map_table.js", "map_controls.js", "map_address.js",
 )  # fmt: skip
 
 

@@ -22,7 +22,13 @@ def plant(folder: Path) -> Path:
     """The report's population, a model for each hostile string, lineage, predictions, a depth profile, backgrounds."""
     kept = [one for one in population() if one.status == "indexed"]
     hostile = [
-        replace(one, model=f"{evil}/{place}{evil}", author=evil, datasets=(evil,) if evil else (), raw=(evil,) if evil else None)
+        replace(
+            one,
+            model=f"{evil}/{place}{evil}",
+            author=evil,
+            datasets=(evil,) if evil else (),
+            raw=(evil,) if evil else None,
+        )
         for place, (one, evil) in enumerate(zip(family(each=5, seed=5), EVIL, strict=True))
     ]
     models = [*kept, *hostile]
@@ -35,7 +41,9 @@ def plant(folder: Path) -> Path:
         connection.execute(
             "UPDATE records SET relative_norm = 0.001 * model_id, delta_norm = 0.1 * model_id WHERE NOT is_copy"
         )
-        connection.execute("UPDATE deltas SET relative_norm = 0.01 * layer + 0.02 * length(family) / 5, norm = 1 + layer")
+        connection.execute(
+            "UPDATE deltas SET relative_norm = 0.01 * layer + 0.02 * length(family) / 5, norm = 1 + layer"
+        )
         connection.executemany(
             "INSERT INTO backgrounds VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
             [[BASE, similarity, share] for similarity, share in ((0.95, 0.002), (0.5, 0.1), (-0.5, 0.9))],
@@ -47,7 +55,9 @@ def plant(folder: Path) -> Path:
             "(1, 'e', NULL, 'tuned from the base', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now())",
             [EVIL[0]],
         )
-        connection.execute("INSERT INTO tags VALUES (1, 'pytorch'), (1, ?), (3, 'base_model:merge:far/away')", [EVIL[0]])
+        connection.execute(
+            "INSERT INTO tags VALUES (1, 'pytorch'), (1, ?), (3, 'base_model:merge:far/away')", [EVIL[0]]
+        )
         connection.execute(
             "INSERT INTO evaluations VALUES (1, 'text-classification', 'data/set0', ?, NULL, 'test', 'accuracy', 0.91, false)",
             [EVIL[0]],
@@ -81,34 +91,37 @@ def plant_many(folder: Path, count: int, dimensions: int = 24, seed: int = 0) ->
     """An atlas of ``count`` models in some two hundred groups, by SQL: it says nothing, and is made in seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(seed)
-    with duckdb.connect(str(folder / "atlas.duckdb"), config={"storage_compatibility_version": STORAGE_VERSION}) as connection:
+    with duckdb.connect(
+        str(folder / "atlas.duckdb"), config={"storage_compatibility_version": STORAGE_VERSION}
+    ) as connection:
         connection.execute(schema_sql())
+        connection.execute("CREATE TEMP MACRO drawn(i, what, below) AS (hash(i, what) % below)::INTEGER")
         connection.execute("BEGIN")
         connection.execute("INSERT INTO atlas_info VALUES (?, 1, ?, 'test', ?)", [SCHEMA_VERSION, BEGAN, count + 1])
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [BASE])
         connection.execute(
             "INSERT INTO fine_tunes (model_id, model, base, author, status, relation, downloads, likes, licence, created, "
-            "pipeline_tag) SELECT i, format('author{}/roberta-base-finetuned-set{}-{}', hash(i) % 4000, hash(i, 1) % 200, i), "
-            "?, format('author{}', hash(i) % 4000), 'indexed', CASE WHEN hash(i, 2) % 9 = 0 THEN 'adapter' ELSE 'finetune' END, "
-            "floor(exp((hash(i, 3) % 1000) / 90.0)), hash(i, 4) % 50, ['mit', 'apache-2.0', NULL, 'cc-by-4.0'][1 + hash(i, 5) % 4], "
-            "TIMESTAMP '2022-01-01' + to_hours((hash(i, 6) % 35000)::INTEGER), 'text-classification' "
+            "pipeline_tag) SELECT i, format('author{}/roberta-base-finetuned-set{}-{}', drawn(i, 0, 4000), drawn(i, 1, 200), i), "
+            "?, format('author{}', drawn(i, 0, 4000)), 'indexed', CASE WHEN drawn(i, 2, 9) = 0 THEN 'adapter' ELSE 'finetune' END, "
+            "floor(exp(drawn(i, 3, 1000) / 90.0)), drawn(i, 4, 50), ['mit', 'apache-2.0', NULL, 'cc-by-4.0'][1 + drawn(i, 5, 4)], "
+            "TIMESTAMP '2022-01-01' + to_hours(drawn(i, 6, 35000)), 'text-classification' "
             "FROM range(1, ? + 1) AS found(i)",
             [BASE, count],
         )
         connection.execute(
-            "INSERT INTO records (model_id, record_key, relative_norm) SELECT i, 'k', 0.001 + (hash(i, 7) % 1000) / 9000.0 "
+            "INSERT INTO records (model_id, record_key, relative_norm) SELECT i, 'k', 0.001 + (drawn(i, 7, 1000)) / 9000.0 "
             "FROM range(1, ? + 1) AS found(i)",
             [count],
         )
         connection.execute(
-            "INSERT INTO model_datasets SELECT i, format('data/set{}', hash(i, 1) % 200), NULL, 'x', 'card' "
-            "FROM range(1, ? + 1) AS found(i) WHERE hash(i, 8) % 3 > 0",
+            "INSERT INTO model_datasets SELECT i, format('data/set{}', drawn(i, 1, 200)), NULL, 'x', 'card' "
+            "FROM range(1, ? + 1) AS found(i) WHERE drawn(i, 8, 3) > 0",
             [count],
         )
         connection.execute(
             "INSERT INTO deltas (model_id, stack, layer, family, out_features, in_features, norm, relative_norm, energy, "
-            "singular_values, rank_50) SELECT i, '', layer, 'query', 8, 8, 1, 0.01, 0.5 + (hash(i) % 400) / 1000.0, [1.0], "
-            "1 + hash(i, layer) % 8 FROM range(1, ? + 1) AS found(i), range(4) AS layers(layer)",
+            "singular_values, rank_50) SELECT i, '', layer, 'query', 8, 8, 1, 0.01, 0.5 + (drawn(i, 0, 400)) / 1000.0, [1.0], "
+            "1 + drawn(i, layer, 8) FROM range(1, ? + 1) AS found(i), range(4) AS layers(layer)",
             [count],
         )
         connection.execute(
@@ -117,7 +130,7 @@ def plant_many(folder: Path, count: int, dimensions: int = 24, seed: int = 0) ->
             [count, count],
         )
         groups = np.array([row[0] for row in connection.execute(
-            "SELECT (hash(i, 1) % 200)::INTEGER FROM range(1, ? + 1) AS found(i)", [count]
+            "SELECT drawn(i, 1, 200) FROM range(1, ? + 1) AS found(i)", [count]
         ).fetchall()])  # fmt: skip
         matrix = draw.normal(size=(200, dimensions))[groups] + 0.5 * draw.normal(size=(count, dimensions))
         matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)

@@ -19,7 +19,10 @@ globalThis.pageData = (() => {
   for (const number of told.numbers) number.values = orNull(array(number.values));
   for (const coloring of told.colorings) {
     if (coloring.kind === "groups") coloring.codes = array(coloring.codes);
-    else coloring.values = orNull(array(coloring.values));
+    else {
+      const { kind, low, high, values } = told.numbers.find(({ name }) => name === coloring.column);
+      Object.assign(coloring, { kind, low, high, values });
+    }
   }
   told.backgrounds = told.shares.some((share) => !Number.isNaN(share));
   told.neighboursOf = (i) => {

@@ -140,8 +140,10 @@ function search(text) {
 
 // ---- colours ----
 
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
 function isDark() {
-  return state.theme === "system" ? matchMedia("(prefers-color-scheme: dark)").matches : state.theme === "dark";
+  return state.theme === "system" ? systemIsDark.matches : state.theme === "dark";
 }
 
 function theme() {
@@ -204,10 +206,10 @@ function textOf(name, i) {
 
 // What there is to say of a model, as [name, text].
 function factsOf(i) {
-  const facts = facets.map(({ name, none, label, of }) => [
+  const facts = facets.filter(({ name, hidden }) => !hidden || textOf(name, i)).map(({ name, none, label, of }) => [
     (label ?? name) + (of(i).length > 1 ? "s" : ""), textOf(name, i) ?? none,
   ]);
-  for (const number of numbers) facts.push([number.label ?? number.name, valueText(number, number.values[i])]);
+  for (const number of numbers.filter(({ name, values }) => values[i] !== null || name === "downloads")) facts.push([number.label ?? number.name, valueText(number, number.values[i])]);
   for (const coloring of data.colorings) {
     if (coloring.column in facet || coloring.column in state.range) continue;
     const code = coloring.kind === "groups" ? coloring.codes[i] : NONE;

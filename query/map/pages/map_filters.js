@@ -2,13 +2,13 @@
 
 const MOST_LISTED = 100; // values of a facet before it asks for a part of the name
 
-function makeFilter({ name: title, label = title, names, none, of }) {
+function makeFilter({ name: title, label = title, names, none, of, opens: isOpen }) {
   const chosen = state.chosen[title];
   const word = element("input", { type: "search", placeholder: "part of its name", "aria-label": `Find a ${label}` });
   const clear = element("button", { type: "button", className: "plain" }, "Clear");
   const options = element("div", { className: "options", role: "group", "aria-label": `Filter by ${label}` });
   const summary = element("summary");
-  const box = element("details", {}, summary, element("div", { className: "row" }, word, clear), options);
+  const box = element("details", { open: Boolean(isOpen) }, summary, element("div", { className: "row" }, word, clear), options);
 
   const show = (opens = false) => {
     summary.textContent = `Filter by ${label}` + (chosen.size ? ` (${chosen.size} chosen)` : "");

@@ -5,7 +5,8 @@ const BINS = 24;
 // The bin of a value: on a logarithmic scale zeros, and what else lies below its lower end, are in the first one.
 function binOf(number, value) {
   if (number.kind === "log" && value < number.low) return 0;
-  const first = number.kind === "log" && number.values.includes(0) ? 1 : 0;
+  number.hasZeros ??= number.values.includes(0);
+  const first = number.kind === "log" && number.hasZeros ? 1 : 0;
   return Math.min(BINS - 1, first + Math.floor(shareOfScale(number, value) * (BINS - first)));
 }
 
