@@ -56,7 +56,7 @@ def site(held: HeldAtlas, token: str) -> ASGIApp:
         Route("/where", pages.where),
         Route("/sql", pages.sql),
     ]
-    inner = Router([Mount("/{token}", routes=routes)], redirect_slashes=False)
+    inner = Router([Mount("/{token}", Router(routes, redirect_slashes=False))], redirect_slashes=False)
     return _WithHeaders(TrustedHostMiddleware(_Guarded(inner, token), allowed_hosts=list(HOSTS), www_redirect=False))
 
 
