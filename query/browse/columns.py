@@ -104,18 +104,20 @@ def _facets(columns: Mapping[str, Sequence[Any]], clusters: list[str | None] | N
     odd = [
         [words for name, words in _ODDITIES.items() if columns[name][row]] for row in range(len(columns["model_id"]))
     ]
+    later = {"follows": True}  # its filter stands below the histograms
+    aside = {"hidden": True}  # it is no column of the table, and told only where it is known
     found = [
         facet_of_many("dataset", columns["datasets"], "no dataset named") | {"opens": True},
-        facet("author", columns["author"]),
-        facet("licence", [one or None for one in columns["licence"]], "none named"),
         facet("relation", columns["relation"]) | {"opens": True},
-        facet("predicted", columns["likely"], "not predicted") | {"label": "predicted"},
-        facet("task", columns["pipeline_tag"], "not known") | {"hidden": True},
-        facet("head", columns["head_class"], "not known") | {"hidden": True},
-        facet_of_many("oddity", odd, "nothing odd") | {"hidden": True},
+        facet("author", columns["author"]) | later,
+        facet("licence", [one or None for one in columns["licence"]], "none named") | later,
+        facet("predicted", columns["likely"], "not predicted") | later,
+        facet("task", columns["pipeline_tag"], "not known") | later | aside,
+        facet("head", columns["head_class"], "not known") | later | aside,
+        facet_of_many("oddity", odd, "nothing odd") | later | aside,
     ]
     if clusters is not None and any(clusters):
-        found.insert(1, facet("cluster", clusters, "in no cluster"))
+        found.insert(2, facet("cluster", clusters, "in no cluster") | later)
     return [one for one in found if one["names"] or one["name"] in ("dataset", "author", "relation")]
 
 

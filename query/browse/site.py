@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HOSTS = ("127.0.0.1", "localhost")
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -47,6 +47,7 @@ def site(held: HeldAtlas, token: str) -> ASGIApp:
     routes = [
         Route("/", pages.page),
         Route("/browse.css", pages.style),
+        Route("/icon.svg", pages.icon),
         Route("/load.js", pages.loader),
         Route("/browse.js", pages.script),
         Route("/data", pages.data),
@@ -120,6 +121,7 @@ class _Pages:
         self._texts = {
             "page": _file("browse", "browse.html"),
             "style": _file("map", "map.css") + _file("browse", "browse.css"),
+            "icon": _file("browse", "icon.svg"),
             "loader": _file("browse", LOADER),
             "script": _joined(),
         }
@@ -132,6 +134,10 @@ class _Pages:
     def style(self, request: Request) -> Response:
         """How it looks."""
         return self._text("style", "text/css")
+
+    def icon(self, request: Request) -> Response:
+        """What stands in the tab."""
+        return self._text("icon", "image/svg+xml")
 
     def loader(self, request: Request) -> Response:
         """The first script."""
@@ -204,5 +210,5 @@ def _joined() -> str:
 
 
 def _file(folder: str, name: str) -> str:
-    assert re.fullmatch(r"[a-z_]+\.(html|css|js)", name)
+    assert re.fullmatch(r"[a-z_]+\.(html|css|js|svg)", name)
     return (files(f"query.{folder}") / "pages" / name).read_text(encoding="utf-8")

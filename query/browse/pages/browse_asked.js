@@ -63,10 +63,12 @@ part("where").addEventListener("keydown", (event) => {
 // ---- SQL ----
 
 const statement = part("statement");
+const LONGEST_CELL = 200; // characters
 
 function cellText(value) {
   if (value === null) return "–";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  return text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text;
 }
 
 // A table of rows; the names of models that are on the page can be chosen.

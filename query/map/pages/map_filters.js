@@ -1,6 +1,7 @@
 // Filters, each of which counts what all the others let pass.
 
 const MOST_LISTED = 100; // values of a facet before it asks for a part of the name
+const FEW = 3; // values among which nobody searches
 
 function makeFilter({ name: title, label = title, names, none, of, opens: isOpen }) {
   const chosen = state.chosen[title];
@@ -13,6 +14,7 @@ function makeFilter({ name: title, label = title, names, none, of, opens: isOpen
   const show = (opens = false) => {
     summary.textContent = `Filter by ${label}` + (chosen.size ? ` (${chosen.size} chosen)` : "");
     clear.hidden = !chosen.size;
+    word.hidden = names.length <= FEW && !word.value;
     if (!box.open && !opens) return;
     const models = countsOf(title, of);
     const most = Math.max(1, ...models.values());
@@ -75,7 +77,9 @@ function clearFilters() {
   for (const [, , clear] of furtherTests) clear();
 }
 
+const usable = facets.filter(({ names }) => names.length > 1);
 const filters = [
-  ...facets.filter(({ names }) => names.length > 1).map(makeFilter),
-  ...numbers.filter(({ low, high }) => high > low).map(makeHistogram), showActive,
+  ...usable.filter(({ follows }) => !follows).map(makeFilter),
+  ...numbers.filter(({ low, high }) => high > low).map(makeHistogram),
+  ...usable.filter(({ follows }) => follows).map(makeFilter), showActive,
 ];
