@@ -44,19 +44,19 @@ def browse(
             f"Browsing needs starlette and uvicorn, which cannot be imported ({error}).", install("browse")
         ) from error
     canonical = None if base is None else atlas.base_named(base)
-    token = secrets.token_urlsafe(24)
+    token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
+    behind = "" if canonical is None else f"#base={quote(canonical, safe='')}"
     with _bound(port) as listening:
         held = HeldAtlas(atlas, method)
         config = uvicorn.Config(
-            site(held, token), log_config=None, access_log=False, server_header=False, lifespan="off", ws="none",
-            loop="asyncio", http="h11", timeout_graceful_shutdown=_GRACE,
+            site(held, token, ticket, behind), log_config=None, access_log=False, server_header=False, lifespan="off",
+            ws="none", loop="asyncio", http="h11", timeout_graceful_shutdown=_GRACE,
         )  # fmt: skip
-        address = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/{token}/"
-        address += "" if canonical is None else f"#base={quote(canonical, safe='')}"
-        told(address)
+        root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
+        told(f"{root}{token}/{behind}")
         try:
             if opens:
-                webbrowser.open(address)
+                webbrowser.open(root + ticket)
             uvicorn.Server(config).run(sockets=[listening])
         finally:
             held.stop()

@@ -38,8 +38,12 @@ LOADER = "load.js"
 OWN_SCRIPTS = ("browse_data.js", "browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
 
 
-def site(held: HeldAtlas, token: str) -> ASGIApp:
-    """The application. Everything it serves lies under ``/token/``; any other request is refused."""
+def site(held: HeldAtlas, token: str, ticket: str = "", behind: str = "") -> ASGIApp:
+    """The application. Everything it serves lies under ``/token/``; any other request is refused.
+
+    ``ticket``: ``/ticket`` leads to the page once, for a browser that is started with an address which everybody on the
+    machine can read in the list of processes. ``behind``: what stands behind the page's address then.
+    """
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.routing import Mount, Route, Router
 
@@ -58,22 +62,28 @@ def site(held: HeldAtlas, token: str) -> ASGIApp:
         Route("/sql", pages.sql),
     ]
     inner = Router([Mount("/{token}", Router(routes, redirect_slashes=False))], redirect_slashes=False)
-    return _WithHeaders(TrustedHostMiddleware(_Guarded(inner, token), allowed_hosts=list(HOSTS), www_redirect=False))
+    return _WithHeaders(
+        TrustedHostMiddleware(_Guarded(inner, token, ticket, behind), allowed_hosts=list(HOSTS), www_redirect=False)
+    )
 
 
 class _Guarded:
-    """Lets nothing pass but a GET of an address with the token."""
+    """Lets nothing pass but a GET of an address with the token, or the first with the ticket."""
 
-    def __init__(self, inner: ASGIApp, token: str) -> None:
+    def __init__(self, inner: ASGIApp, token: str, ticket: str, behind: str) -> None:
         self._inner, self._token = inner, token
+        self._ticket, self._behind = ticket, behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.responses import PlainTextResponse
+        from starlette.responses import PlainTextResponse, RedirectResponse
 
         if scope["type"] != "http":
             return
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-        if not secrets.compare_digest(given.encode(), self._token.encode()):
+        if self._ticket and secrets.compare_digest(given.encode(), self._ticket.encode()):
+            self._ticket = ""
+            await RedirectResponse(f"/{self._token}/{self._behind}", 303)(scope, receive, send)
+        elif not secrets.compare_digest(given.encode(), self._token.encode()):
             await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
             await PlainTextResponse("An atlas is only read here.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)

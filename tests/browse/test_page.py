@@ -50,6 +50,7 @@ def test_what_is_there_at_first(page):
                        "for (let i = 0; i < p.length; i += 4) s.add(p[i] * 65536 + p[i+1] * 256 + p[i+2]); return s.size")  # fmt: skip
     page.console()  # the browser advises on reading pixels
     assert colours > 20
+    assert {"data/set0", "data/set2"} <= {one["text"] for one in page.run("return names")}  # beside their groups
 
 
 def test_histograms_facets_map_and_table_filter_each_other(page):

@@ -52,7 +52,7 @@ function writeNames(on) {
   const seen = new Set();
   const step = Math.ceil(count / MOST_AVOIDED);
   for (let i = 0; i < count; i += step) {
-    if (!shown[i]) continue;
+    if (!shown[i] || !isPlaced(i)) continue;
     const [x, y] = [screenX(i), screenY(i)];
     if (x < -80 || y < -80 || x > view.width + 80 || y > view.height + 80) continue;
     points.push([x, y, coloring.codes[i]]);

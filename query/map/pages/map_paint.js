@@ -50,6 +50,7 @@ const REST = 90; // milliseconds
 const sheet = document.createElement("canvas");
 const sheetPen = sheet.getContext("2d");
 let painted = null; // the view that the sheet was painted for
+let paintedAt = null; // when it was first painted, in milliseconds since the page was asked for
 let movedAt = -Infinity;
 let settling = 0;
 
@@ -100,6 +101,7 @@ function paintSheet() {
   }
   finish();
   writeNames(sheetPen);
+  paintedAt ??= performance.now();
 }
 
 // Few points, at fractions of pixels.
