@@ -10,6 +10,8 @@ from indexer.cli.options import index_change_of, index_options, length_option
 from indexer.console.terminal import atlas_option, emit, output_options
 from indexer.console.typed import as_typed
 
+ROWS = ("csv", "jsonl")  # formats of one row a thing, whatever the command
+
 
 def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
     from indexer.records.representation import REPRESENTATIONS
@@ -25,7 +27,8 @@ def status(atlas: str, output: str) -> None:
     from indexer.atlas import AtlasFolder
     from indexer.publish.maintenance import status as status_of
 
-    emit(status_of(AtlasFolder(atlas)), output)
+    found = status_of(AtlasFolder(atlas))
+    emit(found["bases"] if output in ROWS else found, output)
 
 
 @click.command()
@@ -44,8 +47,11 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
     from indexer.publish.verification import verify as verify_atlas
 
     found = verify_strictly(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
+    rows = [one.as_row() | {"problem": as_typed(one.problem)} for one in found]
     emit(
-        {"ok": not found, "disagreements": [one.as_row() | {"problem": as_typed(one.problem)} for one in found]}, output
+        rows if output in ROWS else {"ok": not found, "disagreements": rows},
+        output,
+        columns=["kind", "what", "problem"],
     )
     if found:
         context.exit(1)
