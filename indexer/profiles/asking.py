@@ -79,9 +79,9 @@ class ProbeChoice:
 
 
 def fitting_probe(choice: ProbeChoice, subject: Subject, shared: Probe, tokens: Tokens | None) -> Probe:
-    """``shared``, the base's probe, where its ids mean the same to this model; else one of the model's own words.
+    """``shared`` itself, the base's probe, where its ids mean the same to this model; else one of the model's own words.
 
-    ``tokens`` are the base's. Against another probe there is no drift.
+    ``tokens`` are the base's. Against another probe there is no drift, be its ids the same.
     """
     if shared.ids is None or subject.layers.takes_images:
         return shared
