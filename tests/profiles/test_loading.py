@@ -268,7 +268,9 @@ def bomb(width: int, height: int) -> bytes:
     [
         (b"no image at all", "no image"),
         (b"", "no image"),
-        (bomb(40_000, 25_000), "pixels|no image"),
+        (bomb(40_000, 25_000), "more than 67108864 pixels"),
+        (bomb(9_600, 9_600), "more than 67108864 pixels"),
+        (bomb(8_193, 8_193), "more than 67108864 pixels"),
         (bomb(8, 8), "no image"),
     ],
 )
