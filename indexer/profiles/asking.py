@@ -79,7 +79,7 @@ class ProbeChoice:
 
 
 def fitting_probe(choice: ProbeChoice, subject: Subject, shared: Probe, tokens: Tokens | None) -> Probe:
-    """``shared`` itself, the base's probe, where its ids mean the same to this model; else one of the model's own words.
+    """``shared`` itself, the base's probe, where its ids mean the same to this model; else one of its own words.
 
     ``tokens`` are the base's. Against another probe there is no drift, be its ids the same.
     """
