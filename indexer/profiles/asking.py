@@ -75,7 +75,8 @@ class ProbeChoice:
         tokens = fitting_tokens(layers, TOKENS)
         if name == "random":
             return random_probe(layers, tokens=tokens, seed=self.seed)
-        return text_probe(self.words(), needed(subject.tokens, subject.name).encode, tokens=tokens)
+        own = needed(subject.tokens, subject.name, "Use --probe random.")
+        return text_probe(self.words(), own.encode, tokens=tokens)
 
 
 def fitting_probe(choice: ProbeChoice, subject: Subject, shared: Probe, tokens: Tokens | None) -> Probe:

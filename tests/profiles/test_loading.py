@@ -281,3 +281,9 @@ def test_images_that_are_none_are_refused(tmp_path, content, told):
         read_image(path, (3, 16, 16))
     with pytest.raises(AtlasError, match="no file"):
         read_image(tmp_path / "missing.png", (3, 16, 16))
+
+
+def test_what_the_library_remarks_on_a_config_is_not_shown(tmp_path, capfd):
+    folder = changed_config(saved(tmp_path / "model", "gpt2"), bos_token_id=50256, eos_token_id=50256)
+    read(folder)
+    assert capfd.readouterr() == ("", "")
