@@ -10,13 +10,16 @@ from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, output_options, say
 from query.cli.batch import STDIN, names_on_stdin
-from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell
-from query.cli.predictions import keep_predictions, predict_batch
-
-seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of chance.")
-theme_option = click.option(
-    "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."
+from query.cli.options import (
+    base_option,
+    details_option,
+    opened_atlas,
+    representation_option,
+    seed_option,
+    tell,
+    theme_option,
 )
+from query.cli.predictions import keep_predictions, predict_batch
 
 
 @click.command()

@@ -15,9 +15,9 @@ from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
 from query.predict.documented import Documented, Documents
 from query.predict.evidence import Evidence, Reals, Witnesses
-from query.predict.groups import Voices, own_datasets, voices_of
 from query.predict.learning import TOO_FEW, Learnt, learn, lessons
 from query.predict.subject import Repeat, Subject, read_subject, subject_of
+from query.predict.sweeps import Sweeps, own_datasets, sweeps_of
 from query.results import Result
 from query.statistics.likeness import similarities
 from query.wording import counted, percent
@@ -47,7 +47,7 @@ class Voter:
 class Answer:
     """One dataset, or "none of these".
 
-    ``votes``: of the k nearest voices, the nearest one's being 1; ``authors``: how many people they are;
+    ``votes``: of the k nearest sweeps, the nearest one's being 1; ``authors``: how many people they are;
     ``models``: theirs, the largest vote first. ``vectors`` and ``head``: the probability by either alone, None
     where the model has none. ``declared``: the model names it itself, which had no part in the rest.
     """
@@ -181,9 +181,9 @@ def predict_subject(subject: Subject, documents: Documents, *, k: int, represent
         )
     vector = np.zeros(documents.vectors.shape[1], np.float32) if subject.vector is None else subject.vector
     everyone = documents.with_undocumented(vector, subject.name, subject.author, subject.head)
-    voices = voices_of(everyone.authors, everyone.datasets)
-    mine = int(voices.authors[-1])
-    rows = np.append(lessons(voices.of_model, voices.authors == mine), len(everyone.models) - 1)
+    sweeps = sweeps_of(everyone.authors, everyone.datasets)
+    mine = int(sweeps.authors[-1])
+    rows = np.append(lessons(sweeps.of_model, sweeps.authors == mine), len(everyone.models) - 1)
     witnesses = Witnesses.of(everyone, k, rows)
     learnt = learn(witnesses, [mine])
     evidence = witnesses.evidence(np.array([len(rows) - 1]))
@@ -198,7 +198,7 @@ def predict_subject(subject: Subject, documents: Documents, *, k: int, represent
         calibrated=learnt.is_calibrated,
         declared=subject.declared,
         repeats=subject.repeats,
-        answers=_answers(subject, learnt, evidence, witnesses.voices, voters, kind),
+        answers=_answers(subject, learnt, evidence, witnesses.sweeps, voters, kind),
         voters=voters,
         notes=_notes(subject, everyone, voters, learnt, kind),
     )
@@ -212,18 +212,18 @@ def _kind(subject: Subject) -> str:
 
 def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
     """Who voted for the last of the documents, the largest vote first."""
-    documents, voices = witnesses.documents, witnesses.voices
+    documents, sweeps = witnesses.documents, witnesses.sweeps
     weights = evidence.weights.tocoo()
     found = []
-    for voice, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
-        members = np.flatnonzero(voices.of_model == voice)
+    for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
+        members = np.flatnonzero(sweeps.of_model == sweep)
         similarity = similarities(documents.vectors[-1:], documents.vectors[members], documents.blocks)[0]
         nearest = int(members[np.argmax(similarity)])
         found.append(
             Voter(
                 model=documents.models[nearest],
                 author=documents.authors[nearest],
-                datasets=voices.sets[voice],
+                datasets=sweeps.sets[sweep],
                 similarity=float(similarity.max()),
                 vote=float(weight),
             )
@@ -232,7 +232,7 @@ def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
 
 
 def _answers(
-    subject: Subject, learnt: Learnt, evidence: Evidence, voices: Voices, voters: Sequence[Voter], kind: str
+    subject: Subject, learnt: Learnt, evidence: Evidence, sweeps: Sweeps, voters: Sequence[Voter], kind: str
 ) -> tuple[Answer, ...]:
     """All answers that somebody else names, and "none of these", the most probable first."""
     chances: dict[str, Reals] = {name: each[0] for name, each in learnt.probabilities(evidence).items()}
@@ -240,7 +240,7 @@ def _answers(
     present = np.append(evidence.present[0], True)
     own = own_datasets(frozenset(subject.declared))
     answers = []
-    for column, dataset in enumerate([*voices.answers, NONE_OF_THESE]):
+    for column, dataset in enumerate([*sweeps.answers, NONE_OF_THESE]):
         if not present[column]:
             continue
         heard = [voter for voter in voters if dataset in voter.datasets and voter.vote > 0]

@@ -16,8 +16,8 @@ from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
 from query.lookup import Asked, asked_model, with_vector
-from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
+from query.predict.sweeps import Floats
 
 if TYPE_CHECKING:
     from indexer.records.record import Record
