@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from indexer.errors import AtlasError, install
 from query.browse.places import Placed
 from query.map.coloring import ColorGroups, coloring
-from query.map.map import MOST_CLUSTERED, place_models
+from query.map.map import MOST_CLUSTERED, models_to_place, place_models
 from query.map.points import how_placed, what_axes_are
 from query.reader import AtlasReader
 
@@ -19,7 +19,8 @@ def placed_models(atlas: AtlasReader, base: str, method: str) -> Placed:
     notes: tuple[str, ...] = ()
     if method == "umap" and find_spec("umap") is None:
         method, notes = "pca", (f"The map is a PCA, as umap-learn is not installed. {install('studies')}",)
-    population, projection, further = place_models(atlas, base, method)
+    population = models_to_place(atlas, base)
+    projection, further = place_models(population, method)
     clusters: list[str | None] = [None] * len(population.ids)
     if len(population.ids) <= MOST_CLUSTERED:
         found = coloring(atlas, population, "cluster")

@@ -87,8 +87,9 @@ def model_map(
     or a column of the view ``models`` (see :func:`query.map.coloring.coloring`). Raises AtlasError where there is
     no model to place, an unknown method or column, or a representation that is not published.
     """
-    population, placed, notes = place_models(atlas, base, method, representation, seed)
-    chosen = coloring(atlas, population, color, seed)
+    population = models_to_place(atlas, base, representation)
+    chosen = coloring(atlas, population, color, seed)  # before the work: there may be no such column
+    placed, notes = place_models(population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
     others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
     return ModelMap(
@@ -108,10 +109,8 @@ def model_map(
     )
 
 
-def place_models(
-    atlas: AtlasReader, base: str | None, method: str = "umap", representation: str = "input", seed: int = 0
-) -> tuple[Population, Projection, tuple[str, ...]]:
-    """The distinct fine-tunes of ``base``, where they lie, and what is to be said of that. Raises AtlasError."""
+def models_to_place(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
+    """The distinct fine-tunes of ``base``. Raises AtlasError where there is none."""
     population = distinct(read_population(atlas, base, representation))
     if not len(population.ids):
         why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
@@ -119,8 +118,13 @@ def place_models(
             f"There is no model of {population.base} to place{why}.",
             f"Index more: `build({population.base!r})`",
         )
+    return population
+
+
+def place_models(population: Population, method: str = "umap", seed: int = 0) -> tuple[Projection, tuple[str, ...]]:
+    """Where the models lie, and what is to be said of that; see :func:`query.map.projection.project`."""
     placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
-    return population, placed, tuple(_notes(population, placed, method))
+    return placed, tuple(_notes(population, placed, method))
 
 
 def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
