@@ -10,12 +10,13 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from query.extras import to_frame
+from query.lookup import Asked
 from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
 from query.predict.documented import Documented, Documents
 from query.predict.evidence import Evidence, Reals, Witnesses
 from query.predict.learning import TOO_FEW, Learnt, learn, lessons
-from query.predict.subject import Repeat, Subject, read_subject
+from query.predict.subject import Repeat, Subject, read_subject, subject_of
 from query.predict.sweeps import Sweeps, own_datasets, sweeps_of
 from query.results import Result
 from query.statistics.likeness import similarities
@@ -149,8 +150,21 @@ def predict_asked(atlas: AtlasReader, model: str, known: Documented, *, k: int, 
     """The same from what is ``known`` already, for whoever asks after many models."""
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
+    return _predict_with(atlas, read_subject(atlas, model, base, known.representation), known, k)
+
+
+def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, representation: str = "input") -> Prediction:
+    """The same of an indexed model that is known by its id. Raises AtlasError."""
+    rows = atlas.rows("SELECT model, base, author, is_copy FROM models WHERE model_id = ?", [model_id])
+    if not rows:
+        raise AtlasError(f"The atlas holds no record of a model {model_id}.", "")
+    asked = Asked(rows[0]["model"], rows[0]["base"], rows[0]["author"], model_id, rows[0]["is_copy"])
+    subject = subject_of(atlas, asked, representation)
+    return _predict_with(atlas, subject, Documented(atlas, representation), k)
+
+
+def _predict_with(atlas: AtlasReader, subject: Subject, known: Documented, k: int) -> Prediction:
     representation = known.representation
-    subject = read_subject(atlas, model, base, representation)
     # Nor do models that it was made from, or that were made from it, speak: their data are not its own.
     without = () if subject.model_id is None else (subject.model_id, *relatives(atlas, subject.model_id))
     documents = known.of(subject.base, without)

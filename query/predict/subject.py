@@ -55,7 +55,11 @@ def read_subject(atlas: AtlasReader, model: str, base: str | None, representatio
 
     Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
     """
-    asked = asked_model(atlas, model, base, representation)
+    return subject_of(atlas, asked_model(atlas, model, base, representation), representation)
+
+
+def subject_of(atlas: AtlasReader, asked: Asked, representation: str) -> Subject:
+    """The same of a model that was looked up before."""
     atlas.published(asked.base, representation)
     facts = _read_facts(atlas, asked) if asked.record else _stored_facts(atlas, asked)
     silence = _why_silent(asked, facts)
