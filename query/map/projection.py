@@ -55,10 +55,10 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
 
     pca: the two directions of most variance, signs so that the largest loading is positive. umap (McInnes et al.,
     2018) from each vector's exact nearest neighbours, or from those that are known (``near``); tsne (van der Maaten &
-    Hinton, 2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then turned so that their longest direction lies along x, and
-    mirrored to agree with the PCA. Equal vectors get one place (without ``near``). One thread, because t-SNE's sums change with the
-    number of threads. Where all vectors lie in one plane, as up to three always do, or fewer than six differ,
-    the answer is the PCA whatever ``method`` is.
+    Hinton, 2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then turned so that their
+    longest direction lies along x, and mirrored to agree with the PCA. Equal vectors get one place (without ``near``).
+    One thread, because t-SNE's sums change with the number of threads. Where all vectors lie in one plane, as up to
+    three always do, or fewer than six differ, the answer is the PCA whatever ``method`` is.
 
     Time for 5,000 vectors of 1,368 numbers on one slow core: pca 2 s, umap 20 s with its import, tsne 70 s; for
     10,000: 3 s, 32 s, and minutes.
