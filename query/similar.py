@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
     from query.reader import AtlasReader, IndexedModel
+    from query.sql import Condition
 
 # As many neighbours as a publish stores of each model.
 STORED = 50
@@ -137,14 +136,13 @@ def similar(
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
     # The condition is judged in a process of its own: meanwhile vectors can be opened here.
-    with ThreadPoolExecutor(1) as pool:
-        judged = pool.submit(_fulfilling, atlas.database, where, atlas.stand_ins) if where is not None else None
-        try:
-            asked = asked_model(atlas, model, base, representation)
-            found = _similar(atlas, asked, k, judged, other_authors, representation, explain)
-        except BaseException:
-            _abandon(judged)
-            raise
+    condition = _asked_condition(atlas, where)
+    try:
+        asked = asked_model(atlas, model, base, representation)
+        found = _similar(atlas, asked, k, condition, other_authors, representation, explain)
+    finally:
+        if condition is not None:
+            condition.abandon()
     return SimilarModels(asked.name, asked.base, representation, tuple(found))
 
 
@@ -152,40 +150,32 @@ def _similar(
     atlas: AtlasReader,
     asked: Asked,
     k: int,
-    judged: Future[list[int]] | None,
+    condition: Condition | None,
     other_authors: bool,
     representation: str,
     explain: bool,
 ) -> list[Neighbour]:
     refuse_copy(asked)
     stored = asked.model_id is not None and asked.vector is None
-    if stored and k <= STORED and judged is None and not other_authors and not explain:
-        return _stored_neighbours(atlas, asked, k, representation)
+    if stored and k <= STORED and condition is None and not other_authors and not explain:
+        return stored_neighbours(atlas, asked, k, representation)
     asked = with_vector(atlas, asked, representation)
     assert asked.vector is not None
     index = atlas.index(asked.base, representation)
-    allowed = _allowed(atlas, asked, judged, other_authors)
+    allowed = _allowed(atlas, asked, condition, other_authors)
     found = index.search(asked.vector, k, allowed)
     return _described(atlas, asked, found, representation, explain)
 
 
-def _fulfilling(database: Path, where: str, stand_ins: list[str]) -> list[int]:
-    from query.sql import check_condition
+def _asked_condition(atlas: AtlasReader, where: str | None) -> Condition | None:
+    if where is None:
+        return None
+    from query.sql import asked_condition  # not at the top: few ask for one
 
-    return check_condition(database, where, stand_ins=stand_ins)
-
-
-def _abandon(judged: Future[list[int]] | None) -> None:
-    """The thread that waits for the condition is not to be waited for."""
-    if judged is not None and not judged.done():
-        from query.sql import abandon
-
-        abandon()
+    return asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
 
 
-def _allowed(
-    atlas: AtlasReader, asked: Asked, judged: Future[list[int]] | None, other_authors: bool
-) -> NDArray[np.int64]:
+def _allowed(atlas: AtlasReader, asked: Asked, condition: Condition | None, other_authors: bool) -> NDArray[np.int64]:
     """Ids that may be found, ascending, decided before the search."""
     statement = (
         "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
@@ -196,11 +186,11 @@ def _allowed(
     # As an array: rows of a large atlas would take longer to make than the search takes.
     found = atlas.connection.execute(statement, [asked.base, asked.model_id, other_authors, asked.author]).fetchnumpy()
     allowed: NDArray[np.int64] = found["model_id"].astype(np.int64)
-    return allowed if judged is None else np.intersect1d(allowed, np.asarray(judged.result(), dtype=np.int64))
+    return allowed if condition is None else np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
 
 
-def _stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: str) -> list[Neighbour]:
-    """Straight from the database: neither FAISS nor the vectors are opened."""
+def stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: str) -> list[Neighbour]:
+    """The ``k`` ≤ 50 nearest, straight from the database: neither FAISS nor the vectors are opened."""
     if not atlas.is_published(asked.base, representation):
         atlas.published(asked.base, representation)  # which says what is
     shares = _shared_of_stored(atlas, asked, representation)

@@ -33,11 +33,10 @@ from query.sandbox.locked import MEMORY, connect_locked
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["SqlResult", "check_condition", "connect_locked", "prepare", "run_sql"]
+__all__ = ["Condition", "SqlResult", "asked_condition", "check_condition", "connect_locked", "prepare", "run_sql"]
 
 PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 _prepared: list[subprocess.Popen[bytes]] = []
-_running: list[subprocess.Popen[bytes]] = []
 CONDITION_SECONDS = 20.0
 COLUMNS_NAMED = 6
 START_SECONDS = 10.0  # for the process to start on a busy machine, on top of the statement's own time
@@ -120,27 +119,47 @@ def run_sql(
     """
     statement = _as_utf8(statement, "The statement")
     request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}
-    answer = _ask_process({**request, "seconds": seconds, "parameters": parameters})
+    answer = _Question({**request, "seconds": seconds, "parameters": parameters}).answer()
     return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"], answer["types"])
 
 
-def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
-    """The model_id, ascending, of every row of ``view`` for which the condition ``where`` holds.
+@dataclass(frozen=True)
+class Condition:
+    """A condition that is being judged by a process of its own, while its owner does other things."""
+
+    where: str
+    _question: _Question
+
+    def model_ids(self) -> list[int]:
+        """The answer, waited for. Raises AtlasError as ``run_sql`` does."""
+        shown = self.where if len(self.where) <= 80 else self.where[:77] + "…"
+        try:
+            return [row[0] for row in self._question.answer()["rows"]]
+        except AtlasError as error:
+            message = f"`where` {shown!r}: {error.message}"
+            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `query sql`")) from error
+
+    def abandon(self) -> None:
+        """Nobody needs the answer any more; nothing happens where it was given."""
+        self._question.abandon()
+
+
+def asked_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> Condition:
+    """Ask for the model_id, ascending, of every row of ``view`` for which the condition ``where`` holds.
 
     The condition gets no more power than a SELECT, and must be one expression: what would end the WHERE clause
-    and go on is refused. Raises AtlasError as ``run_sql`` does.
+    and go on is refused. Whoever asks takes the answer or abandons it. Raises AtlasError where there is no condition.
     """
     where = _as_utf8(where, "`where`")
-    shown = where if len(where) <= 80 else where[:77] + "…"
     if not where.strip():
         raise AtlasError("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
-    try:
-        answer = _ask_process({**request, "seconds": CONDITION_SECONDS, "parameters": None})
-    except AtlasError as error:
-        message = f"`where` {shown!r}: {error.message}"
-        raise AtlasError(message, error.hint.replace("raise `seconds`", "use `query sql`")) from error
-    return [row[0] for row in answer["rows"]]
+    return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}))
+
+
+def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
+    """``asked_condition``, and its answer."""
+    return asked_condition(database, where, view, stand_ins=stand_ins).model_ids()
 
 
 def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
@@ -176,12 +195,6 @@ def prepare() -> None:
     _prepared.append(_started())
 
 
-def abandon() -> None:
-    """End the statements that other threads wait for: nobody needs their answers."""
-    for process in list(_running):
-        process.kill()
-
-
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", str(PROCESS)],
@@ -194,37 +207,55 @@ def _started() -> subprocess.Popen[bytes]:
     )
 
 
-def _ask_process(request: dict[str, Any]) -> dict[str, Any]:
-    seconds = request["seconds"]
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise AtlasError(f"A time limit of {seconds} s makes no sense.", "Give a number of seconds above 0.")
-    try:
-        question = json.dumps(request).encode()
-    except (TypeError, ValueError) as error:
-        raise AtlasError(
-            f"A parameter cannot be handed over: {error}.", "Give text, numbers, booleans or None."
-        ) from error
-    process = _prepared.pop() if _prepared else _started()
-    _running.append(process)
-    try:
-        output, complaint = process.communicate(question, timeout=seconds + START_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise _too_long(seconds) from error
-    finally:
-        _running.remove(process)
-        if process.poll() is None:  # too late, or nobody waits for it any more (Ctrl-C)
-            process.kill()
-            process.communicate()
-    answer = _answer_in(output)
-    if answer is None:
-        raise _death(process.returncode, complaint, seconds)
-    if answer.get("late"):
-        raise _too_long(seconds)
-    if answer.get("large"):
-        raise _too_much()
-    if "error" in answer:
-        raise AtlasError(answer["error"], answer.get("hint", ""))
-    return answer
+class _Question:
+    """A request that a process of its own has been given. Raises AtlasError where it cannot be handed over."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._seconds = request["seconds"]
+        if not (math.isfinite(self._seconds) and self._seconds > 0):
+            raise AtlasError(f"A time limit of {self._seconds} s makes no sense.", "Give a number of seconds above 0.")
+        try:
+            question = json.dumps(request).encode()
+        except (TypeError, ValueError) as error:
+            raise AtlasError(
+                f"A parameter cannot be handed over: {error}.", "Give text, numbers, booleans or None."
+            ) from error
+        self._process = _prepared.pop() if _prepared else _started()
+        assert self._process.stdin is not None
+        try:
+            with self._process.stdin as stdin:
+                stdin.write(question)
+        except BrokenPipeError:
+            pass  # it has ended: its answer is how
+        except BaseException:
+            self.abandon()
+            raise
+        self._process.stdin = None  # as ``communicate`` wants it where there is nothing to say
+
+    def answer(self) -> dict[str, Any]:
+        """What it says, waited for. Raises AtlasError where that is an error, or comes too late."""
+        try:
+            output, complaint = self._process.communicate(timeout=self._seconds + START_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise _too_long(self._seconds) from error
+        finally:
+            self.abandon()
+        answer = _answer_in(output)
+        if answer is None:
+            raise _death(self._process.returncode, complaint, self._seconds)
+        if answer.get("late"):
+            raise _too_long(self._seconds)
+        if answer.get("large"):
+            raise _too_much()
+        if "error" in answer:
+            raise AtlasError(answer["error"], answer.get("hint", ""))
+        return answer
+
+    def abandon(self) -> None:
+        """End the process where it has not ended: it is too late, or nobody waits for it any more (Ctrl-C)."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
 
 def _answer_in(output: bytes) -> dict[str, Any] | None:

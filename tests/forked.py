@@ -23,7 +23,10 @@ from importlib import import_module
 from typing import Any
 
 # They cost most of the start of a command, and start no threads before they are used.
-LOADED = ("torch", "numpy", "duckdb", "faiss", "pyarrow", "safetensors.torch", "click")
+LOADED = (
+    "torch", "numpy", "duckdb", "faiss", "pyarrow.parquet", "safetensors.torch", "click", "pandas", "yaml", "regex",
+    "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2",
+)  # fmt: skip
 # What Python itself asks of its environment, when it starts.
 _ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_")
 

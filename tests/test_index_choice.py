@@ -5,7 +5,8 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from indexer.atlas import AtlasFolder
-from indexer.cli import commands as cli
+from indexer.cli import main
+from indexer.cli.options import index_change_of
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice
@@ -32,14 +33,16 @@ def test_each_option_changes_one_thing():
 
 
 def test_options_of_the_command_say_no_more_than_they_were_given():
-    asked = [cli._index(dict(chosen)) for chosen in ({"index_memory": "4G"}, {"recall": 0.0}, {"index": "exact"}, {})]
+    asked = [
+        index_change_of(dict(chosen)) for chosen in ({"index_memory": "4G"}, {"recall": 0.0}, {"index": "exact"}, {})
+    ]
     assert asked == [IndexChange(memory=4 * 10**9), IndexChange(promised=0.0), IndexChange("exact"), None]
 
 
 def test_a_publish_that_says_one_thing_leaves_the_rest_and_a_later_representation_takes_it(atlas):
     represent(atlas, "spectrum", ASKED)
     assert chosen(atlas) == chosen(atlas, "spectrum") == ASKED
-    ran = CliRunner().invoke(cli.main, ["publish", "--atlas", str(atlas.root), "--index-memory", "4G", "--json"])
+    ran = CliRunner().invoke(main, ["publish", "--atlas", str(atlas.root), "--index-memory", "4G", "--json"])
     assert ran.exit_code == 0, ran.output
     after = IndexChoice("IVF256,Flat", 4 * 10**9, 0.5)
     assert chosen(atlas) == chosen(atlas, "spectrum") == after

@@ -9,8 +9,7 @@ import click
 from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, output_options
-from query.cli.options import base_option, details_option, opened_atlas, tell
-from query.cli.studies import seed_option, theme_option
+from query.cli.options import base_option, details_option, opened_atlas, seed_option, tell, theme_option
 
 layers_option = click.option("--layers", metavar="1,4", help="Only these; default all, or 12 evenly spaced.")
 recipe_option = click.option(

@@ -6,8 +6,7 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.terminal import atlas_option, output_options
-from query.cli.options import base_option, opened_atlas, representation_option, tell
-from query.cli.studies import theme_option
+from query.cli.options import base_option, opened_atlas, representation_option, tell, theme_option
 
 # As query.layers.parts.MEASURES, which stays unread until a question needs it.
 MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")

@@ -12,11 +12,12 @@ from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
 from query.cli.batch import STDIN, names_on_stdin, tell_batch
+from query.cli.browse import browse
 from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
 from query.cli.models import MODELS
-from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell
+from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell, theme_option
 from query.cli.serve import serve
 from query.cli.studies import STUDIES
 
@@ -79,6 +80,8 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
               help="How many of the nearest models: so many count; default as many as share its dataset.")  # fmt: skip
 @click.option("--no-kin", is_flag=True, help="Without models of its own family tree (after query lineage --all).")
 @click.option("--confusions", is_flag=True, help="Instead: which datasets are taken for which, beside chance.")
+@click.option("--out", metavar="FILE", help="Also draw it, by dataset: .png, .svg or .pdf.")
+@theme_option
 @details_option
 @atlas_option
 @output_options
@@ -89,6 +92,8 @@ def purity(
     k: int | None,
     no_kin: bool,
     confusions: bool,
+    out: str | None,
+    theme: str,
     details: bool,
     atlas: str,
     output: str,
@@ -97,11 +102,17 @@ def purity(
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """
+    from query.figures import checked_output
+
+    file = checked_output(out) if out else None
     with opened_atlas(atlas) as opened:
         result = opened.purity(base, representation=representation, k=k, kin=not no_kin, confusions=confusions)
         whole = result.to_dict(by_model=by == "model", confusions=confusions)
+        if file is not None:
+            result.write(file, theme)
         by = "confusion" if confusions else by
-        tell(result, output, rows=result.to_rows(by), whole=whole, table=result.table(details=details, by=by))
+        rows, table = result.to_rows(by), result.table(details=details, by=by)
+        tell(result, output, rows=rows, whole=whole, table=table, file=file)
 
 
 @main.command()
@@ -173,7 +184,7 @@ def _tell_oddities(opened: AtlasReader, model: str, base: str | None, found: Sim
         say(warning)
 
 
-for command in (lineage, serve):
+for command in (lineage, browse, serve):
     main.add_command(command)
 for study in (*STUDIES, *MODELS, *DEPTHS):
     main.add_command(study)

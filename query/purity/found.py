@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 from query.extras import to_frame
 from query.purity.confusions import Confusion
 from query.purity.labels import DatasetPurity
-from query.results import Result
+from query.results import Drawn
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
 from query.wording import counted, percent, span
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 _UNCONVINCING = 0.05  # p above which a number may be chance
 _SHOWN = 15  # datasets, models or pairs on a terminal
+_DRAWN = 40  # datasets in a picture
 _TITLES = {
     "dataset": "by dataset",
     "model": "by model",
@@ -78,7 +80,7 @@ class PurityScore:
 
 
 @dataclass(frozen=True, repr=False)
-class PurityResult(Result, PurityScore):
+class PurityResult(Drawn, PurityScore):
     """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
 
     ANSWERS_FIRST = True
@@ -98,6 +100,15 @@ class PurityResult(Result, PurityScore):
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Why an interval is missing."""
         return tuple(dict.fromkeys(filter(None, (self.interval_note, self.cross_author.interval_note))))
+
+    def figure(self, theme: str = "light") -> Figure:
+        """Dots for all models and for each dataset, beside chance. Raises AtlasError where matplotlib is missing."""
+        from query.purity.picture import purity_figure
+
+        others = {one.dataset: one for one in self.cross_author.by_dataset}
+        datasets = sorted(self.by_dataset, key=lambda one: (-one.purity, one.dataset))[:_DRAWN]
+        rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
+        return purity_figure([("all models", self, self.cross_author), *rows], theme)
 
     def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
         """The documented JSON object; the rows of single models, and of confused pairs, only on request."""

@@ -8,6 +8,7 @@ among the m_f nearest. A model with m_f = 0 is not scored but stays a candidate 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,9 +18,10 @@ from query.population import Population, components, representatives
 from query.purity.confusions import confused_pairs
 from query.purity.found import ModelPurity, PurityResult, PurityScore
 from query.purity.labels import Floats, LabelledOrder
-from query.purity.without import interval
-from query.statistics.intervals import TOO_FEW_AUTHORS
-from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
+from query.purity.without import MOST_UNITS, interval
+from query.statistics.intervals import TOO_FEW_AUTHORS, units_of
+from query.statistics.neighbours import Integers, codes_of, leave_out
+from query.statistics.order import neighbour_order
 
 _TIE = 1e-12  # two means that differ by less are the same sum in another order
 
@@ -38,9 +40,9 @@ def purity(
     ``trees``: the family tree of every model of the population; models of one tree are then no candidates of each
     other, and their label sets move as an author's do. ``confusions``: also which datasets are taken for which.
     ``k``: look at the k nearest instead of the m_f nearest (at all candidates where there are fewer).
-    Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10): far finer than float32, far
-    coarser than the noise of summing in another order, so that equal similarities are equal whatever the
-    blocks; ties go to the lower id. Raises ValueError on vectors that are not finite, ids that repeat, columns
+    Similarities are those of float64, compared in steps of 2^-32 (2.3e-10): far finer than float32, far coarser than
+    the noise of summing in another order, so that equal similarities are equal whatever the blocks; ties go to the
+    lower id (``query.statistics.order``). Raises ValueError on vectors that are not finite, ids that repeat, columns
     of different lengths, k < 1 or draws < 1.
 
     Interval: 95 %, from how purity moves when each author in turn is taken away (``query.purity.without``); none
@@ -61,7 +63,6 @@ def purity(
     labels = [names for names in datasets if names]
     rows = rows[[bool(names) for names in datasets]]
     if len(rows):
-        order = neighbour_order(population.vectors, rows, population.blocks)
         authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
         scores = []
@@ -69,6 +70,8 @@ def purity(
         alone = np.arange(len(rows), dtype=np.intp)
         kin = alone if trees is None else codes_of(trees[rows].tolist())
         families = authors if trees is None else _joined(authors, kin)
+        reach = _reach(labels, authors, families, k)
+        order = neighbour_order(population.vectors, rows, population.blocks, reach)
         for form, excluded in enumerate((kin, families)):
             leave_out(order, excluded)
             trial = LabelledOrder(order, excluded, labels, k)
@@ -84,6 +87,18 @@ def purity(
         k=k,
         cross_author=scores[1],
     )
+
+
+def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:
+    """Places of each list that the observed labels look at, at most.
+
+    As many as match, beyond those of the own family, which are left out, and of authors that are taken away.
+    """
+    holders = Counter(name for names in labels for name in names)
+    looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
+    away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
+    reach: Integers = looked_at + np.bincount(families)[families] + away
+    return reach
 
 
 def _joined(authors: Integers, kin: Integers) -> Integers:

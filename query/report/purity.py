@@ -8,10 +8,10 @@ from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.population import read_population
 from query.purity.found import verdict
+from query.purity.picture import purity_figure
 from query.purity.purity import PurityResult, PurityScore, purity
 from query.report.markup import Column, Part, code, told
 from query.report.pictures import add_picture
-from query.report.purity_picture import purity_figure
 from query.report.section import Section, Source, Writer
 from query.wording import count, decimal, percent, span
 
@@ -56,9 +56,10 @@ def write(source: Source) -> Section:
             decimal(other.purity), f"the same among other authors' models alone; by chance {decimal(other.chance)}"
         )
     _write_table(results, writer)
+    purest = sorted(scored, key=lambda one: -(one.purity or 0.0))
     add_picture(
         writer,
-        partial(purity_figure, scored),
+        partial(purity_figure, [(one.representation, one, one.cross_author) for one in purest]),
         "Dot plot of purity by representation: " + "; ".join(map(_in_a_line, scored)) + ".",
         "Purity by representation, the highest first, with 95 % intervals over authors. Filled: all neighbours, hollow:"
         " those by other authors. The grey ticks are chance: dots to the right of them know more than chance.",

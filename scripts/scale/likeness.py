@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from query.statistics.likeness import similarities
 from scripts.scale.facts import FAMILIES, HUB_2022, HUB_2023, LAW, Counted, Law
 from scripts.scale.labels import EVERY_FAMILY, Labels, draw_labels
 from scripts.scale.population import Population
@@ -27,16 +28,16 @@ DRAWS = 12
 
 # Figures, what they mean, and how far the two may be apart.
 FIGURES = {
-    "across": ("cosine, other data and author", 0.03),
+    "across": ("similarity, other data and author", 0.03),
     "across_spread": ("… its deviation", 0.025),
-    "author": ("cosine, same author, other data", 0.03),
-    "dataset": ("cosine, same data, other author", 0.04),
+    "author": ("similarity, same author, other data", 0.03),
+    "dataset": ("similarity, same data, other author", 0.04),
     "dataset_spread": ("… its deviation", 0.03),
-    "project": ("cosine, same author and data", 0.05),
+    "project": ("similarity, same author and data", 0.05),
     "project_spread": ("… its deviation", 0.05),
-    "adapter_across": ("cosine, adapter and full, other data", 0.02),
-    "adapter_dataset": ("cosine, adapter and full, same data", 0.04),
-    "nearest_5": ("nearest neighbour's cosine, 5th percentile", 0.06),
+    "adapter_across": ("similarity, adapter and full, other data", 0.02),
+    "adapter_dataset": ("similarity, adapter and full, same data", 0.04),
+    "nearest_5": ("nearest neighbour's similarity, 5th percentile", 0.06),
     "nearest_50": ("… median", 0.05),
     "nearest_95": ("… 95th percentile", 0.06),
     "nearest_same": ("share whose nearest has the same data", 0.06),
@@ -119,7 +120,7 @@ def measured_figures(atlas: Path, base: str | None = None) -> Real:
         for row, (author, name, relation) in enumerate(zip(found.authors, names, found.relations, strict=True))
     ]  # fmt: skip
     labels = _labels(models)
-    return Real(lengths.shape[1], labels, figures_of(found.vectors, labels))
+    return Real(lengths.shape[1], labels, figures_of(found.vectors, labels, found.blocks))
 
 
 def as_json(real: Real) -> dict[str, Any]:
@@ -171,13 +172,13 @@ def counted(labels: Labels) -> Counted:
     )
 
 
-def figures_of(vectors: Floats, labels: Labels) -> dict[str, float]:
-    """The figures of unit vectors (n, d) in which no two are the same upload and none is zero.
+def figures_of(vectors: Floats, labels: Labels, blocks: int = 0) -> dict[str, float]:
+    """The figures of vectors (n, d) of unit ``blocks`` (0: of unit norm) of which no two are the same upload.
 
-    Those of pairs that there are none of are left out.
+    Those of pairs that there are none of are left out. None of the vectors is zero.
     """
     count = len(vectors)
-    cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    cosines = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
     data, author = (column[:, None] == column for column in (labels.dataset, labels.author))
     full = ~labels.is_adapter
     both, mixed = full[:, None] & full, full[:, None] ^ full

@@ -115,12 +115,12 @@ def _changes(maker: Maker, work: Path, models: int, figures: Figures) -> None:
         figures.put(f"{name}_peak", published.peak_bytes)
         changed = rows_changed(before, database)
         figures.put(f"{name}_rows", sum(changed.values()))
-        figures.put(f"{name}_neighbours", changed["neighbours"])
+        figures.put(f"{name}_neighbours", changed["main.neighbours"])
     before.unlink()
 
 
 def rows_changed(before: Path, after: Path) -> dict[str, int]:
-    """Rows that are in one of two databases and not in the other, by table."""
+    """Rows that are in one of two databases and not in the other, by table with its schema ("main.deltas")."""
     with duckdb.connect() as connection:
         connection.execute("SET memory_limit = '4GB'")
         for name, path in (("before", before), ("after", after)):

@@ -17,12 +17,13 @@ import numpy as np
 
 from indexer.atlas import STORAGE_VERSION, schema_sql
 from indexer.publish.tables import Tables
-from indexer.publish.uncentred import of_unit_blocks
 from indexer.publish.vectors import Incoming, PublishedVectors
 from indexer.records.representation import DEFAULT, representation_named
+from indexer.vectors.centre import Centre
 from indexer.vectors.published import Published, read_published
 from scripts.scale.asking import recall_of
 from scripts.scale.cards import BASE
+from scripts.scale.centring import as_published, centre_of_drawn
 from scripts.scale.child import run_module
 from scripts.scale.figures import Figures, Value
 from scripts.scale.labels import draw_labels
@@ -32,6 +33,9 @@ from scripts.scale.population import Floats, Population
 
 # Where a filter is tried, it lets one model in so many through.
 FILTERED = 100
+
+# The centre is that of the first so many models: of more of them it would hardly be another.
+CENTRED = 8_192
 
 
 def measure_vectors(root: Path, count: int, seed: int, say: Say) -> Figures:
@@ -61,7 +65,7 @@ def step(name: str, root: Path, count: int, seed: int) -> dict[str, Value]:
     """The figures of one step."""
     if name in ("write", "add"):
         models = range(count) if name == "write" else range(count, count + FEW)
-        seconds = _change(root, _population(count, seed), models)
+        seconds = _change(root, _population(count, seed), count, models)
         return {f"{name}_seconds": seconds} | (_sizes(root) if name == "write" else {})
     queries = _queries(count, seed)
     with _database(root) as tables:
@@ -88,12 +92,29 @@ def _population(count: int, seed: int) -> Population:
 def _queries(count: int, seed: int) -> Floats:
     """Vectors of models that are not there, copies of the base left out."""
     population = _population(count, seed)
-    drawn = population.vectors(count + FEW, count + FEW + 2 * QUERIES)
-    return of_unit_blocks(drawn[drawn.any(axis=1)][:QUERIES], population.blocks)
+    models = range(count + FEW, count + FEW + 2 * QUERIES)
+    drawn = population.vectors(models.start, models.stop)
+    vectors = _published_as(population, _centre(population, count), models, drawn)
+    return vectors[vectors.any(axis=1)][:QUERIES]
 
 
-def _change(root: Path, population: Population, models: range) -> float:
-    """Publish the vectors of more models; seconds of that alone, without drawing them."""
+def _centre(population: Population, count: int) -> Centre:
+    """The centre of the first models, as a publish would make it: repeats have no vote."""
+    first = min(count, CENTRED)
+    labels = population.labels
+    is_original = labels.original[:first] == np.arange(first)
+    drawn = population.vectors(0, first)
+    return centre_of_drawn(drawn, population.blocks, labels.is_adapter[:first], labels.author[:first], is_original)
+
+
+def _published_as(population: Population, centre: Centre, models: range, drawn: Floats) -> Floats:
+    is_adapter = population.labels.is_adapter[models.start : models.stop]
+    return as_published(drawn, population.blocks, is_adapter, centre)
+
+
+def _change(root: Path, population: Population, count: int, models: range) -> float:
+    """Publish the vectors of more models; seconds of that alone, without drawing them and their centre."""
+    centre = _centre(population, count)
     drawing = 0.0
     started = time.perf_counter()
     with _database(root) as tables:
@@ -102,13 +123,13 @@ def _change(root: Path, population: Population, models: range) -> float:
         stored = PublishedVectors(
             root, tables, BASE, representation, RANK, lambda sentence: print(sentence, file=sys.stderr)
         )
-        incoming = Incoming(root, BASE, representation, "planted", population.blocks)
+        incoming = Incoming(root, BASE, representation, centre.version, population.blocks)
         for start in range(models.start, models.stop, _STRETCH):
             begun = time.perf_counter()
-            vectors = population.vectors(start, min(start + _STRETCH, models.stop))
+            stretch = range(start, min(start + _STRETCH, models.stop))
+            drawn = population.vectors(stretch.start, stretch.stop)
             drawing += time.perf_counter() - begun
-            for model, vector in enumerate(of_unit_blocks(vectors, population.blocks), start):
-                incoming.add(model, vector)
+            incoming.take(np.arange(start, stretch.stop), _published_as(population, centre, stretch, drawn))
         stored.change(incoming, [])
         tables.run("COMMIT")
     seconds = time.perf_counter() - started - drawing

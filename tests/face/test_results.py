@@ -22,7 +22,7 @@ ASKED = {
     "show": lambda atlas: atlas.show("author0/model-0"),
     "sql": lambda atlas: atlas.sql("SELECT model, datasets, downloads, DATE '2024-01-31' AS day FROM models"),
 }
-PICTURES = ("evaluation", "map")
+PICTURES = ("purity", "evaluation", "map")
 
 
 @pytest.fixture(scope="module")

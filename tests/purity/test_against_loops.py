@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from query.purity.labels import LabelledOrder
 from query.purity.purity import purity
-from query.statistics.neighbours import leave_out, neighbour_order
+from query.statistics.neighbours import leave_out
+from query.statistics.order import neighbour_order
 from tests.purity.loops import Models, check_against_naive, clusters
 
 
@@ -73,6 +74,7 @@ def test_blocks_do_not_show(monkeypatch):
     """Blocks of three rows, and panels of eight, give what one gives; with blocks of vectors that are zero too."""
     import query.purity.without
     import query.statistics.neighbours
+    import query.statistics.order
 
     rng = np.random.default_rng(5)
     vectors = rng.standard_normal((41, 6))
@@ -81,7 +83,8 @@ def test_blocks_do_not_show(monkeypatch):
     m = Models(vectors, rng.choice(list("abc"), 41).tolist(), authors, blocks=3)
     whole = purity(m, draws=5)
     monkeypatch.setattr(query.statistics.neighbours, "_BLOCK", 3 * 41)
-    monkeypatch.setattr(query.statistics.neighbours, "_PANEL", 8 * 6)
+    monkeypatch.setattr(query.statistics.order, "_BLOCK", 3 * 41)
+    monkeypatch.setattr(query.statistics.order, "_PANEL", 8 * 6)
     monkeypatch.setattr(query.purity.without, "_BLOCK", 50)
     assert purity(m, draws=5) == whole
     check_against_naive(Models(vectors, m.datasets, authors), None)
@@ -210,6 +213,7 @@ def test_sweeps_of_one_author_are_not_independent():
     assert np.mean(np.array(cross) <= 0.1) <= 0.22
 
 
+@pytest.mark.slow
 def test_labels_without_meaning_give_chance_and_uniform_p():
     found = []
     for seed in range(200):

@@ -1,12 +1,11 @@
-"""Purity by representation as dots with their intervals, beside chance."""
+"""Purity as dots with their intervals, beside chance: of representations, or of the datasets of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from query.figures import THEMES, Theme, label, new_figure
-from query.purity.purity import PurityResult, PurityScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,16 +14,27 @@ _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
 _APART = 0.16  # of a row, between the two forms
 
 
-def purity_figure(results: Sequence[PurityResult], theme: str = "light") -> Figure:
-    """A row for each representation, the purest first: filled dots for all neighbours, hollow for other authors'."""
-    results = sorted(results, key=lambda one: -(one.purity or 0.0))
-    figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(results), theme)
+class Scored(Protocol):
+    """A purity beside chance; one over several authors may have an interval, ``ci_low`` to ``ci_high``."""
+
+    @property
+    def purity(self) -> float | None: ...  # noqa: D102
+    @property
+    def chance(self) -> float | None: ...  # noqa: D102
+
+
+Row = tuple[str, Scored, Scored | None]  # a name, its purity, and that among other authors' models
+
+
+def purity_figure(rows: Sequence[Row], theme: str = "light") -> Figure:
+    """A row for each name, in the order given: filled dots for all neighbours, hollow for other authors'."""
+    figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme)
     colours = THEMES[theme]
-    for row, result in enumerate(results):
-        _draw(axes, row - _APART, result, colours, is_filled=True)
-        _draw(axes, row + _APART, result.cross_author, colours, is_filled=False)
-    axes.set_yticks(range(len(results)), [label(result.representation) for result in results], fontsize=9)
-    axes.set_ylim(len(results) - 0.5, -0.5)
+    for row, (_, plain, other) in enumerate(rows):
+        _draw(axes, row - _APART, plain, colours, is_filled=True)
+        _draw(axes, row + _APART, other, colours, is_filled=False)
+    axes.set_yticks(range(len(rows)), [label(name) for name, _, _ in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1)
     axes.set_xlabel("purity: share of nearest neighbours tuned on the same data", fontsize=9)
     axes.grid(axis="x", color=colours.faint, linewidth=0.6)
@@ -36,12 +46,13 @@ def purity_figure(results: Sequence[PurityResult], theme: str = "light") -> Figu
     return figure
 
 
-def _draw(axes: Any, y: float, score: PurityScore, colours: Theme, *, is_filled: bool) -> None:
-    if score.purity is None:
+def _draw(axes: Any, y: float, score: Scored | None, colours: Theme, *, is_filled: bool) -> None:
+    if score is None or score.purity is None:
         return
     colour = colours.palette[0]
-    if score.ci_low is not None and score.ci_high is not None:
-        axes.plot([score.ci_low, score.ci_high], [y, y], color=colour, linewidth=1.4, zorder=2)
+    low, high = getattr(score, "ci_low", None), getattr(score, "ci_high", None)
+    if low is not None and high is not None:
+        axes.plot([low, high], [y, y], color=colour, linewidth=1.4, zorder=2)
     axes.plot([score.chance], [y], marker="|", color=colours.rest, markersize=9, markeredgewidth=1.6, zorder=3)
     fill = colour if is_filled else colours.background
     axes.plot(

@@ -1,0 +1,102 @@
+"""The commands that look after an atlas. Thin skins over the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from indexer.cli.options import index_change_of, index_options, length_option
+from indexer.console.terminal import atlas_option, emit, output_options
+from indexer.console.typed import as_typed
+
+ROWS = ("csv", "jsonl")  # formats of one row a thing, whatever the command
+
+
+def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    from indexer.records.representation import REPRESENTATIONS
+
+    return [name for name in REPRESENTATIONS if name.startswith(typed)]
+
+
+@click.command()
+@atlas_option
+@output_options
+def status(atlas: str, output: str) -> None:
+    """What is in the atlas."""
+    from indexer.atlas import AtlasFolder
+    from indexer.publish.maintenance import status as status_of
+
+    found = status_of(AtlasFolder(atlas))
+    emit(found["bases"] if output in ROWS else found, output)
+
+
+@click.command()
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="For an atlas of somebody else: is it what schema.sql and its records say? Everything is computed again.",
+)
+@atlas_option
+@output_options
+@click.pass_context
+def verify(context: click.Context, strict: bool, atlas: str, output: str) -> None:
+    """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
+    from indexer.atlas import AtlasFolder
+    from indexer.publish.strictness import verify_strictly
+    from indexer.publish.verification import verify as verify_atlas
+
+    found = verify_strictly(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
+    rows = [one.as_row() | {"problem": as_typed(one.problem)} for one in found]
+    emit(
+        rows if output in ROWS else {"ok": not found, "disagreements": rows},
+        output,
+        columns=["kind", "what", "problem"],
+    )
+    if found:
+        context.exit(1)
+
+
+@click.command()
+@click.option("--force", is_flag=True, help="Even where fewer models would be left than there are.")
+@length_option
+@atlas_option
+@output_options
+def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
+    """Make the database and the FAISS files again from listing and records; no checkpoint is read.
+
+    The vectors' centre is made anew from all models. What a listing lacks is taken from the old database and the
+    records. Nothing is changed where models would be lost.
+    """
+    from indexer.atlas import AtlasFolder
+    from indexer.console.messages import say
+    from indexer.publish.maintenance import rebuild as rebuild_atlas
+
+    folder = AtlasFolder(atlas)
+    with folder.locked("index rebuild"):
+        emit(rebuild_atlas(folder, say=say, force=force, index=index_change_of(chosen)), output)
+
+
+@click.command()
+@click.argument("name", shell_complete=_representations)
+@index_options
+@length_option
+@atlas_option
+@output_options
+def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
+    """Publish another representation (input_v1, output, delta, seed, seed_scaled, spectrum, depth) from the records.
+
+    With --index the vectors of all representations are searched that way from now on; with --vector-length those of
+    input, whose length can be chosen, are made again.
+    """
+    from indexer.atlas import AtlasFolder
+    from indexer.console.messages import say
+    from indexer.publish.maintenance import represent as represent_atlas
+
+    choice = index_change_of(chosen)
+    folder = AtlasFolder(atlas).require()
+    with folder.locked(f"index represent {name}"):
+        emit(represent_atlas(folder, name, choice, say), output)
+
+
+UPKEEP = (status, verify, rebuild, represent)
