@@ -104,12 +104,25 @@ class AtlasReader:
         self.close()
         self._opened = self._reading()
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether another generation was published since this one was opened."""
+        return self._file_now() != self._file_then
+
+    def _file_now(self) -> tuple[int, int] | None:
+        try:
+            status = self.folder.database.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
     def _fetched(self, address: str) -> Path:
         from indexer.share.cache import cached_atlas
 
         return cached_atlas(address, self._remarks.append)
 
     def _reading(self) -> Reading:
+        self._file_then = self._file_now()
         return Reading(self.folder.database, settings=SETTINGS, copies_held=True)
 
     @property

@@ -12,7 +12,7 @@ from query.lookup import base_in_hint, held_folder, unknown_model
 from query.results import Result
 
 if TYPE_CHECKING:
-    from query.reader import AtlasReader, IndexedModel
+    from query.reader import AtlasReader
 
 NEIGHBOURS_SHOWN = 10
 
@@ -68,24 +68,32 @@ def show(atlas: AtlasReader, model: str, base: str | None = None) -> ShownModel:
     known = atlas.find(reference, base) if reference.folder is None else held_folder(atlas, reference, base)
     if known is None:
         raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
-    shown = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [known.model_id])[0]
-    weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [known.model_id])
+    return shown_model(atlas, known.model_id)
+
+
+def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
+    """The same of a model that is known by its id. Raises AtlasError where the atlas holds none of it."""
+    found = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
+    if not found:
+        raise AtlasError(f"The atlas holds no model {model_id}.", "")
+    shown = found[0]
+    weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [model_id])
     if weights:
         shown |= weights[0]
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
-    return ShownModel(shown | _claims(atlas, known) | _measured(atlas, known))
+    return ShownModel(shown | _claims(atlas, model_id) | _measured(atlas, model_id))
 
 
-def _claims(atlas: AtlasReader, known: IndexedModel) -> dict[str, Any]:
+def _claims(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """What its card and tags say."""
     named = atlas.rows(
         "SELECT dataset, parent, list_sort(list(DISTINCT raw)) AS spellings, list_sort(list(DISTINCT source)) AS "
         "sources FROM model_datasets WHERE model_id = ? GROUP BY dataset, parent ORDER BY dataset",
-        [known.model_id],
+        [model_id],
     )
-    tags = atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [known.model_id])
-    results = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [known.model_id])
+    tags = atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [model_id])
+    results = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [model_id])
     return {
         "datasets": sorted({row["dataset"] for row in named if row["dataset"]}),
         "datasets_as_written": named,
@@ -94,19 +102,19 @@ def _claims(atlas: AtlasReader, known: IndexedModel) -> dict[str, Any]:
     }
 
 
-def _measured(atlas: AtlasReader, known: IndexedModel) -> dict[str, Any]:
+def _measured(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """What its deltas look like, by family, and which models are near."""
     families = atlas.rows(
         "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, avg(energy) AS energy, "
         "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
         "FROM deltas WHERE model_id = ? GROUP BY stack, family ORDER BY stack DESC, min(rowid)",
-        [known.model_id],
+        [model_id],
     )
     near = atlas.rows(
         "SELECT rank, model, similarity, author, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
         "WHERE neighbours.model_id = ? AND representation = 'input' AND rank <= ? ORDER BY rank",
-        [known.model_id, NEIGHBOURS_SHOWN],
+        [model_id, NEIGHBOURS_SHOWN],
     )
     return {"families": families, "neighbours": near}
 

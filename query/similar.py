@@ -158,7 +158,7 @@ def _similar(
     refuse_copy(asked)
     stored = asked.model_id is not None and asked.vector is None
     if stored and k <= STORED and condition is None and not other_authors and not explain:
-        return _stored_neighbours(atlas, asked, k, representation)
+        return stored_neighbours(atlas, asked, k, representation)
     asked = with_vector(atlas, asked, representation)
     assert asked.vector is not None
     index = atlas.index(asked.base, representation)
@@ -189,8 +189,8 @@ def _allowed(atlas: AtlasReader, asked: Asked, condition: Condition | None, othe
     return allowed if condition is None else np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
 
 
-def _stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: str) -> list[Neighbour]:
-    """Straight from the database: neither FAISS nor the vectors are opened."""
+def stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: str) -> list[Neighbour]:
+    """The ``k`` ≤ 50 nearest, straight from the database: neither FAISS nor the vectors are opened."""
     if not atlas.is_published(asked.base, representation):
         atlas.published(asked.base, representation)  # which says what is
     shares = _shared_of_stored(atlas, asked, representation)

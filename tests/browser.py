@@ -73,9 +73,13 @@ class Browser:
 
     def open(self, page: Path, fragment: str = "") -> None:
         """Load a file afresh."""
+        self.visit(page.as_uri() + fragment)
+
+    def visit(self, address: str) -> None:
+        """Load an address afresh."""
         self._ask("POST", "/url", {"url": "about:blank"})
         self.console(), self.requests()
-        self._ask("POST", "/url", {"url": page.as_uri() + fragment})
+        self._ask("POST", "/url", {"url": address})
 
     def size(self, width: int, height: int, ratio: float = 1.0) -> None:
         """The window's inside, as of another device."""

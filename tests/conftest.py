@@ -6,7 +6,7 @@ into a temporary folder before the library is imported.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import shutil
@@ -45,6 +45,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.forked import Forker, can_fork  # noqa: E402
+from tests.training import small_family  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,10 +53,22 @@ settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()
+TRAINING: list[subprocess.Popen[bytes]] = []
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A run of all tests in several processes: what they are trained on is made beside the first of them."""
+    is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
+        TRAINING.append(subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True))
 
 
 def pytest_unconfigure() -> None:
     """At the end of the run, in each of its processes: whatever libraries have put aside is of no further use."""
+    for process in TRAINING:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
     FORKER.close()
     if _IS_OURS:
         shutil.rmtree(_HOME, ignore_errors=True)
@@ -108,12 +121,7 @@ class Shell:
 @pytest.fixture(scope="session")
 def family() -> Path:
     """A small family of real fine-tunes, trained once and kept in .demo/."""
-    from scripts.family import make_family
-
-    (ROOT / ".demo").mkdir(exist_ok=True)
-    with (ROOT / ".demo" / "family-small.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes one trains, the others wait
-        return make_family(ROOT / ".demo" / "family-small", "small")
+    return small_family()
 
 
 @pytest.fixture(scope="session")

@@ -108,6 +108,7 @@ def test_neighbours_and_purity_are_those_that_were_planted(world):
     assert {row["dataset"] for row in ran.json["by_dataset"]} == set(DATASETS)
 
 
+@pytest.mark.slow
 def test_a_limit_takes_the_most_downloaded_and_a_later_run_the_rest(world):
     first = build(world, "--limit", "5")
     assert counts(first)["discovered"] == counts(first)["indexed"] == 5
@@ -133,6 +134,7 @@ def test_changed_models_are_read_again_and_models_that_left_are_kept(world):
     assert duplicates == [("bob/glue-1", "ann/glue-0")]
 
 
+@pytest.mark.slow
 def test_an_edited_card_of_the_base_does_not_cost_the_records(world):
     build(world)
     (world.store / BASE / "README.md").write_text("# A new card\n")
@@ -140,6 +142,7 @@ def test_an_edited_card_of_the_base_does_not_cost_the_records(world):
     assert counts(report)["unchanged"] == 12
 
 
+@pytest.mark.slow
 def test_a_failing_download_is_tried_again_by_the_next_build(world):
     fault = world.hub.faults.add(path=r"glue-0.*safetensors", status=500)
     first = build(world)
@@ -150,6 +153,7 @@ def test_a_failing_download_is_tried_again_by_the_next_build(world):
     assert counts(second) == {"discovered": 12, "indexed": 1, "unchanged": 11, "skipped": 0, "failed": 0}
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
     def records():
         return len(list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
@@ -183,6 +187,7 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
     assert leftovers == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "stop"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
 def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
     world.hub.faults.add(path=r"imdb-3.*safetensors", hang=600.0)
@@ -205,6 +210,7 @@ def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
     assert rows(world, "SELECT outcome FROM builds") == [("stopped",)]
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_told_who_the_first_is(world):
     build(world)
     holder = subprocess.Popen(
@@ -272,6 +278,7 @@ def test_of_several_bases_an_unknown_one_is_told_before_any_is_built(world):
     assert not [request for request in world.hub.requests if request.path.endswith(".safetensors")]
 
 
+@pytest.mark.slow
 def test_a_build_without_standard_streams_is_a_build(world):
     words = f"{sys.executable} -m indexer build --base {BASE} --workers 2 --limit 4 <&- >&- 2>&-"
     environment = {**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)}
@@ -327,6 +334,7 @@ def test_local_folders_are_added_and_asked_about(world):
     assert json.loads(world("query", "show", "mine", "--json").out)["duplicate_of"] == "ann/glue-0"
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_forgotten_by_a_rebuild_and_made_again_by_a_build(world):
     build(world, "--limit", "3")
     path = sorted((world.folder / "atlas" / "records").glob("*/*.safetensors"))[0]

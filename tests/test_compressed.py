@@ -311,6 +311,7 @@ print(made.index.ntotal, made.recall)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits as Linux keeps them")
 def test_memory_does_not_grow_with_the_matrix(tmp_path):
     """100 MB of vectors, 40 MB of memory to allocate: a copy of the matrix or of the sample's rows would not fit."""

@@ -26,6 +26,8 @@ from tests.patience import PATIENCE, wait_for
 from tests.pretended_work import unit
 from tests.world import BASE, make_world
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("distributed", reason="needs the extra dask")
 
 SLOW = 60_000  # bytes a second: a fine-tune takes seconds, so that there is a middle to kill it in
@@ -172,7 +174,6 @@ def certificates(folder):
     return folder / "config"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make certificates")
 def test_a_cluster_that_speaks_tls_does_the_same(world):
     (world.folder / "keys").mkdir()
@@ -244,7 +245,6 @@ def test_those_that_wait_for_a_worker_that_dies_are_innocent(tmp_path):
     assert sorted(found) == [("a", None), ("b", None), ("c", None), ("deadly", "worker_died")]
 
 
-@pytest.mark.slow
 def test_a_client_that_is_killed_and_started_again_goes_on(world):
     world.hub.bandwidth = SLOW
     with cluster(world, 2) as running:
@@ -260,7 +260,6 @@ def test_a_client_that_is_killed_and_started_again_goes_on(world):
     assert set(statuses(world).values()) == {"indexed"}
 
 
-@pytest.mark.slow
 def test_a_scheduler_that_dies_is_one_line_and_what_was_done_stays(world):
     world.hub.bandwidth = SLOW
     with cluster(world, 1) as running:
@@ -273,7 +272,6 @@ def test_a_scheduler_that_dies_is_one_line_and_what_was_done_stays(world):
     assert "indexed" in statuses(world).values()  # published when it stopped
 
 
-@pytest.mark.slow
 def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_first_unit(world):
     world.hub.bandwidth = SLOW
     with cluster(world, 1) as running:

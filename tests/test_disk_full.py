@@ -12,6 +12,8 @@ from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.world import BASE, make_world
 
+pytestmark = pytest.mark.slow
+
 SMALL = 400_000  # bytes: room for the listing, the base and some of the twelve records
 ENOUGH = 40_000_000
 

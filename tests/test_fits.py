@@ -11,6 +11,8 @@ from scipy.optimize import least_squares
 
 from query.rank.fits import FORMS, Fit, best_fit, fit_forms, shown
 
+pytestmark = pytest.mark.slow
+
 # Written out once more, from DESIGN.md; x is the layer from 0.
 LAWS: dict[str, Callable] = {
     "constant": lambda x, a: a + 0 * x,

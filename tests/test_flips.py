@@ -20,6 +20,8 @@ from tests.flips import files_by_kind, flip, flipped, what_verify_says
 from tests.once import made_once
 from tests.world import BASE
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["database", "listing", "base", "record", "outcome", "profile", "lineage", "faiss", "checksums"]
 
 
@@ -56,7 +58,6 @@ def test_a_few_flips_of_every_kind_of_file_are_found(atlas, kind):
     assert found(atlas, kind, 3) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_forty_flips_of_every_kind_of_file_are_found(atlas, kind):
     assert found(atlas, kind, 40) == []

@@ -14,6 +14,8 @@ from query.statistics.neighbours import leave_out
 from query.statistics.order import neighbour_order
 from tests.purity.loops import Models
 
+pytestmark = pytest.mark.slow
+
 AUTHORS = (5, 7, 10, 20, 50)
 
 
@@ -155,7 +157,6 @@ def bootstrapped(sums, sizes, rng):
     return low, high
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("authors", AUTHORS)
 def test_coverage(authors, capsys):
     """Author effects from weak to strong; sizes from equal to one author who has most of the models."""
@@ -184,7 +185,6 @@ def test_coverage(authors, capsys):
         assert np.mean(before) < 0.9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("authors", AUTHORS)
 def test_coverage_of_losses(authors):
     rng = np.random.default_rng(authors)
@@ -218,7 +218,6 @@ def populace(authors, rng):
     return Models(np.array(vectors), labels, names)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("authors", AUTHORS)
 def test_coverage_of_purity_when_other_authors_upload(authors, capsys):
     """Whole populations drawn anew: authors bear on each other's purity. Scores taken as given have half the standard error."""

@@ -25,6 +25,8 @@ from scripts.loopback_hub.ledger import RequestRecord
 from tests.conftest import ROOT
 from tests.world import BASE, make_world
 
+pytestmark = pytest.mark.slow
+
 MODELS = 24
 LIMIT = 500_000  # bytes a second: 3.6 MB of block matrices take about 7 s
 STEP = int(LIMIT * STEP_SECONDS)

@@ -7,10 +7,12 @@ import itertools
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -52,7 +54,7 @@ MODELS = [
     Planted("eve/one-again", CENTRES[0], ("snli",), duplicate_of=1),
 ]
 KEPT = [model.model for model in MODELS[:8]]
-DRAWN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
+DRAWN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".parquet": b"PAR1"}
 
 
 @pytest.fixture(scope="module")
@@ -440,6 +442,58 @@ def query(folder, *words):
         [sys.executable, "-m", "query", *words, "--atlas", str(folder)], capture_output=True, text=True, check=False,
         timeout=PATIENCE,
     )  # fmt: skip
+
+
+def test_a_table_for_other_viewers(folder, tmp_path):
+    """Read back by DuckDB: rows are numbered from 0, and neighbours are rows, the nearest first."""
+    ran = query(folder, "map", "--method", "pca", "--color", "cluster", "--out", str(tmp_path / "my map.parquet"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.splitlines()[-1] == (
+        f"to look at it: embedding-atlas '{tmp_path}/my map.parquet' --text model --x x --y y --neighbors neighbors"
+    )
+    rows = duckdb.sql(f"SELECT * FROM '{tmp_path / 'my map.parquet'}'")
+    types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+    assert types["neighbors"] == "STRUCT(ids BIGINT[], distances DOUBLE[])"
+    assert {"cluster", "created", "x", "y"} < types.keys()
+    table = [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()]
+    assert [row["id"] for row in table] == list(range(8))
+    assert [row["model"] for row in table] == KEPT
+    assert table[0]["datasets"] == ["glue", "glue/mrpc", "snli"]  # with those of its repeat
+    assert table[0]["created"] == time(1)
+    assert table[4]["downloads"] is None
+    with Atlas(folder) as atlas:
+        for row in table:
+            known = [one for one in atlas.similar(row["model"], k=10) if one.model in KEPT]
+            assert [table[place]["model"] for place in row["neighbors"]["ids"]] == [one.model for one in known]
+            assert row["neighbors"]["distances"] == pytest.approx([1 - one.similarity for one in known], abs=1e-6)
+
+
+def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
+    """On the map as ``similar`` and the table of lineage tell them."""
+    other = tmp_path / "atlas"
+    shutil.copytree(folder, other)
+    with duckdb.connect(str(other / "atlas.duckdb")) as connection:
+        connection.executemany(
+            "INSERT INTO backgrounds VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
+            [[BASE, similarity, share] for similarity, share in ((0.9, 0.002), (0.5, 0.1), (-0.5, 0.9))],
+        )
+        connection.execute(
+            "INSERT INTO lineage VALUES (2, 'k', 1, 'continued', NULL, 1, 0.1, 'confirmed', 'unknown', '', [], 9, now()), "
+            "(3, 'k', NULL, 'tuned from the base', NULL, 1, 0, 'not declared', 'known', '', [], 9, now())"
+        )
+    with Atlas(other) as atlas:
+        drawn = pca(atlas)
+        for point, near in zip(drawn.points, drawn.neighbours, strict=True):
+            known = {one.model: one.background for one in atlas.similar(point.model, k=10)}
+            assert all(one.background == pytest.approx(known[KEPT[one.place]]) for one in near)
+        told = [one.background for near in drawn.neighbours for one in near]
+        assert min(told) >= 0.001
+        assert any(0.1 < one < 0.9 for one in told)
+        assert {model: [one.words for one in parents] for model, parents in drawn.parents.items()} == {
+            2: ["continued, or the other way round; card: confirmed"],
+            3: ["tuned from the base; card: not declared"],
+        }
+        assert drawn.parents[2][0].model == "ann/one"
 
 
 def test_the_command(folder, tmp_path):

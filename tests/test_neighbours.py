@@ -264,6 +264,7 @@ def test_old_lists_that_do_not_change_are_not_written_again(tmp_path):
     assert len(naming) < 200
 
 
+@pytest.mark.slow
 def test_segments_stay_few_and_large_ones_are_seldom_written_again(tmp_path):
     rng = np.random.default_rng(3)
     store = Store(tmp_path)

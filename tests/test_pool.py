@@ -19,6 +19,8 @@ from tests.conftest import ROOT
 from tests.patience import PATIENCE, wait_for
 from tests.pretended_work import pretend, unit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):

@@ -55,6 +55,7 @@ def test_pca_does_not_depend_on_the_order_of_the_models():
     np.testing.assert_allclose(project(vectors, "pca").places[order], project(vectors[order], "pca").places, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["umap", "tsne"])
 def test_neighbourhoods_are_kept(method):
     vectors, labels = clustered()

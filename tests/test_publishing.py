@@ -135,6 +135,7 @@ def test_a_duplicate_that_changes_sets_the_rest_of_its_group_together_again(atla
     assert groups == [([a.listed.id, c.listed.id],)]
 
 
+@pytest.mark.slow
 def test_readers_see_one_state_or_the_next_while_pieces_are_published(atlas):
     atlas.publish(*atlas.entries[:4])
     stop, seen, wrong = threading.Event(), set(), []

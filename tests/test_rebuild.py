@@ -91,6 +91,7 @@ def snapshot(atlas):
     return {path: path.read_bytes() for path in atlas.root.rglob("*") if path.is_file() and path.name != "lock"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["listing", f"listing/{SECOND.replace('/', '--')}.jsonl"])
 def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone):
     told, near = rows(atlas, TOLD), rows(atlas, NEAR)
@@ -200,6 +201,7 @@ def test_a_base_of_which_no_record_is_whole_is_refused(atlas):
     assert "would take 8 models out" in refused(atlas).message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", [True, False])
 def test_a_base_whose_matrices_are_missing_is_not_dropped_unasked(atlas, shell, database):
     (path,) = atlas.bases.glob(f"{SECOND.replace('/', '--')}@*")

@@ -106,6 +106,7 @@ def test_an_owner_may_begin_with_an_underscore(shell):
     checked(shell)
 
 
+@pytest.mark.slow
 def test_a_base_may_begin_with_an_underscore(shell):
     store = shell.folder / "store"
     (store / "_org").mkdir()
@@ -124,6 +125,7 @@ def test_a_base_may_begin_with_an_underscore(shell):
     assert shell("query", "similar", "ann/glue-0", "--base", "_org/_base").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_row_under_an_old_name_is_the_model_under_its_new_one(shell, workers):
     """The listing knows it under its old name alone."""
@@ -142,6 +144,7 @@ def test_a_row_under_an_old_name_is_the_model_under_its_new_one(shell, workers):
     checked(shell)
 
 
+@pytest.mark.slow
 def test_a_row_under_an_old_name_and_of_an_old_commit(shell):
     """Nothing is served under that commit; the name is asked for all the same."""
     rename(shell, "ann/imdb-0", "new/name")
@@ -153,6 +156,7 @@ def test_a_row_under_an_old_name_and_of_an_old_commit(shell):
     assert (report["discovered"], report["indexed"], report["skipped"], report["failed"]) == (3, 3, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_row_under_an_old_name_beside_that_of_the_new_one_counts_once(shell):
     sha = pin(shell, "ann/imdb-0")
     rename(shell, "ann/imdb-0", "new/name")
@@ -166,6 +170,7 @@ def test_a_row_under_an_old_name_beside_that_of_the_new_one_counts_once(shell):
     checked(shell)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_renamed_since_is_neither_twice_there_nor_read_again(shell):
     pin(shell, "ann/imdb-0")
     build(shell)
@@ -179,6 +184,7 @@ def test_a_model_that_was_renamed_since_is_neither_twice_there_nor_read_again(sh
     checked(shell)
 
 
+@pytest.mark.slow
 def test_another_model_may_take_an_old_name(shell):
     pin(shell, "ann/imdb-0")
     build(shell)

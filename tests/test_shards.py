@@ -17,6 +17,8 @@ from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell
 from tests.world import BASE, OLD_ID, make_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("text", "expected"), [("0/1", Shard(0, 1)), ("15/16", Shard(15, 16)), ("007/8", Shard(7, 8))])
 def test_shards_as_they_are_written(text, expected):

@@ -213,9 +213,10 @@ def _sheet(row: Mapping[str, Any], least_telling: Sequence[str], title: str = ""
     width = max(map(_width, values), default=0)
     for name, text in values.items():
         _write(f"{_padded(name, width, False)}  {text}".rstrip() + "\n")
-    for name, value in nested.items():
+    for number, (name, value) in enumerate(nested.items()):
         heading = f"{title} {clean(name)}".strip()
-        _write(f"\n{click.style(heading, bold=True) if is_coloured(sys.stdout) else heading}\n")
+        _write("\n" if number or values else "")
+        _write(f"{click.style(heading, bold=True) if is_coloured(sys.stdout) else heading}\n")
         if isinstance(value, dict):
             left_out += _sheet(value, least_telling, heading)
         else:

@@ -75,13 +75,14 @@ class ProbeChoice:
         tokens = fitting_tokens(layers, TOKENS)
         if name == "random":
             return random_probe(layers, tokens=tokens, seed=self.seed)
-        return text_probe(self.words(), needed(subject.tokens, subject.name).encode, tokens=tokens)
+        own = needed(subject.tokens, subject.name, "Use --probe random.")
+        return text_probe(self.words(), own.encode, tokens=tokens)
 
 
 def fitting_probe(choice: ProbeChoice, subject: Subject, shared: Probe, tokens: Tokens | None) -> Probe:
-    """``shared``, the base's probe, where its ids mean the same to this model; else one of the model's own words.
+    """``shared`` itself, the base's probe, where its ids mean the same to this model; else one of its own words.
 
-    ``tokens`` are the base's. Against another probe there is no drift.
+    ``tokens`` are the base's. Against another probe there is no drift, be its ids the same.
     """
     if shared.ids is None or subject.layers.takes_images:
         return shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,20 +27,24 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
     from PIL import Image, UnidentifiedImageError
 
     hint = "Give a PNG or JPEG file."
+    too_many = AtlasError(f"{path} has more than {MOST_PIXELS} pixels.", hint)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise AtlasError(f"{path} has {path.stat().st_size >> 20} MiB, more than an image needs.", hint)
-        with Image.open(path, formats=FORMATS) as image:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), \
+                Image.open(path, formats=FORMATS) as image:  # fmt: skip
             width, height = image.size
             if width * height > MOST_PIXELS:
-                raise AtlasError(f"{path} has {width} × {height} pixels; up to {MOST_PIXELS} are read.", hint)
+                raise too_many
             side = min(width, height)
             box = ((width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2)
             square = image.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]), box=box)
             pixels = np.asarray(square, dtype=np.float32) / 255
     except FileNotFoundError as error:
         raise AtlasError(f"There is no file {path}.", hint) from error
-    except (Image.DecompressionBombError, UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise too_many from error
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise AtlasError(f"{path} is no image that can be read ({type(error).__name__}).", hint) from error
     found = torch.from_numpy(pixels)
     return found[None] if found.ndim == 2 else found.permute(2, 0, 1)

@@ -95,7 +95,8 @@ def _configuration(weights: FullWeights) -> Any:
         raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
     try:
         values = {name: value for name, value in weights.config.items() if name != "model_type"}
-        return AutoConfig.for_model(str(model_type), **values)
+        with _quietly():
+            return AutoConfig.for_model(str(model_type), **values)
     except Exception as error:
         text = shown(" ".join(str(error).split()), 160)
         raise Skipped("malformed", f"its config.json is none that {model_type} can have: {text}") from error

@@ -59,7 +59,7 @@ class Probe:
         if most >= len(layers.tokens):
             raise AtlasError(
                 f"The text holds the token {most}; the model knows {len(layers.tokens)}.",
-                "Use the model's own tokenizer, or --probe random.",
+                "Its tokenizer is not its own: another one, or other words.",
             )
         return layers.embed(self.ids)
 

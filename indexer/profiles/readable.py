@@ -13,6 +13,9 @@ from indexer.profiles.probes import random_ids
 FEWEST_TOKENS = 2560
 TOKENS_PER_WIDTH = 4
 RIDGE = 1e-3  # of the mean of the diagonal
+# Of the uncentred second moment, beside RIDGE: of a constant layer centring leaves nothing, or nothing but float64's
+# rounding (1e-16 of that moment times the number of sums), and no map may be read from that.
+RIDGE_FLOOR = 1e-12
 AT_ONCE = 512  # tokens of one forward pass
 
 
@@ -74,7 +77,7 @@ class _Sums:
         mean, target = self.rows / count, self.targets / count
         products = self.products - count * torch.outer(mean, mean)
         crossed = self.crossed - count * torch.outer(mean, target)
-        ridge = RIDGE * products.diagonal().mean().clamp_min(1e-30)
-        products.diagonal().add_(ridge)
+        ridge = RIDGE * products.diagonal().mean() + RIDGE_FLOOR * self.products.diagonal().mean()
+        products.diagonal().add_(ridge.clamp_min(1e-30))
         slope = torch.linalg.solve(products, crossed)
         return torch.cat([slope, (target - mean @ slope)[None]]).float()

@@ -156,7 +156,7 @@ def invert_text(
     subject = read_now(reference, device)
     if subject.layers.takes_images:
         raise AtlasError(f"{subject.name} takes images, not words.", "Give `images=['FILE']`.")
-    tokens = needed(subject.tokens, subject.name)
+    tokens = needed(subject.tokens, subject.name, "Put its tokenizer.json beside its weights.")
     chosen = _layers(subject.layers, layers)
     return invert_words(subject, tokens, text, chosen, progress=progress, **options)
 

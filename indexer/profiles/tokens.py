@@ -55,10 +55,10 @@ def tokens_of(checkpoint: Checkpoint) -> Tokens | None:
     return None
 
 
-def needed(tokens: Tokens | None, model: str) -> Tokens:
-    """Raises AtlasError where there is no tokenizer."""
+def needed(tokens: Tokens | None, model: str, hint: str) -> Tokens:
+    """Raises AtlasError with this hint where there is no tokenizer."""
     if tokens is None:
-        raise AtlasError(f"{model} has no tokenizer that can be read.", "Use --probe random.")
+        raise AtlasError(f"{model} has no tokenizer that can be read.", hint)
     return tokens
 
 

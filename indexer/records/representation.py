@@ -32,7 +32,8 @@ class Representation:
     centre of the model's group; ``budget`` is then about how many numbers they have together, and two models are
     compared by the mean cosine of the blocks that both have. Of others the cosine of the whole counts.
     ``of_profiles``: made of depth profiles instead, in units of their standard deviation over the atlas, so that no
-    record alone can give it. ``earlier``: the name that an earlier version had.
+    record alone can give it. ``of_factors``: computed from singular vectors, which a record may lack. ``block``: numbers
+    of a block where that is fixed. ``earlier``: the name that an earlier version had.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Representation:
     of_profiles: bool = False
     centred: bool = False
     budget: int | None = None
+    of_factors: bool = True
+    block: int | None = None
     earlier: str = ""
 
     @property
@@ -63,14 +66,14 @@ class Representation:
         """Numbers that the vector of ``record`` must have; None where only the computation can tell."""
         if self.budget is not None:
             return block_length(record, self.budget) * len(record.deltas)
-        return FIXED_LENGTH * len(record.deltas) if self.per_delta and self.name != "spectrum" else None
+        return None if self.block is None else self.block * len(record.deltas)
 
     def is_held_by(self, record: Record) -> bool:
         """Whether ``record`` has the vector, or what it is computed from."""
         if self.of_profiles:
             return False
         is_kept = self.tag in record.vectors
-        return is_kept or self.name == "spectrum" or all(delta.u is not None for delta in record.deltas)
+        return is_kept or not self.of_factors or all(delta.u is not None for delta in record.deltas)
 
     def of(self, record: Record) -> Vector:
         """Computed from the factors, whatever is stored."""
@@ -132,8 +135,14 @@ REPRESENTATIONS: dict[str, Representation] = {
             "input", 2, "input side: Σ σ v vᵀ per delta, sketched, minus the centre of its group", True,
             partial(_of_length, side="input"), centred=True, budget=USUAL_BUDGET,
         ),
-        Representation("output", 1, "output side: Σ σ u uᵀ per delta, sketched", True, partial(_fixed, side="output")),
-        Representation("delta", 1, "the delta: Σ σ u vᵀ per delta, sketched", True, partial(_fixed, side="delta")),
+        Representation(
+            "output", 1, "output side: Σ σ u uᵀ per delta, sketched", True, partial(_fixed, side="output"),
+            block=FIXED_LENGTH,
+        ),
+        Representation(
+            "delta", 1, "the delta: Σ σ u vᵀ per delta, sketched", True, partial(_fixed, side="delta"),
+            block=FIXED_LENGTH,
+        ),
         Representation(
             "seed", 1, "U_r with fixed signs, layers averaged (the original method)", False,
             partial(_seed, scaled=False),
@@ -141,13 +150,13 @@ REPRESENTATIONS: dict[str, Representation] = {
         Representation(
             "seed_scaled", 1, "U_r Σ_r with fixed signs, layers averaged", False, partial(_seed, scaled=True)
         ),
-        Representation("spectrum", 1, "top singular values of every delta", True, _spectrum),
+        Representation("spectrum", 1, "top singular values of every delta", True, _spectrum, of_factors=False),
         Representation(
             "depth", 1, "what layers keep, against the base; only of profiled models", False, _no_record, True
         ),
         Representation(
             "input_v1", 1, "input side, 57 numbers a delta, not centred (the default before)", True,
-            partial(_fixed, side="input"), earlier="input",
+            partial(_fixed, side="input"), block=FIXED_LENGTH, earlier="input",
         ),
     )
 }  # fmt: skip

@@ -46,12 +46,9 @@ class Background:
 
     def share(self, similarity: float) -> float:
         """The share of strangers at least as similar, between the points by a straight line."""
-        above = int(np.searchsorted(-self.similarities, -similarity, side="left"))  # points that are more similar
-        if above == len(self.similarities):
-            return 1.0
-        high = float(self.shares[above])
-        if above == 0:
-            return high if similarity == self.similarities[0] else 1.0 / (1.0 + self.pairs)
-        low, left = float(self.shares[above - 1]), float(self.similarities[above - 1])
-        right = float(self.similarities[above])
-        return high + (low - high) * (similarity - right) / (left - right)
+        return float(self.shares_at(np.array([similarity]))[0])
+
+    def shares_at(self, similarities: NDArray[np.floating]) -> NDArray[np.float64]:
+        """The same of many."""
+        beyond = 1.0 / (1.0 + self.pairs)
+        return np.interp(-similarities, -self.similarities, self.shares, left=beyond, right=1.0)

@@ -8,6 +8,7 @@ EXAMPLES = {
     "show": "query show textattack/roberta-base-MNLI",
     "schema": "query schema models",
     "sql": 'query sql "SELECT model, downloads FROM models LIMIT 10"',
+    "browse": "query browse --base roberta-base",
     "serve": "query serve --mcp --atlas ./atlas",
     "lineage": "query lineage --all --base roberta-base --out tree.svg",
     "clusters": "query clusters --base roberta-base --method kmeans --count 20",

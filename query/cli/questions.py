@@ -12,6 +12,7 @@ from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
 from query.cli.batch import STDIN, names_on_stdin, tell_batch
+from query.cli.browse import browse
 from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
@@ -183,7 +184,7 @@ def _tell_oddities(opened: AtlasReader, model: str, base: str | None, found: Sim
         say(warning)
 
 
-for command in (lineage, serve):
+for command in (lineage, browse, serve):
     main.add_command(command)
 for study in (*STUDIES, *MODELS, *DEPTHS):
     main.add_command(study)

@@ -8,7 +8,7 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
-from indexer.console.terminal import atlas_option, output_options
+from indexer.console.terminal import atlas_option, output_options, say
 from query.cli.batch import STDIN, names_on_stdin
 from query.cli.options import (
     base_option,
@@ -50,7 +50,12 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 )
 @click.option("--color", default="dataset", show_default=True, metavar="COLUMN",
               help="dataset, author, cluster, or any column of the models view.")  # fmt: skip
-@click.option("--out", required=True, metavar="FILE", help="A .png, .svg or .pdf to print, or a .html to explore.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="FILE",
+    help="A .png, .svg or .pdf to print, a .html to explore, a .parquet for other viewers.",
+)
 @representation_option
 @seed_option
 @theme_option
@@ -58,13 +63,16 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 @output_options
 def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **options: Any) -> None:
     """Draw the fine-tunes of a base as points: near where their vectors are near."""
-    from query.map.map import checked_map_file
+    from query.map.map import TABLE, checked_map_file
+    from query.map.parquet import viewer_command
 
     file = checked_map_file(out)
     with opened_atlas(atlas) as opened:
         drawn = opened.map(base, **options)
         drawn.write(file, theme=theme)
         tell(drawn, output, file=file)
+        if file.suffix.lower() == TABLE:
+            say(f"to look at it: {viewer_command(file)}")
 
 
 @click.command()

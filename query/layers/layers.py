@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,10 +103,20 @@ def layers(atlas: AtlasReader, model: str, base: str | None = None) -> Layers:
 def layers_of(atlas: AtlasReader, asked: Asked) -> Layers:
     """The same of a model that was looked up, or read, before."""
     found = _stored(atlas, asked.model_id) if asked.record is None else _measured(asked.record)
+    return layers_from(asked.name, asked.base, found)
+
+
+def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
+    """The same of an indexed model that is known by its id."""
+    return layers_from(model, base, _stored(atlas, model_id))
+
+
+def layers_from(model: str, base: str, found: Sequence[Mapping[str, Any]]) -> Layers:
+    """From rows with the numbers of each delta."""
     total = math.fsum(one["norm"] ** 2 for one in found)
     order = sorted(found, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
     changes = tuple(Change(**one, share=one["norm"] ** 2 / total if total else 0.0) for one in order)
-    return Layers(asked.name, asked.base, math.sqrt(total), changes)
+    return Layers(model, base, math.sqrt(total), changes)
 
 
 def _stored(atlas: AtlasReader, model_id: int | None) -> list[dict[str, Any]]:

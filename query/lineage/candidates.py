@@ -150,6 +150,19 @@ class FactorStore:
                 )
         return plain / total, fitted / total
 
+    def products(
+        self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """⟨d_i, d_j⟩ of the changes that the factors hold, ⟨d_i, δ⟩, and ‖δ‖², over all parts."""
+        count = len(candidates)
+        gram, right = np.zeros((count, count)), np.zeros(count)
+        for name, delta in deltas.items():
+            pairs = [self._held[one.model_id][name] for one in candidates]
+            stacked = np.stack([(us @ v.T).ravel() for us, v in pairs]).astype(np.float64)
+            gram += stacked @ stacked.T
+            right += stacked @ delta.ravel().astype(np.float64)
+        return gram, right, sum(float(np.vdot(one, one)) for one in deltas.values()) or 1.0
+
 
 def no_factors(base: str) -> AtlasError:
     """What an atlas without records says when it is asked for lineage."""

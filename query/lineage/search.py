@@ -13,6 +13,7 @@ from indexer.errors import ModelError
 from query.lineage.candidates import Candidate, FactorStore
 from query.lineage.decide import Judge
 from query.lineage.evidence import Combinations, residual
+from query.lineage.groups import best_group
 from query.lineage.links import CONTINUED, Link, Reading, Verdict
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Search:
         spending: Spending,
     ) -> None:
         self.reader, self.judge, self.store, self.spending = reader, judge, store, spending
-        self.waiting = list(candidates)
+        self.held, self.waiting = list(candidates), list(candidates)
         self.readings: list[Reading] = []
         self.gains: dict[int, float] = {}
         self.unread: list[tuple[float, Candidate]] = []
@@ -72,7 +73,28 @@ class Search:
             if not verdict.settled and one in self.waiting and is_affordable:
                 self._take(one)
                 verdict = self.judge.verdict(self.readings)
+        if not verdict.settled and not self.judge.is_sparse:
+            verdict = self._together() or verdict
         return verdict if verdict.links else self._by_factors()
+
+    def _together(self) -> Verdict | None:
+        """What comes of reading those that explain most together; None where that settles nothing.
+
+        Parents of a merge may have relatives, or other merges, that are nearer to it each by itself.
+        """
+        limits = self.judge.limits
+        if not self.waiting:
+            return None
+        group, left = best_group(self.store, self.held, self.judge.m.deltas, self._left(), limits)
+        unread = [one for one in group if one in self.waiting]
+        if len(group) < 2 or left > limits.together or not unread:
+            return None
+        for one in unread:
+            if self.spending.spent + self.spending.largest > limits.budget:
+                return None
+            self._take(one)
+        verdict = self.judge.verdict(self.readings)
+        return verdict if verdict.settled else None
 
     def _take(self, one: Candidate) -> None:
         self.waiting.remove(one)

@@ -33,6 +33,7 @@ class Limits:
         sparse: share of entries that are the base's, from which on a merge that drops entries is looked for.
         same_hours: uploads of one author on one data set within so many hours are a sweep.
         giving_up: gain of the best candidate below which nothing more is read.
+        together: left over by stored factors, at most, where a group of models is read at the end.
     """
 
     budget: int = 30_000_000
@@ -58,3 +59,4 @@ class Limits:
     sparse: float = 0.02
     same_hours: float = 24.0
     giving_up: float = 0.02
+    together: float = 0.5

@@ -6,6 +6,7 @@ model stands for its duplicates. All are counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ import numpy as np
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring
+from query.map.nearest import read_nearest
+from query.map.parents import read_parents
 from query.map.points import MapPoint, NearPoint, PlacedModels
 from query.map.projection import METHODS, Projection, project
 from query.population import Population, distinct, read_population
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from query.reader import AtlasReader
 
-PAGE = ".html"
+PAGE, TABLE = ".html", ".parquet"
 NEIGHBOURS = 8  # nearest models that the page shows of each model
 ALSO_BY = ("dataset", "cluster", "author", "relation", "licence", "downloads")  # colours that the page offers besides
 MOST_CLUSTERED = 5000  # models up to which clusters are found without being asked for: more take minutes
@@ -48,18 +51,25 @@ class ModelMap(PlacedModels):
         return map_page(self)
 
     def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write a .png, .svg, .pdf or .html. A page has both themes and follows the reader's.
+        """Write a .png, .svg, .pdf, .html or .parquet. A page has both themes and follows the reader's.
 
         Raises AtlasError on another suffix, or where the file cannot be written.
         """
         file = checked_map_file(path)
         suffix = file.suffix.lower()
-        write_output(file, self.html().encode() if suffix == PAGE else draw(self.figure(theme), suffix))
+        if suffix == PAGE:
+            write_output(file, self.html().encode())
+        elif suffix == TABLE:
+            from query.map.parquet import map_table
+
+            write_output(file, map_table(self))
+        else:
+            write_output(file, draw(self.figure(theme), suffix))
 
 
 def checked_map_file(path: str | Path) -> Path:
     """A file that a map can be written to, before any work. Raises AtlasError: another suffix, no such folder."""
-    return checked_output(path, (*FORMATS, PAGE))
+    return checked_output(path, (*FORMATS, PAGE, TABLE))
 
 
 def model_map(
@@ -77,15 +87,9 @@ def model_map(
     or a column of the view ``models`` (see :func:`query.map.coloring.coloring`). Raises AtlasError where there is
     no model to place, an unknown method or column, or a representation that is not published.
     """
-    population = distinct(read_population(atlas, base, representation))
-    if not len(population.ids):
-        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
-        raise AtlasError(
-            f"There is no model of {population.base} to place{why}.",
-            f"Index more: `build({population.base!r})`",
-        )
-    chosen = coloring(atlas, population, color, seed)
-    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
+    population = models_to_place(atlas, base, representation)
+    chosen = coloring(atlas, population, color, seed)  # before the work: there may be no such column
+    placed, notes = place_models(population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
     others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
     return ModelMap(
@@ -97,15 +101,34 @@ def model_map(
         coloring=chosen,
         explained_variance=placed.explained_variance,
         left_out=population.left_out,
-        notes=tuple(_notes(population, placed, method)),
+        notes=notes,
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
         neighbours=_neighbours(atlas, population),
+        parents=read_parents(atlas, population.base),
         hub=atlas.crawl_of(population.base).endpoint,
     )
 
 
+def models_to_place(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
+    """The distinct fine-tunes of ``base``. Raises AtlasError where there is none."""
+    population = distinct(read_population(atlas, base, representation))
+    if not len(population.ids):
+        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
+        raise AtlasError(
+            f"There is no model of {population.base} to place{why}.",
+            f"Index more: `build({population.base!r})`",
+        )
+    return population
+
+
+def place_models(population: Population, method: str = "umap", seed: int = 0) -> tuple[Projection, tuple[str, ...]]:
+    """Where the models lie, and what is to be said of that; see :func:`query.map.projection.project`."""
+    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
+    return placed, tuple(_notes(population, placed, method))
+
+
 def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
-    rows = atlas.rows("SELECT model_id, downloads, licence FROM models WHERE base = ?", [population.base])
+    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
     facts = {row["model_id"]: row for row in rows}
     return tuple(
         MapPoint(
@@ -116,6 +139,7 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
             datasets=tuple(sorted(population.datasets[row])),
             downloads=facts[int(identity)]["downloads"],
             licence=facts[int(identity)]["licence"],
+            created=facts[int(identity)]["created"],
             x=float(placed.places[row, 0]),
             y=float(placed.places[row, 1]),
             group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
@@ -128,16 +152,12 @@ def _points(atlas: AtlasReader, population: Population, placed: Projection, chos
 def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, ...], ...]:
     place = {int(identity): row for row, identity in enumerate(population.ids)}
     found: list[list[NearPoint]] = [[] for _ in place]
-    columns = {row["column_name"] for row in atlas.rows("DESCRIBE neighbours")}
-    background = "background" if "background" in columns else "NULL"
-    rows = atlas.connection.execute(
-        f"SELECT model_id, neighbour_id, similarity, {background} FROM neighbours JOIN models USING (model_id) "
-        "WHERE base = ? AND representation = ? ORDER BY model_id, rank",
-        [population.base, population.representation],
-    )
-    for model, neighbour, similarity, strangers in rows.fetchall():
+    near = read_nearest(atlas, population.base, population.representation)
+    columns = (near.models, near.neighbours, near.similarities, near.backgrounds)
+    for model, neighbour, similarity, background in zip(*(one.tolist() for one in columns), strict=True):
         row = place.get(model)
         if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
+            strangers = None if math.isnan(background) else background
             found[row].append(NearPoint(place[neighbour], similarity, strangers))
     return tuple(map(tuple, found))
 

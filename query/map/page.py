@@ -18,23 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexer.console.messages import clean
 from indexer.names import is_hub_id
 from query.figures import THEMES
-from query.map.coloring import LEGEND, ColorGroups, Coloring
-from query.map.heaps import heaps
+from query.map.coloring import LEGEND, scaled
+from query.map.columns import coloring_data, facet, facet_of_many, number, rounded, shown
 from query.map.points import NearPoint
-from query.statistics.neighbours import codes_of
 
 if TYPE_CHECKING:
     from query.map.points import PlacedModels
 
 SCRIPTS = (
-    "map_data.js", "map_view.js", "map_names.js", "map_panel.js", "map_filters.js", "map_table.js", "map_controls.js",
-    "map_address.js",
+    "map_data.js", "map_view.js", "map_paint.js", "map_names.js", "map_panel.js", "map_histograms.js",
+    "map_filters.js", "map_table.js", "map_controls.js", "map_address.js",
 )  # fmt: skip
-_DIGITS = 5  # of a place in the plane: finer than any screen
-_LONGEST = 300  # characters of one string
 
 
 def map_page(drawn: PlacedModels) -> str:
@@ -46,8 +42,8 @@ def map_page(drawn: PlacedModels) -> str:
     )
     parts = {
         "policy": html.escape(policy),
-        "title": html.escape(_shown(drawn.title)),
-        "subtitle": html.escape(_shown(drawn.subtitle)),
+        "title": html.escape(shown(drawn.title)),
+        "subtitle": html.escape(shown(drawn.subtitle)),
         "style": style,
         "script": script,
         "data": _harmless_json(page_data(drawn)),
@@ -59,30 +55,25 @@ def map_page(drawn: PlacedModels) -> str:
 def page_data(drawn: PlacedModels) -> dict[str, Any]:
     """What the scripts of the page read; every list has an entry for each point."""
     points = drawn.points
-    authors, author = _coded([point.author for point in points])
-    relations, relation = _coded([point.relation for point in points])
-    licences, licence = _coded([point.licence or "" for point in points])
-    datasets, flat = _coded([name for point in points for name in point.datasets])
-    of_model = iter(flat)
     near = [[NearPoint(*one) for one in row] for row in drawn.neighbours or [()] * len(points)]
+    places = np.array([(point.x, point.y) for point in points])
     return {
-        "models": [_shown(point.model) for point in points],
+        "models": [shown(point.model) for point in points],
         "onHub": [is_hub_id(point.model) for point in points],
-        "x": [_rounded(point.x) for point in points],
-        "y": [_rounded(point.y) for point in points],
-        "authors": authors,
-        "author": author,
-        "relations": relations,
-        "relation": relation,
-        "licences": licences,
-        "licence": licence,
-        "datasets": datasets,
-        "dataset": [[next(of_model) for _ in point.datasets] for point in points],
-        "downloads": [point.downloads for point in points],
+        "x": [rounded(point.x) for point in points],
+        "y": [rounded(point.y) for point in points],
+        "facets": [
+            facet_of_many("dataset", [point.datasets for point in points], "no dataset named"),
+            facet("author", [point.author for point in points]),
+            facet("licence", [point.licence or None for point in points], "none named"),
+            facet("relation", [point.relation for point in points]),
+        ],
+        "numbers": [number(scaled("downloads", [point.downloads for point in points]))],
         "neighbours": [[number for one in row for number in (one.place, round(one.cosine, 4))] for row in near],
         "backgrounds": _backgrounds(near),
+        "parents": _parents(drawn),
         "hub": drawn.hub,
-        "colorings": [_coloring(one, drawn) for one in (drawn.coloring, *drawn.other_colorings)],
+        "colorings": [coloring_data(one, places) for one in (drawn.coloring, *drawn.other_colorings)],
         "legend": LEGEND,
         "themes": {name: asdict(theme) for name, theme in THEMES.items()},
         "axes": drawn.axes,
@@ -90,37 +81,25 @@ def page_data(drawn: PlacedModels) -> dict[str, Any]:
     }
 
 
+def _parents(drawn: PlacedModels) -> list[list[list[Any]]] | None:
+    """Of each model what it was made from, as [place, or -1 for one that is not on the map, name, how]."""
+    if not drawn.parents:
+        return None
+    place = {point.model_id: row for row, point in enumerate(drawn.points)}
+    return [
+        [
+            [-1 if one.model_id is None else place.get(one.model_id, -1), shown(one.model or drawn.base), one.words]
+            for one in drawn.parents.get(point.model_id, ())
+        ]
+        for point in drawn.points
+    ]
+
+
 def _backgrounds(near: list[list[NearPoint]]) -> list[list[float | None]] | None:
     """Of each neighbour the share of strangers at least as similar; None where the atlas does not tell."""
     if all(one.background is None for row in near for one in row):
         return None
     return [[None if one.background is None else float(f"{one.background:.2g}") for one in row] for row in near]
-
-
-def _coloring(coloring: Coloring, drawn: PlacedModels) -> dict[str, Any]:
-    named = {"column": coloring.column, "none": coloring.none}
-    if isinstance(coloring, ColorGroups):
-        groups = [[_shown(group.group), group.models] for group in coloring.groups]
-        places = np.array([(point.x, point.y) for point in drawn.points])
-        found = [
-            one and [_rounded(one.x), _rounded(one.y), _rounded(one.radius)]
-            for one in heaps(places, coloring.codes, len(coloring.shown))
-        ]
-        return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "heaps": found, **named}
-    return {"kind": coloring.kind, "values": list(coloring.values), "low": coloring.low, "high": coloring.high, **named}
-
-
-def _coded(names: list[str]) -> tuple[list[str], list[int]]:
-    """The different names, as they are shown, and for each entry its place among them."""
-    return [_shown(name) for name in dict.fromkeys(names)], [int(code) for code in codes_of(names)]
-
-
-def _shown(text: str) -> str:
-    return clean(text)[:_LONGEST]
-
-
-def _rounded(place: float) -> float:
-    return float(f"{place:.{_DIGITS}g}")
 
 
 def _harmless_json(value: Any) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from query.map.coloring import ColorGroups, Coloring
+from query.map.parents import Parent
 from query.map.projection import METHODS
 from query.population import LeftOut
 from query.reader import PUBLIC_HUB
@@ -27,6 +30,7 @@ class MapPoint:
     group: str | None
     value: float | None
     licence: str | None = None
+    created: datetime | None = None
 
 
 class NearPoint(NamedTuple):
@@ -46,7 +50,8 @@ class PlacedModels(Drawn):
 
     ``method`` is the one that placed them, ``color`` the column they are coloured by. ``coloring`` and each of
     ``other_colorings`` (which the page offers as well) have an entry for each point, and so has ``neighbours``: the
-    nearest models that are on the map, nearest first. ``explained_variance``: for pca, the shares of the variance along
+    nearest models that are on the map, nearest first. ``parents``: what each was made from, by model id, as far as the
+    atlas keeps lineage. ``explained_variance``: for pca, the shares of the variance along
     x and y. ``hub`` is the address of the Hub that was crawled.
     """
 
@@ -64,6 +69,7 @@ class PlacedModels(Drawn):
     notes: tuple[str, ...] = ()
     other_colorings: tuple[Coloring, ...] = field(default=(), repr=False)
     neighbours: tuple[tuple[NearPoint, ...], ...] = field(default=(), repr=False)
+    parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict, repr=False)
     hub: str = PUBLIC_HUB
 
     @property
@@ -85,17 +91,12 @@ class PlacedModels(Drawn):
     @property
     def subtitle(self) -> str:
         """How it was made, and what is not on it."""
-        left_out = ", ".join(self.left_out.words())
-        words = f"{METHODS[self.method]} of the vectors “{self.representation}”, by cosine"
-        return words + (f"; left out: {left_out}" if left_out else "")
+        return how_placed(self.method, self.representation, self.left_out)
 
     @property
     def axes(self) -> tuple[str, str] | None:
         """What x and y are: the principal components, with their shares of the variance; None where nothing."""
-        if self.method != "pca":
-            return None
-        shares = [f" ({share * 100:.1f} % of the variance)" for share in self.explained_variance or ()] or ["", ""]
-        return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"
+        return what_axes_are(self.method, self.explained_variance)
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object. ``groups``: those with a colour of their own, ``others`` all other groups."""
@@ -135,3 +136,17 @@ class PlacedModels(Drawn):
         """The object; ``details``: with the points."""
         told = {name: value for name, value in self.to_dict().items() if name != "notes"}
         return told | ({"points": self.to_rows()} if details else {})
+
+
+def how_placed(method: str, representation: str, left_out: LeftOut) -> str:
+    """How a map was made, and what is not on it."""
+    words = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
+    return words + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
+
+
+def what_axes_are(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
+    """The principal components, with their shares of the variance; None where the axes are nothing."""
+    if method != "pca":
+        return None
+    shares = [f" ({share * 100:.1f} % of the variance)" for share in explained_variance or ()] or ["", ""]
+    return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"

@@ -1,10 +1,10 @@
 """From evidence to probabilities: two small logistic models, fitted on models whose datasets are known.
 
 First, given that the dataset is among the answers: P(d) ∝ exp(Σ weight · term_d), a conditional logit (McFadden,
-1974) whose terms are ln of the lift (the share of the votes over that of the voices), the share of the votes, ln of
+1974) whose terms are ln of the lift (the share of the votes over that of the sweeps), the share of the votes, ln of
 how common the dataset is, and ln of the likelihood ratio of the head. (The share beside the lift lets a clear majority
 be believed while a dataset without a vote is not ruled out; what is common collects votes by being common.) Second,
-whether it is among the answers at all, which makes "none of these": a logistic regression on how far the nearest voice
+whether it is among the answers at all, which makes "none of these": a logistic regression on how far the nearest sweep
 stands out, how well the head fits the dataset it fits best, whether its label names have been seen before, and how
 sure the first step is. Every model is shown to the second twice: as it is, and with its datasets hidden, as if
 nobody else had used them. The intercept is then moved from this even mixture to the real share of models whose

@@ -140,7 +140,7 @@ def evaluate_documents(
     """Predict every model from models of other authors; judge that against majority and chance.
 
     Authors are dealt into ``folds`` groups (each its own, where they are few). What judges a group was learnt
-    without it: neither the parameters nor the voices behind them are its own. Raises AtlasError where fewer than
+    without it: neither the parameters nor the sweeps behind them are its own. Raises AtlasError where fewer than
     two authors name a dataset, ValueError on k < 1.
     """
     if k < 1:
@@ -150,18 +150,18 @@ def evaluate_documents(
     if len(documents.models) >= _MANY:
         say(f"Predicting {len(documents.models):,} models, each from models of other authors …")
     witnesses = Witnesses.of(documents, k)
-    voices = witnesses.voices
+    sweeps = witnesses.sweeps
     trial = try_all(witnesses, folds)
-    importance = 1 / np.bincount(voices.of_model)[voices.of_model[trial.rows]]
-    of_author = voices.authors[trial.rows]
+    importance = 1 / np.bincount(sweeps.of_model)[sweeps.of_model[trial.rows]]
+    of_author = sweeps.authors[trial.rows]
     return Evaluation(
         base=base,
         representation=representation,
         k=k,
         models=len(documents.models),
-        sweeps=len(voices.sets),
+        sweeps=len(sweeps.sets),
         authors=len(set(documents.authors)),
-        datasets=len(voices.answers),
+        datasets=len(sweeps.answers),
         with_head=sum(head.kind is not None for head in documents.heads),
         calibrated=trial.is_calibrated,
         scores=tuple(score(name, one, importance) for name, one in trial.judged.items()),
@@ -198,7 +198,7 @@ def _none_score(name: str, trial: HeldOut, importance: Reals) -> NoneScore:
 
 
 def _outcomes(witnesses: Witnesses, trial: HeldOut, importance: Reals) -> tuple[JudgedModel, ...]:
-    names = [*witnesses.voices.answers, NONE_OF_THESE]
+    names = [*witnesses.sweeps.answers, NONE_OF_THESE]
     judged, documents = trial.judged["together"], witnesses.documents
     return tuple(
         JudgedModel(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from query.population import Population, distinct, read_population
-from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
+from query.predict.sweeps import Floats
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader

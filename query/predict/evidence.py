@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.predict.documented import Documents
-from query.predict.groups import Floats, Nearness, Voices, cast_votes, nearness, voices_of
 from query.predict.head_evidence import HeadMatches, head_matches
+from query.predict.sweeps import Floats, Nearness, Sweeps, cast_votes, nearness, sweeps_of
 from query.statistics.neighbours import Booleans, Integers
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ COMMON_SHARE = 0.2
 class Evidence:
     """For some models (rows) and all answers (columns).
 
-    ``present``: the dataset is named by somebody who may speak. ``log_common``: ln of its share among the voices
+    ``present``: the dataset is named by somebody who may speak. ``log_common``: ln of its share among the sweeps
     that may. ``share``: of the votes; ``log_votes``: ln of it, a fifth of the votes given to what is common anyway.
     ``head``: ln P(head | dataset)/P(head); 0 where nothing is known. All of these are 0 where not present.
     ``truth``: the share of each answer in what the model really names; what a row lacks to 1 is named by nobody who
@@ -60,7 +60,7 @@ class Witnesses:
 
     documents: Documents
     rows: Integers
-    voices: Voices
+    sweeps: Sweeps
     near: Nearness
     matches: HeadMatches
     k: int
@@ -69,13 +69,13 @@ class Witnesses:
     def of(cls, documents: Documents, k: int, rows: Integers | None = None) -> Witnesses:
         """Those of ``rows`` (of all documents, if not said): one product of vectors and one sort."""
         chosen = np.arange(len(documents.models)) if rows is None else rows
-        voices = voices_of(documents.authors, documents.datasets)
+        sweeps = sweeps_of(documents.authors, documents.datasets)
         return cls(
             documents=documents,
             rows=chosen,
-            voices=voices,
-            near=nearness(documents.vectors, chosen, voices, documents.blocks),
-            matches=head_matches(documents.heads, chosen, voices),
+            sweeps=sweeps,
+            near=nearness(documents.vectors, chosen, sweeps, documents.blocks),
+            matches=head_matches(documents.heads, chosen, sweeps),
             k=k,
         )
 
@@ -84,14 +84,14 @@ class Witnesses:
 
         ``is_hidden``: as if nobody named their datasets.
         """
-        voices = self.voices
-        allowed = voices.allowed(self.rows[places], np.array(withheld, dtype=np.intp), is_hidden)
-        common = allowed.astype(np.float32) @ voices.shares
+        sweeps = self.sweeps
+        allowed = sweeps.allowed(self.rows[places], np.array(withheld, dtype=np.intp), is_hidden)
+        common = allowed.astype(np.float32) @ sweeps.shares
         present = common > 0
         common /= np.maximum(common.sum(axis=1, keepdims=True), 1)
         has_vector = np.linalg.norm(self.documents.vectors[self.rows[places]], axis=1) > 0
         cast = cast_votes(self.near.at(places), allowed & has_vector[:, None], self.k)
-        votes = cast.weights @ voices.shares
+        votes = cast.weights @ sweeps.shares
         total = votes.sum(axis=1)[:, None]
         share = votes.toarray() / np.where(total > 0, total, 1)
         head = self.matches.at(places)
@@ -100,8 +100,8 @@ class Witnesses:
             log_common=_log(common, present),
             share=share.astype(np.float64),
             log_votes=_log((1 - COMMON_SHARE) * share + COMMON_SHARE * common, present),
-            head=np.where(present, head.log_ratios(allowed, voices), 0),
-            truth=_truth(voices, self.rows[places], present),
+            head=np.where(present, head.log_ratios(allowed, sweeps), 0),
+            truth=_truth(sweeps, self.rows[places], present),
             prominence=cast.prominence,
             has_head=head.is_known,
             recognised=head.recognised(allowed),
@@ -114,12 +114,12 @@ def _log(shares: Floats, present: Booleans) -> Reals:
     return np.log(np.where(present, shares, 1).astype(np.float64))
 
 
-def _truth(voices: Voices, rows: Integers, present: Booleans) -> Reals:
+def _truth(sweeps: Sweeps, rows: Integers, present: Booleans) -> Reals:
     """Shares of the answers in what the models name; a task that is no answer counts as its collection."""
-    own = voices.of_model[rows]
+    own = sweeps.of_model[rows]
     truth = np.zeros(present.shape)
-    truth[own >= 0] = voices.shares[own[own >= 0]].toarray()
-    for task, parent in sorted(voices.parents.items(), key=lambda pair: -voices.answers[pair[0]].count("/")):
+    truth[own >= 0] = sweeps.shares[own[own >= 0]].toarray()
+    for task, parent in sorted(sweeps.parents.items(), key=lambda pair: -sweeps.answers[pair[0]].count("/")):
         missing = np.where(present[:, task], 0, truth[:, task])
         truth[:, parent] += missing
         truth[:, task] -= missing

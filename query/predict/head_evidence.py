@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query.predict.groups import Floats, Voices
+from query.predict.sweeps import Floats, Sweeps
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
-SMOOTHING = 0.5  # voices that a dataset is taken to have beyond those it has, of the average kind
-_UNSEEN = 0.1  # voices that a head never seen before is taken to have among all datasets
+SMOOTHING = 0.5  # sweeps that a dataset is taken to have beyond those it has, of the average kind
+_UNSEEN = 0.1  # sweeps that a head never seen before is taken to have among all datasets
 
 _NO_NAME = re.compile(r"(?:label|class|category)?\d*")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
@@ -57,7 +57,7 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Link:
-    """One link of the chain. Row x, column v: how far voice v's members, where they can be compared, match model x."""
+    """One link of the chain. Row x, column v: how far sweep v's members, where they can be compared, match model x."""
 
     comparable: Floats
     matching: Floats
@@ -65,7 +65,7 @@ class _Link:
 
 @dataclass(frozen=True)
 class HeadMatches:
-    """How the heads of some models (rows) match those of all voices, link by link."""
+    """How the heads of some models (rows) match those of all sweeps, link by link."""
 
     links: tuple[_Link, ...]
     is_known: Booleans
@@ -77,37 +77,37 @@ class HeadMatches:
         return HeadMatches(links, self.is_known[places], self.has_names[places])
 
     def recognised(self, allowed: Booleans) -> NDArray[np.float64]:
-        """(rows,): how much the label names overlap with those of the voice that comes closest; NaN without names."""
+        """(rows,): how much the label names overlap with those of the sweep that comes closest; NaN without names."""
         names = self.links[-1]
         overlap = np.where(allowed, names.matching / np.maximum(names.comparable, 1e-9), 0)
         return np.where(self.has_names, overlap.max(axis=1, initial=0), np.nan).astype(np.float64)
 
-    def log_ratios(self, allowed: Booleans, voices: Voices) -> NDArray[np.float64]:
-        """(rows, answers): ln P(head | dataset) / P(head), from the voices ``allowed`` (rows, voices) to speak."""
-        total = np.zeros((len(allowed), len(voices.answers)))
+    def log_ratios(self, allowed: Booleans, sweeps: Sweeps) -> NDArray[np.float64]:
+        """(rows, answers): ln P(head | dataset) / P(head), from the sweeps ``allowed`` (rows, sweeps) to speak."""
+        total = np.zeros((len(allowed), len(sweeps.answers)))
         for link in self.links:
             comparable = allowed * link.comparable
             matching = allowed * link.matching
             average = (matching.sum(axis=1) + _UNSEEN) / (comparable.sum(axis=1) + 2 * _UNSEEN)
             average = average.astype(np.float64)[:, None]
-            share = (matching @ voices.shares + SMOOTHING * average) / (comparable @ voices.shares + SMOOTHING)
+            share = (matching @ sweeps.shares + SMOOTHING * average) / (comparable @ sweeps.shares + SMOOTHING)
             total += np.log(share / average)
         return total
 
 
-def head_matches(heads: Sequence[Head], rows: Integers, voices: Voices) -> HeadMatches:
-    """Compare the heads of ``rows`` with those of every voice; ``heads`` has an entry for every model."""
+def head_matches(heads: Sequence[Head], rows: Integers, sweeps: Sweeps) -> HeadMatches:
+    """Compare the heads of ``rows`` with those of every sweep; ``heads`` has an entry for every model."""
     has_kind = [True if head.kind else None for head in heads]
     kinds = [head.kind for head in heads]
     counts = [(head.kind, head.labels) if head.kind else None for head in heads]
     is_named = [(head.kind, head.labels) if head.kind and head.names else None for head in heads]
     names = [(head.kind, head.labels, head.names) if head.kind and head.names else None for head in heads]
-    same_kind = _matching(kinds, rows, voices)
+    same_kind = _matching(kinds, rows, sweeps)
     return HeadMatches(
         links=(
-            _Link(_matching(has_kind, rows, voices), same_kind),
-            _Link(same_kind, _matching(counts, rows, voices)),
-            _Link(_matching(is_named, rows, voices), _matching(names, rows, voices, _overlap)),
+            _Link(_matching(has_kind, rows, sweeps), same_kind),
+            _Link(same_kind, _matching(counts, rows, sweeps)),
+            _Link(_matching(is_named, rows, sweeps), _matching(names, rows, sweeps, _overlap)),
         ),
         is_known=np.array([heads[row].kind is not None for row in rows], dtype=bool),
         has_names=np.array([bool(heads[row].kind and heads[row].names) for row in rows], dtype=bool),
@@ -117,10 +117,10 @@ def head_matches(heads: Sequence[Head], rows: Integers, voices: Voices) -> HeadM
 def _matching(
     values: Sequence[Hashable | None],
     rows: Integers,
-    voices: Voices,
+    sweeps: Sweeps,
     likeness: Callable[[Sequence[Any]], Floats] | None = None,
 ) -> Floats:
-    """(rows, voices): the share of a voice's members that have the value of the row; nothing matches None.
+    """(rows, sweeps): the share of a sweep's members that have the value of the row; nothing matches None.
 
     ``likeness`` says how alike the distinct values are, from 0 to 1, where that is not just equal or not.
     """
@@ -128,14 +128,14 @@ def _matching(
 
     numbers: dict[Any, int] = {}
     codes = np.array([-1 if value is None else numbers.setdefault(value, len(numbers)) for value in values], np.intp)
-    members = np.flatnonzero((voices.of_model >= 0) & (codes >= 0))
-    sizes = np.bincount(voices.of_model[voices.of_model >= 0], minlength=len(voices.sets))
-    voice = voices.of_model[members]
-    weights = (1 / sizes[voice]).astype(np.float32)
-    table = csr_array((weights, (codes[members], voice)), (len(numbers), len(voices.sets))).toarray()
+    members = np.flatnonzero((sweeps.of_model >= 0) & (codes >= 0))
+    sizes = np.bincount(sweeps.of_model[sweeps.of_model >= 0], minlength=len(sweeps.sets))
+    sweep = sweeps.of_model[members]
+    weights = (1 / sizes[sweep]).astype(np.float32)
+    table = csr_array((weights, (codes[members], sweep)), (len(numbers), len(sweeps.sets))).toarray()
     if likeness is not None and numbers:
         table = likeness(list(numbers)) @ table
-    nobody = np.zeros((1, len(voices.sets)), np.float32)
+    nobody = np.zeros((1, len(sweeps.sets)), np.float32)
     shares: Floats = np.concatenate([table, nobody])[codes[rows]]
     return shares
 

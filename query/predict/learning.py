@@ -47,15 +47,15 @@ def learn(witnesses: Witnesses, withheld: Sequence[int]) -> Learnt:
     Models of these authors do not speak of the others either, so nothing of theirs has any part in it. A sweep
     (one author, one set of datasets) counts as one model.
     """
-    voices = witnesses.voices
-    mine = voices.of_model[witnesses.rows]
-    places = lessons(mine, np.isin(voices.authors[witnesses.rows], withheld))
+    sweeps = witnesses.sweeps
+    mine = sweeps.of_model[witnesses.rows]
+    places = lessons(mine, np.isin(sweeps.authors[witnesses.rows], withheld))
     shown = witnesses.evidence(places, withheld)
     importance = 1 / np.bincount(mine[places], minlength=1)[mine[places]]
     asked = shown.present.any(axis=1)  # where there is nobody else, that nobody else names it means nothing
     none = none_share(shown.known[asked], importance[asked])
     known = shown.known > 0
-    authors = voices.authors[witnesses.rows[places[known]]]
+    authors = sweeps.authors[witnesses.rows[places[known]]]
     if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < ENOUGH_AUTHORS:
         return Learnt({kind: uncalibrated(kind, none) for kind in EVIDENCE}, none, is_calibrated=False)
     hidden = witnesses.evidence(places, withheld, is_hidden=True)
@@ -65,16 +65,16 @@ def learn(witnesses: Witnesses, withheld: Sequence[int]) -> Learnt:
     return Learnt(calibrations, none, is_calibrated=True)
 
 
-def lessons(voice: Integers, is_withheld: Booleans, most: int = MOST_MODELS) -> Integers:
+def lessons(sweep: Integers, is_withheld: Booleans, most: int = MOST_MODELS) -> Integers:
     """Places of the documented models to learn from: all, or ``most``.
 
-    Of every voice its first is taken, then of every voice its second, and so on.
-    ``voice``: the voice of each model, -1 for one without datasets.
+    Of every sweep its first is taken, then of every sweep its second, and so on.
+    ``sweep``: the sweep of each model, -1 for one without datasets.
     """
-    places = np.flatnonzero((voice >= 0) & ~is_withheld)
+    places = np.flatnonzero((sweep >= 0) & ~is_withheld)
     heard: dict[int, int] = {}
     turns = []
-    for number in voice[places].tolist():
+    for number in sweep[places].tolist():
         turns.append(heard.get(number, 0))
         heard[number] = turns[-1] + 1
     return np.sort(places[np.argsort(np.array(turns, dtype=np.intp), kind="stable")[:most]])

@@ -9,9 +9,9 @@ import numpy as np
 
 from query.predict.answers import EVIDENCE
 from query.predict.evidence import Evidence, Reals, Witnesses
-from query.predict.groups import Voices
 from query.predict.learning import learn
 from query.predict.scoring import Judged, judge, judge_chance
+from query.predict.sweeps import Sweeps
 from query.statistics.intervals import units_of
 from query.statistics.neighbours import Integers
 
@@ -34,7 +34,7 @@ class HeldOut:
 
 def try_all(witnesses: Witnesses, folds: int) -> HeldOut:
     """Deal the authors into groups, judge each group by what was learnt without it, and join the groups."""
-    trials = [_try(witnesses, group) for group in deal(witnesses.voices.authors, folds)]
+    trials = [_try(witnesses, group) for group in deal(witnesses.sweeps.authors, folds)]
     return HeldOut(
         rows=np.concatenate([trial.rows for trial in trials]),
         judged={name: _join([trial.judged[name] for trial in trials]) for name in trials[0].judged},
@@ -51,11 +51,11 @@ def deal(authors: Integers, folds: int) -> list[Integers]:
 
 
 def _try(witnesses: Witnesses, group: Integers) -> HeldOut:
-    learnt = learn(witnesses, np.unique(witnesses.voices.authors[group]).tolist())
+    learnt = learn(witnesses, np.unique(witnesses.sweeps.authors[group]).tolist())
     shown = witnesses.evidence(group)
     hidden = witnesses.evidence(group, is_hidden=True)
     guesses = learnt.probabilities(shown)
-    guesses["majority"] = _majority(witnesses.voices, shown, learnt.none)
+    guesses["majority"] = _majority(witnesses.sweeps, shown, learnt.none)
     judged = {name: judge(guess, _whole_truth(shown)) for name, guess in guesses.items()}
     judged["chance"] = judge_chance(shown.present, _whole_truth(shown))
     concealed = learnt.probabilities(hidden).items()
@@ -73,13 +73,13 @@ def _whole_truth(evidence: Evidence) -> Reals:
     return np.concatenate([evidence.truth, 1 - evidence.known[:, None]], axis=1)
 
 
-def _majority(voices: Voices, shown: Evidence, none: float) -> Reals:
+def _majority(sweeps: Sweeps, shown: Evidence, none: float) -> Reals:
     """Each dataset by its share of all sweeps, whatever the model looks like.
 
     The model's own sweep is counted too. Without it just the dataset that is right would be rarer than it is: where
     all are equally common, this baseline would never be right, and anything would look good beside it.
     """
-    share = np.where(shown.present, voices.shares.sum(axis=0), 0).astype(np.float64)
+    share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
     nothing = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
     return np.concatenate([(1 - nothing) * share, nothing], axis=1)

@@ -10,13 +10,14 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from query.extras import to_frame
+from query.lookup import Asked
 from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
 from query.predict.documented import Documented, Documents
 from query.predict.evidence import Evidence, Reals, Witnesses
-from query.predict.groups import Voices, own_datasets, voices_of
 from query.predict.learning import TOO_FEW, Learnt, learn, lessons
-from query.predict.subject import Repeat, Subject, read_subject
+from query.predict.subject import Repeat, Subject, read_subject, subject_of
+from query.predict.sweeps import Sweeps, own_datasets, sweeps_of
 from query.results import Result
 from query.statistics.likeness import similarities
 from query.wording import counted, percent
@@ -46,7 +47,7 @@ class Voter:
 class Answer:
     """One dataset, or "none of these".
 
-    ``votes``: of the k nearest voices, the nearest one's being 1; ``authors``: how many people they are;
+    ``votes``: of the k nearest sweeps, the nearest one's being 1; ``authors``: how many people they are;
     ``models``: theirs, the largest vote first. ``vectors`` and ``head``: the probability by either alone, None
     where the model has none. ``declared``: the model names it itself, which had no part in the rest.
     """
@@ -149,8 +150,21 @@ def predict_asked(atlas: AtlasReader, model: str, known: Documented, *, k: int, 
     """The same from what is ``known`` already, for whoever asks after many models."""
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
+    return _predict_with(atlas, read_subject(atlas, model, base, known.representation), known, k)
+
+
+def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, representation: str = "input") -> Prediction:
+    """The same of an indexed model that is known by its id. Raises AtlasError."""
+    rows = atlas.rows("SELECT model, base, author, is_copy FROM models WHERE model_id = ?", [model_id])
+    if not rows:
+        raise AtlasError(f"The atlas holds no record of a model {model_id}.", "")
+    asked = Asked(rows[0]["model"], rows[0]["base"], rows[0]["author"], model_id, rows[0]["is_copy"])
+    subject = subject_of(atlas, asked, representation)
+    return _predict_with(atlas, subject, Documented(atlas, representation), k)
+
+
+def _predict_with(atlas: AtlasReader, subject: Subject, known: Documented, k: int) -> Prediction:
     representation = known.representation
-    subject = read_subject(atlas, model, base, representation)
     # Nor do models that it was made from, or that were made from it, speak: their data are not its own.
     without = () if subject.model_id is None else (subject.model_id, *relatives(atlas, subject.model_id))
     documents = known.of(subject.base, without)
@@ -167,9 +181,9 @@ def predict_subject(subject: Subject, documents: Documents, *, k: int, represent
         )
     vector = np.zeros(documents.vectors.shape[1], np.float32) if subject.vector is None else subject.vector
     everyone = documents.with_undocumented(vector, subject.name, subject.author, subject.head)
-    voices = voices_of(everyone.authors, everyone.datasets)
-    mine = int(voices.authors[-1])
-    rows = np.append(lessons(voices.of_model, voices.authors == mine), len(everyone.models) - 1)
+    sweeps = sweeps_of(everyone.authors, everyone.datasets)
+    mine = int(sweeps.authors[-1])
+    rows = np.append(lessons(sweeps.of_model, sweeps.authors == mine), len(everyone.models) - 1)
     witnesses = Witnesses.of(everyone, k, rows)
     learnt = learn(witnesses, [mine])
     evidence = witnesses.evidence(np.array([len(rows) - 1]))
@@ -184,7 +198,7 @@ def predict_subject(subject: Subject, documents: Documents, *, k: int, represent
         calibrated=learnt.is_calibrated,
         declared=subject.declared,
         repeats=subject.repeats,
-        answers=_answers(subject, learnt, evidence, witnesses.voices, voters, kind),
+        answers=_answers(subject, learnt, evidence, witnesses.sweeps, voters, kind),
         voters=voters,
         notes=_notes(subject, everyone, voters, learnt, kind),
     )
@@ -198,18 +212,18 @@ def _kind(subject: Subject) -> str:
 
 def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
     """Who voted for the last of the documents, the largest vote first."""
-    documents, voices = witnesses.documents, witnesses.voices
+    documents, sweeps = witnesses.documents, witnesses.sweeps
     weights = evidence.weights.tocoo()
     found = []
-    for voice, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
-        members = np.flatnonzero(voices.of_model == voice)
+    for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
+        members = np.flatnonzero(sweeps.of_model == sweep)
         similarity = similarities(documents.vectors[-1:], documents.vectors[members], documents.blocks)[0]
         nearest = int(members[np.argmax(similarity)])
         found.append(
             Voter(
                 model=documents.models[nearest],
                 author=documents.authors[nearest],
-                datasets=voices.sets[voice],
+                datasets=sweeps.sets[sweep],
                 similarity=float(similarity.max()),
                 vote=float(weight),
             )
@@ -218,7 +232,7 @@ def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
 
 
 def _answers(
-    subject: Subject, learnt: Learnt, evidence: Evidence, voices: Voices, voters: Sequence[Voter], kind: str
+    subject: Subject, learnt: Learnt, evidence: Evidence, sweeps: Sweeps, voters: Sequence[Voter], kind: str
 ) -> tuple[Answer, ...]:
     """All answers that somebody else names, and "none of these", the most probable first."""
     chances: dict[str, Reals] = {name: each[0] for name, each in learnt.probabilities(evidence).items()}
@@ -226,7 +240,7 @@ def _answers(
     present = np.append(evidence.present[0], True)
     own = own_datasets(frozenset(subject.declared))
     answers = []
-    for column, dataset in enumerate([*voices.answers, NONE_OF_THESE]):
+    for column, dataset in enumerate([*sweeps.answers, NONE_OF_THESE]):
         if not present[column]:
             continue
         heard = [voter for voter in voters if dataset in voter.datasets and voter.vote > 0]

@@ -16,8 +16,8 @@ from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
 from query.lookup import Asked, asked_model, with_vector
-from query.predict.groups import Floats
 from query.predict.head_evidence import Head, head_of
+from query.predict.sweeps import Floats
 
 if TYPE_CHECKING:
     from indexer.records.record import Record
@@ -55,7 +55,11 @@ def read_subject(atlas: AtlasReader, model: str, base: str | None, representatio
 
     Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
     """
-    asked = asked_model(atlas, model, base, representation)
+    return subject_of(atlas, asked_model(atlas, model, base, representation), representation)
+
+
+def subject_of(atlas: AtlasReader, asked: Asked, representation: str) -> Subject:
+    """The same of a model that was looked up before."""
     atlas.published(asked.base, representation)
     facts = _read_facts(atlas, asked) if asked.record else _stored_facts(atlas, asked)
     silence = _why_silent(asked, facts)

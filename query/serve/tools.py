@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
@@ -29,7 +28,6 @@ class Tools:
     def __init__(self, atlas: Atlas) -> None:
         self._atlas = atlas
         self._lock = threading.Lock()
-        self._seen = _state(atlas.folder.database)
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -39,10 +37,8 @@ class Tools:
     @contextmanager
     def _open(self) -> Iterator[Atlas]:
         with self._lock:
-            now = _state(self._atlas.folder.database)
-            if now != self._seen:
+            if self._atlas.is_overtaken:
                 self._atlas.refresh()
-                self._seen = now
             yield self._atlas
 
     def similar(
@@ -130,11 +126,3 @@ class Tools:
         with self._open() as atlas:
             found = atlas.sql(statement, limit=limit, seconds=seconds)
             return Rows(columns=found.columns, rows=as_plain(found.rows), truncated=found.truncated)
-
-
-def _state(database: Path) -> tuple[int, int] | None:
-    try:
-        status = database.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns

@@ -72,8 +72,8 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
     forest = _Forest(root, plan, texts)
     for node in nodes:
         forest.make(node)
-    told = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
-    write_json(root / TRUTH, {"fingerprint": told, "base": plan.base, "architecture": architecture, "nodes": told})
+    made = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
+    write_json(root / TRUTH, {"fingerprint": told, "base": plan.base, "architecture": architecture, "nodes": made})
     return root
 
 

@@ -26,6 +26,8 @@ from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.world import BASE, OLD_ID, SIZES, add_model, describe, make_world
 
+pytestmark = pytest.mark.slow
+
 WIDTH, LAYERS = SIZES["hidden_size"], SIZES["num_hidden_layers"]
 TARGETS = ("query", "value")
 

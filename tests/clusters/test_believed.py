@@ -205,6 +205,7 @@ def shell(tmp_path_factory):
         yield shell
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_planted_datasets(shell):
     ran = shell("query", "clusters", "--json")
     assert ran.code == 0, ran.err
@@ -214,6 +215,7 @@ def test_the_command_finds_the_planted_datasets(shell):
     assert {name for cluster in told["clusters"] for name in cluster["datasets"]} == set(DATASETS)
 
 
+@pytest.mark.slow
 def test_the_table_fits_eighty_columns_and_says_everything_once(shell):
     ran = shell("query", "clusters", "--base", BASE, "--method", "kmeans", "--details")
     assert ran.code == 0, ran.err
@@ -222,6 +224,7 @@ def test_the_table_fits_eighty_columns_and_says_everything_once(shell):
         assert text in ran.out
 
 
+@pytest.mark.slow
 def test_sixty_columns_still_have_tables(shell):
     code = f"""
     from query import Atlas

@@ -175,6 +175,7 @@ def test_half_a_unit_is_rounding_and_more_is_not(far):
     assert not agree(values.numpy(), "float32", rounded.numpy(), "float32")
 
 
+@pytest.mark.slow
 def test_casts_by_other_authors_are_duplicates_whoever_came_first(tmp_path):
     store = make_world(tmp_path / "store", per_dataset=2)
     for number, (model, dtype) in enumerate((("ann/glue-0", BF16), ("bob/imdb-1", FP16), ("ann/squad-0", BF16))):

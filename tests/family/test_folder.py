@@ -24,6 +24,8 @@ from scripts.family.plan import load_plan
 from tests.conftest import ROOT
 from tests.family.folders import BASE, block_matrices, described, models_of, weights
 
+pytestmark = pytest.mark.slow
+
 LINES = "papercut-ai/papercut-tiny-roberta-line-kinds"
 SCRATCH = "quarry-labs/tiny-roberta-from-scratch"
 ADAPTER = "small-hours/tiny-roberta_lines_lora"

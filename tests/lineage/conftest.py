@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Shell
+from tests.conftest import Shell
 from tests.once import made_once
+from tests.training import small_forest
 
 
 @dataclass
@@ -36,15 +33,7 @@ class Forest:
 
 @pytest.fixture(scope="session")
 def store() -> Path:
-    folder = ROOT / ".demo" / "forest-small"
-    folder.parent.mkdir(exist_ok=True)
-    with (ROOT / ".demo" / "forest-small.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes one trains, the others wait
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                       "OMP_WAIT_POLICY": "PASSIVE"}  # fmt: skip
-        words = [sys.executable, "-m", "scripts.lineage.forest", str(folder), "bert", "small", "1"]
-        subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True)
-    return folder
+    return small_forest()
 
 
 @pytest.fixture(scope="session")

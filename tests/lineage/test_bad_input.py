@@ -14,6 +14,8 @@ from query.lineage.stored import Edge
 from tests.conftest import Shell
 from tests.hub_ground import use_endpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def own(forest, tmp_path):

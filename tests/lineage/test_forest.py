@@ -12,6 +12,8 @@ from query import Atlas
 from tests.conftest import Shell
 from tests.hub_ground import undisturbed, use_endpoint
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "tuned": "tuned from the base", "continued": "continued", "merge": "merge", "lora": "LoRA merged",
     "plain": "copy", "bfloat16": "recast", "int8": "quantised copy", "nf4": "quantised copy",

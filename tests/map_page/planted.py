@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from query.map.coloring import grouped
 from query.map.map import MapPoint, ModelMap
+from query.map.parents import Parent
 from query.map.points import NearPoint
 from query.population import LeftOut
 
@@ -30,6 +31,13 @@ NEIGHBOURS = [
     [NearPoint(3, 0.75)],
     [],
 ]
+
+
+# Of the first two models, by id: a merge with a parent that is on the map and one that is not, and a plain fine-tune.
+PARENTS = {
+    0: (Parent(1, "ann/bert-mrpc", "merge", 0.4, "confirmed"), Parent(99, "far/away", "merge", 0.6, "not declared")),
+    1: (Parent(None, None, "tuned from the base", 1.0, "confirmed"),),
+}
 
 
 def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
@@ -61,6 +69,7 @@ def planted_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
             "notes": ("A note.",),
             "other_colorings": (grouped("author", [row[1] for row in rows]),),
             "neighbours": tuple(map(tuple, neighbours)),
+            "parents": PARENTS,
             "hub": "http://hub.example:8080",
         }
         | options,

@@ -7,7 +7,7 @@ import re
 
 from query.map.coloring import scaled
 from query.map.page import SCRIPTS, page_data
-from tests.map_page.planted import ROWS, planted_map
+from tests.map_page.planted import IMAGE, ROWS, planted_map
 
 
 def test_the_page_holds_everything_and_asks_for_nothing():
@@ -43,9 +43,20 @@ def test_what_the_page_is_told():
     assert data["neighbours"][0] == [1, 0.91, 2, 0.5]
     assert data["backgrounds"][:3] == [[0.0025, 0.4], [0.0025], [None]]
     assert page_data(planted_map(neighbours=[[(1, 0.5)]] * 7))["backgrounds"] is None
-    assert [data["licences"][code] for code in data["licence"]][:4] == ["apache-2.0", "mit", "mit", ""]
-    assert [[data["datasets"][code] for code in codes] for codes in data["dataset"]] == [list(row[2]) for row in ROWS]
-    assert [data["authors"][code] for code in data["author"]] == [row[1] for row in ROWS]
+    datasets, authors, licences, _ = data["facets"]
+    assert [licences["names"][code] if code >= 0 else None for code in licences["codes"]][:4] == [
+        "apache-2.0",
+        "mit",
+        "mit",
+        None,
+    ]
+    assert [[datasets["names"][code] for code in codes] for codes in datasets["codes"]] == [
+        list(row[2]) for row in ROWS
+    ]
+    assert [authors["names"][code] for code in authors["codes"]] == [row[1] for row in ROWS]
+    assert data["parents"] == [[[1, "ann/bert-mrpc", "merge, weight 0.40; card: confirmed"], [-1, "far/away", "merge, weight 0.60; card: not declared"]],
+                               [[-1, f"org/{IMAGE}", "tuned from the base; card: confirmed"]], *[[]] * 5]  # fmt: skip
+    assert page_data(planted_map(parents={}))["parents"] is None
     assert data["colorings"][0]["values"] == [4, 1200, 7, 50, None, None, 0]
     assert data["axes"] is None
     shares = [*page_data(planted_map(method="pca", explained_variance=(0.5, 0.25)))["axes"]]

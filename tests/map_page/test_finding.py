@@ -81,11 +81,14 @@ def test_the_chosen_model(page):
     link = page.run("const a = document.querySelector('#selected a'); return [a.href, a.rel, a.target, a.innerText]")
     assert link == ["http://hub.example:8080/ann/bert-mrpc", "noopener noreferrer", "_blank", "Open on the Hub"]
     assert page.text("#selected dl").split("\n") == [
-        "author", "ann", "dataset", "glue/mrpc", "relation", "finetune", "licence", "mit", "downloads", "1,200",
+        "dataset", "glue/mrpc", "author", "ann", "licence", "mit", "relation", "finetune", "downloads", "1,200",
     ]  # fmt: skip
-    assert page.text("#selected .nearest .facts") == f"{SCRIPT}, <!--<script> · 0.25 % of strangers"
-    page.click("#selected .nearest button")
-    assert [text.split(" · ")[0] for text in page.texts("#selected .nearest .facts")] == ["glue/mrpc", "imdb"]
+    assert page.text("#selected .nearest:last-of-type .facts") == f"{SCRIPT}, <!--<script> · 0.25 % of strangers"
+    page.click("#selected .nearest:last-of-type button")
+    assert [text.split(" · ")[0] for text in page.texts("#selected .nearest:last-of-type .facts")] == [
+        "glue/mrpc",
+        "imdb",
+    ]
     assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
     assert page.run("return document.querySelectorAll('#selected a').length") == 0  # that is no id of the Hub
     page.click("#selected > button")
@@ -96,6 +99,19 @@ def test_the_chosen_model(page):
         page.type("#search", name + KEYS["enter"])
         assert name in page.text("#selected h2")
         assert page.run("return document.querySelectorAll('#selected a').length") == 0
+
+
+def test_where_the_chosen_model_comes_from(page):
+    page.type("#search", "mrpc" + KEYS["enter"])
+    assert page.texts("#selected h3")[:2] == ["Made from", "Made into"]
+    assert page.texts("#selected .kin") == [f"org/{IMAGE}\ntuned from the base; card: confirmed"]
+    page.click("#selected .kin-of button")  # what was made of it
+    assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
+    assert page.texts("#selected .kin-of li") == [
+        "ann/bert-mrpc\nmerge, weight 0.40; card: confirmed", "far/away\nmerge, weight 0.60; card: not declared",
+    ]  # fmt: skip
+    page.click("#selected .kin-of button")
+    assert page.text("#selected h2") == "ann/bert-mrpc"
 
 
 def test_everything_without_a_mouse(page):

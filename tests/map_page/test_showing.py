@@ -42,7 +42,7 @@ def test_filters_combine(page):
 
 def test_downloads_and_an_area_filter_too(page):
     page.click("#shown summary")
-    page.type("#least", "50")
+    page.type("#least-downloads", "50")
     assert page.texts("#shown tbody th") == ["ann/bert-mrpc", "bob/bert-imdb-lora"]
     assert page.texts("#legend button .number") == ["1", "1", "0", "0"]
     page.click("#clear")
@@ -59,6 +59,33 @@ def test_downloads_and_an_area_filter_too(page):
     assert sorted(page.texts("#shown tbody th")) == ["ann/bert-imdb", "ann/bert-mrpc", "eve/\\u202egnp\\u2028"]
     assert page.text("#active span") == "Narrowed by area"
     assert "area=" in page.run("writeView(); return location.hash")
+
+
+def test_a_drag_over_a_histogram_filters(page):
+    """From the bin of one value to that of another; all other filters count what is left."""
+    bins = "return numbers[0].values.map((value) => (value === null ? null : binOf(numbers[0], value)))"
+    of = page.run(bins)
+    assert of[4] is None
+    assert (of[6], of[1]) == (0, 23)  # zero lies in the first bin, the most in the last
+    page.run("document.querySelector('.chart').scrollIntoView()")
+    box = page.run(
+        "const b = document.querySelector('.chart').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
+    )
+    x = [box[0] + (of[model] + 0.5) * box[2] / 24 for model in (2, 3)]  # 7 and 50 downloads
+    page.pointer(("move", x[1], box[1] + 9), ("down", 0, 0), ("move", x[0], box[1] + 20), ("up", 0, 0))
+    assert shown(page) == "Models shown (2 of 7)"
+    assert page.run("return state.range.downloads") == [7, 50]
+    assert page.run("return ['least', 'most'].map((end) => document.getElementById(`${end}-downloads`).value)") == [
+        "7",
+        "50",
+    ]
+    page.run("writeView()")
+    assert page.run("return location.hash") == "#downloads=7..50"
+    assert page.run("return document.querySelectorAll('.bin.out').length") > 0
+    page.click(".histogram button")
+    assert shown(page) == "Models shown (7 of 7)"
+    page.run("location.hash = '#downloads=..6'")
+    page.wait("document.querySelector('#shown summary').innerText.includes('(2 of 7)')")
 
 
 def test_the_table_sorts(page):

@@ -20,6 +20,8 @@ from tests.flips import files_by_kind
 from tests.once import made_once
 from tests.opening.fuzz import outcomes, read, use
 
+pytestmark = pytest.mark.slow
+
 READ_ALONE = ("listing", "base", "record", "outcome", "profile", "lineage", "checksums")
 USED = ("database", *READ_ALONE, "faiss")
 
@@ -43,7 +45,6 @@ def test_an_atlas_with_a_bent_file_is_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2), use)) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", USED)
 def test_many_atlases_with_a_bent_file_are_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2, 40), use)) == {}

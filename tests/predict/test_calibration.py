@@ -33,7 +33,7 @@ def fresh_draws(name, seed, is_fitted=True):
     learnt = learn(witnesses, [])
     if not is_fitted:
         learnt = Learnt({kind: uncalibrated(kind, learnt.none) for kind in EVIDENCE}, learnt.none, False)
-    names = list(witnesses.voices.answers)
+    names = list(witnesses.sweeps.answers)
     truth = np.zeros((len(fresh.models), len(names) + 1))
     for row, (dataset,) in enumerate(fresh.datasets):
         truth[row, names.index(dataset) if dataset in names else -1] = 1
@@ -178,12 +178,12 @@ def test_authors_are_dealt_whole_and_evenly():
     assert len(deal(authors, 10)) == 6
 
 
-def test_lessons_take_turns_among_voices():
-    voice = np.array([0, 0, 0, 1, 2, 2, -1, 3])
+def test_lessons_take_turns_among_sweeps():
+    sweep = np.array([0, 0, 0, 1, 2, 2, -1, 3])
     withheld = np.array([False] * 7 + [True])
-    assert lessons(voice, withheld).tolist() == [0, 1, 2, 3, 4, 5]
-    assert lessons(voice, withheld, most=3).tolist() == [0, 3, 4]
-    assert lessons(voice, withheld, most=5).tolist() == [0, 1, 3, 4, 5]
+    assert lessons(sweep, withheld).tolist() == [0, 1, 2, 3, 4, 5]
+    assert lessons(sweep, withheld, most=3).tolist() == [0, 3, 4]
+    assert lessons(sweep, withheld, most=5).tolist() == [0, 1, 3, 4, 5]
 
 
 def test_a_sweep_weighs_as_one_model():

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from query.predict.evidence import COMMON_SHARE, Witnesses
-from query.predict.groups import own_datasets, voices_of
 from query.predict.head_evidence import SMOOTHING, Head, head_of
 from query.predict.predict import predict_subject
+from query.predict.sweeps import own_datasets, sweeps_of
 from tests.planted_documents import CLASSIFIER, documents
 from tests.predict.subjects import answer, subject
 
@@ -29,7 +29,7 @@ def are_kin(first, second):
     return first == second or first.startswith(second + "/") or second.startswith(first + "/")
 
 
-def loop_voices(found, row, withheld, is_hidden):
+def loop_sweeps(found, row, withheld, is_hidden):
     """[(similarity, datasets, author)] of everybody who may speak of a model, nearest first."""
     best = {}
     for other, names in enumerate(found.datasets):
@@ -44,16 +44,16 @@ def loop_voices(found, row, withheld, is_hidden):
     return sorted(((near, names, author) for (author, names), near in best.items()), reverse=True)
 
 
-def loop_votes(voices, k):
+def loop_votes(sweeps, k):
     """{dataset: votes} and the prominence, as the docstring words them."""
-    if not voices:
+    if not sweeps:
         return {}, 0.0
-    near = [similarity for similarity, *_ in voices]
+    near = [similarity for similarity, *_ in sweeps]
     count = len(near)
     middle = float(np.median(near))
     low = near[math.ceil(3 * count / 4) - 1]
     votes: dict[str, float] = {}
-    for similarity, names, _ in voices[:k]:
+    for similarity, names, _ in sweeps[:k]:
         vote = 1.0 if near[0] - middle < 1e-6 else max(0.0, (similarity - middle) / (near[0] - middle)) ** 3
         for name in names:
             votes[name] = votes.get(name, 0) + vote / len(names)
@@ -76,21 +76,21 @@ def tangled(seed=0, count=40):
 def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
     found = tangled()
     witnesses = Witnesses.of(found, K)
-    codes = dict(zip(found.authors, witnesses.voices.authors.tolist(), strict=True))
+    codes = dict(zip(found.authors, witnesses.sweeps.authors.tolist(), strict=True))
     evidence = witnesses.evidence(np.arange(len(found.models)), [codes[author] for author in withheld], is_hidden)
     votes = evidence.votes.toarray()
     for row in range(len(found.models)):
-        heard = loop_voices(found, row, withheld, is_hidden)
+        heard = loop_sweeps(found, row, withheld, is_hidden)
         expected, prominence = loop_votes(heard, K)
-        got = dict(zip(witnesses.voices.answers, votes[row], strict=True))
+        got = dict(zip(witnesses.sweeps.answers, votes[row], strict=True))
         assert {name for name, _ in got.items() if _ > 0} == {name for name, vote in expected.items() if vote > 0}
         assert all(got[name] == pytest.approx(vote, abs=2e-5) for name, vote in expected.items())
         assert evidence.prominence[row] == pytest.approx(prominence, abs=2e-3)
         named = [name for _, names, _ in heard for name in names]
-        present = {name for name, there in zip(witnesses.voices.answers, evidence.present[row], strict=True) if there}
+        present = {name for name, there in zip(witnesses.sweeps.answers, evidence.present[row], strict=True) if there}
         assert present == set(named)
         for name in present:
-            column = witnesses.voices.answers.index(name)
+            column = witnesses.sweeps.answers.index(name)
             common = sum(1 / len(names) for _, names, _ in heard if name in names) / len(heard)
             share = expected.get(name, 0) / max(sum(expected.values()), 1e-12)
             assert math.exp(evidence.log_common[row, column]) == pytest.approx(common, rel=1e-4)
@@ -105,7 +105,7 @@ def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collectio
         [{"a", "b"}, {"glue", "glue/mrpc"}, {"glue"}, {"a"}, {"rare"}],
     )
     witnesses = Witnesses.of(found, K)
-    answers = witnesses.voices.answers
+    answers = witnesses.sweeps.answers
     assert answers == ("a", "b", "glue", "glue/mrpc", "rare")
     truth = witnesses.evidence(np.arange(5)).truth
     assert dict(zip(answers, truth[0], strict=True)) == {"a": 0.5, "b": 0, "glue": 0, "glue/mrpc": 0, "rare": 0}
@@ -117,11 +117,11 @@ def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collectio
 def test_a_collection_beside_its_task_has_no_share():
     assert own_datasets(frozenset({"glue", "glue/mrpc", "imdb"})) == ("glue/mrpc", "imdb")
     assert own_datasets(frozenset({"glue", "gluee"})) == ("glue", "gluee")
-    voices = voices_of(
+    sweeps = sweeps_of(
         ["ann", "ann", "bob", "ann"], [frozenset({"x"}), frozenset({"y"}), frozenset({"x"}), frozenset()]
     )
-    assert voices.of_model.tolist() == [0, 1, 2, -1]
-    assert voices.author.tolist() == [0, 0, 1]
+    assert sweeps.of_model.tolist() == [0, 1, 2, -1]
+    assert sweeps.author.tolist() == [0, 0, 1]
 
 
 def test_a_sweep_does_not_outvote():
@@ -165,12 +165,12 @@ def test_no_model_of_the_same_author_has_a_vote_and_the_nearest_is_told():
 
 
 def loop_log_ratio(found, row, dataset):
-    """ln P(head | dataset) / P(head), written out: every voice counts once, through the mean of its members."""
+    """ln P(head | dataset) / P(head), written out: every sweep counts once, through the mean of its members."""
     asked = found.heads[row]
-    voices: dict = {}
+    sweeps: dict = {}
     for other, names in enumerate(found.datasets):
         if names and found.authors[other] != found.authors[row]:
-            voices.setdefault((found.authors[other], tuple(sorted(own(names)))), []).append(found.heads[other])
+            sweeps.setdefault((found.authors[other], tuple(sorted(own(names)))), []).append(found.heads[other])
 
     def overlap(one, other):
         return len(one & other) / len(one | other)
@@ -186,7 +186,7 @@ def loop_log_ratio(found, row, dataset):
     total = 0.0
     for comparable, matching in links:
         sums = {"all": [0.0, 0.0], "here": [0.0, 0.0]}
-        for (_, names), heads in voices.items():
+        for (_, names), heads in sweeps.items():
             seen = sum(bool(comparable(h)) for h in heads) / len(heads)
             matched = sum(float(matching(h)) for h in heads if comparable(h)) / len(heads)
             for key, share in (("all", 1), ("here", names.count(dataset) / len(names))):
@@ -210,7 +210,7 @@ def test_head_ratios_are_those_of_a_loop():
     witnesses = Witnesses.of(found, K)
     evidence = witnesses.evidence(np.arange(len(found.models)))
     for row in range(len(found.models)):
-        for column, dataset in enumerate(witnesses.voices.answers):
+        for column, dataset in enumerate(witnesses.sweeps.answers):
             expected = loop_log_ratio(found, row, dataset) if evidence.present[row, column] else 0.0
             assert evidence.head[row, column] == pytest.approx(expected, abs=1e-4)
         assert evidence.has_head[row] == (heads[row].kind is not None)

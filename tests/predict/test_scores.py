@@ -29,7 +29,7 @@ def fitted():
     found = WORLDS["blurred"].draw(40, "a", seed=9)
     witnesses = Witnesses.of(found, 10)
     everyone = np.arange(len(found.models))
-    importance = 1 / np.bincount(witnesses.voices.of_model)[witnesses.voices.of_model]
+    importance = 1 / np.bincount(witnesses.sweeps.of_model)[witnesses.sweeps.of_model]
     shown, hidden = witnesses.evidence(everyone), witnesses.evidence(everyone, is_hidden=True)
     return learn(witnesses, []), shown, hidden, importance
 

@@ -27,6 +27,8 @@ from tests.hub_ground import use_endpoint
 from tests.patience import PATIENCE
 from tests.world import BASE, indexed, make_world
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 2  # of each model; the base comes first
 
 

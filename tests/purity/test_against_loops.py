@@ -213,6 +213,7 @@ def test_sweeps_of_one_author_are_not_independent():
     assert np.mean(np.array(cross) <= 0.1) <= 0.22
 
 
+@pytest.mark.slow
 def test_labels_without_meaning_give_chance_and_uniform_p():
     found = []
     for seed in range(200):

@@ -20,6 +20,7 @@ def planted_hub(tmp_path_factory):
         yield hub
 
 
+@pytest.mark.slow
 def test_a_study_from_crawl_to_answers_and_again(planted_hub, tmp_path, monkeypatch, capsys):
     subject = study.Subject(bases.BASES[1], BASE)
     monkeypatch.setattr(study, "REPRESENTATIONS", ("seed", "input"))

@@ -26,6 +26,8 @@ from tests.patience import PATIENCE
 from tests.session.asking import failure, info
 from tests.world import BASE, make_world
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     """A clock that stands still unless it is moved."""

@@ -114,6 +114,7 @@ def test_another_push_of_the_same_atlas_is_not_disturbed(ann, atlas):
     ann.push(atlas)
 
 
+@pytest.mark.slow
 def test_a_server_that_fails(ann, atlas):
     ann.hub.faults.add("/api/datasets/ann/atlas/revision", status=500)
     assert "HTTP 500" in told_by(lambda: ann.push(atlas))

@@ -18,6 +18,8 @@ from query import Atlas
 from tests.conftest import ROOT
 from tests.share.ground import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of
 
+pytestmark = pytest.mark.slow
+
 TIMES = 10
 
 

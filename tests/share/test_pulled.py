@@ -164,6 +164,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(ann, atlas, tmp_
     assert not [one for one in ann.hub.requests if one.role == "cdn"]
 
 
+@pytest.mark.slow
 def test_an_atlas_is_asked_at_its_address_and_offline(ann, atlas, tmp_path, monkeypatch):
     ann.push(atlas)
     with Atlas(f"hf://{NAME}@g1") as opened, Atlas(atlas.root) as here:

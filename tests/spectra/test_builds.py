@@ -22,6 +22,8 @@ from tests import rank_world as world
 from tests.conftest import Shell
 from tests.spectra.recorded import KINDS, noise
 
+pytestmark = pytest.mark.slow
+
 
 class Shelf:
     """A store with one listed model, and what a build would make of it."""

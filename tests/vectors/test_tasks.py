@@ -7,6 +7,8 @@ import pytest
 
 from scripts.tasks.__main__ import Text, shared, without_mean
 
+pytestmark = pytest.mark.slow
+
 
 def planted(of_text, of_task, rng):
     """24 models by eight authors, three matrices of 16 numbers: the text's direction, the task's, and noise."""

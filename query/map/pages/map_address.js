@@ -1,6 +1,8 @@
 // The view in the address: what is chosen, filtered, coloured, sorted and looked at, by names that stay when the atlas
 // grows. What is as at first is left out; what the page does not know is passed over.
 
+const opensTable = part("shown").open;
+
 function viewInWords() {
   const words = [];
   if (state.selected !== NONE) words.push(["model", data.models[state.selected]]);
@@ -9,13 +11,17 @@ function viewInWords() {
     for (const code of state.chosen[name]) words.push([name, code === NONE ? "" : names[code]]);
   }
   for (const key of state.hidden[state.coloring]) words.push(["hide", hiddenName(key)]);
-  if (state.least) words.push(["downloads", String(state.least)]);
+  for (const number of numbers) {
+    const range = state.range[number.name];
+    if (range) words.push([number.name, range.map((end) => endText(number, end)).join("..")]);
+  }
   if (state.area) words.push(["area", state.area.map(short).join(",")]);
   if (view.scale !== view.whole) words.push(["at", [view.x, view.y, view.scale / view.whole].map(short).join(",")]);
   const { column, descends } = state.sort;
   if (column !== "downloads" || !descends) words.push(["sort", (descends ? "-" : "") + column]);
-  if (part("shown").open) words.push(["table", "open"]);
+  if (part("shown").open !== opensTable) words.push(["table", part("shown").open ? "open" : "closed"]);
   if (state.theme !== "system") words.push(["theme", state.theme]);
+  for (const { write } of furtherWords) words.push(...write());
   return words;
 }
 
@@ -61,12 +67,13 @@ function readView() {
   }
   const keys = new Map(legendEntries().map(([key]) => [hiddenName(key), key]));
   for (const value of asked.getAll("hide")) if (keys.has(value)) state.hidden[state.coloring].add(keys.get(value));
-  state.least = Math.max(0, Math.floor(Number(asked.get("downloads")) || 0));
+  for (const number of numbers) state.range[number.name] = rangeOf(number, asked.get(number.name));
   state.area = numbersOf(asked.get("area"), 4);
   const sort = (asked.get("sort") ?? "-downloads").match(/^(-?)(.*)$/);
   if (columns.some(({ name }) => name === sort[2])) state.sort = { column: sort[2], descends: sort[1] === "-" };
   if (["light", "dark"].includes(asked.get("theme"))) state.theme = asked.get("theme");
-  if (asked.get("table") === "open") part("shown").open = true;
+  if (["open", "closed"].includes(asked.get("table"))) part("shown").open = asked.get("table") === "open";
+  for (const { read } of furtherWords) read(asked);
   const at = numbersOf(asked.get("at"), 3);
   const model = asked.has("model") ? data.models.indexOf(asked.get("model")) : NONE;
   forgetLooks();
@@ -75,6 +82,18 @@ function readView() {
   if (!asked.has("model") || model !== NONE) state.selected = model;
   refresh();
   if (model !== NONE && !at) reveal(model);
+}
+
+// "50..2000", "50..", "..2000"; "50" alone is the least. Days are as a calendar writes them.
+function rangeOf(number, text) {
+  const { kind } = number;
+  const parse = (end) => {
+    if (kind === "time") return Date.parse(`${end}T00:00:00Z`) / 1000;
+    return Number.parseFloat(end);
+  };
+  const [low, high] = (text ?? "").split("..").map(parse);
+  const range = [low, kind === "time" ? high + 86399 : high].map((end, which) => (Number.isFinite(end) ? end : which ? Infinity : -Infinity));
+  return asFilter(number, range);
 }
 
 function numbersOf(text, many) {

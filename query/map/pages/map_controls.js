@@ -164,7 +164,7 @@ part("theme").addEventListener("click", () => {
   redraw();
 });
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+systemIsDark.addEventListener("change", () => {
   applyTheme();
   redraw();
 });

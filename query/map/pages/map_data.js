@@ -1,23 +1,22 @@
 // The models of the page, what is chosen, and which of them are shown. All text in `data` comes from strangers: it is
 // only ever set as text.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = globalThis.pageData ?? JSON.parse(document.getElementById("data").textContent);
 const count = data.models.length;
 const NONE = -1;
 
 // What can be filtered by: of each model the places of its values in `names`; NONE for a model without.
-const facets = [
-  { name: "dataset", names: data.datasets, none: "no dataset named", of: (i) => (data.dataset[i].length ? data.dataset[i] : [NONE]) },
-  { name: "author", names: data.authors, none: "", of: (i) => [data.author[i]] },
-  { name: "licence", names: data.licences, none: "", of: (i) => [data.licence[i]] },
-  { name: "relation", names: data.relations, none: "", of: (i) => [data.relation[i]] },
-];
+const facets = data.facets.map(({ codes, many, ...facet }) => ({
+  ...facet, of: many ? (i) => (codes[i].length ? codes[i] : [NONE]) : (i) => [codes[i]],
+}));
+const facet = Object.fromEntries(facets.map((one) => [one.name, one]));
+const { numbers } = data; // each with the value of each model, null where it is not known
 
 const state = {
   coloring: 0,
   hidden: data.colorings.map(() => new Set()), // of each colouring, the keys of the legend that are switched off
   chosen: Object.fromEntries(facets.map(({ name }) => [name, new Set()])), // of each facet; empty: all
-  least: 0, // downloads
+  range: Object.fromEntries(numbers.map(({ name }) => [name, null])), // of each number: null, or the least and most
   area: null, // [left, bottom, right, top] of the map
   sort: { column: "downloads", descends: true },
   selected: NONE,
@@ -25,12 +24,20 @@ const state = {
   theme: "system",
 };
 
-const searchable = data.models.map((id, i) => `${id} ${data.authors[data.author[i]]}`.toLowerCase());
-const shown = new Uint8Array(count);
-const isAdapter = data.relation.map((code) => data.relations[code] === "adapter");
+const authorOf = (i) => facet.author.names[facet.author.of(i)[0]] ?? "";
+const searchable = data.models.map((id, i) => `${id} ${authorOf(i)}`.toLowerCase());
+const shown = new Uint8Array(count).fill(1);
+const adapterCode = facet.relation.names.indexOf("adapter");
+const isAdapter = data.models.map((_, i) => facet.relation.of(i)[0] === adapterCode);
+
+// Whether a model has a place on the map: one that repeats another, or changed nothing, has none.
+function isPlaced(i) {
+  return Number.isFinite(data.x[i]);
+}
 
 // The order in which points are drawn: mixed, so that no group covers the others, and always the same.
-const mixed = [...Array(count).keys()].sort((a, b) => (Math.imul(a, 2654435761) >>> 0) - (Math.imul(b, 2654435761) >>> 0));
+const mixed = [...Array(count).keys()].filter(isPlaced)
+  .map((i) => [Math.imul(i, 2654435761) >>> 0, i]).sort(([a], [b]) => a - b).map(([, i]) => i);
 
 // The key of a point in the legend: the place of its group, "rest" for the groups in grey, "none" for no group.
 function legendKey(i, coloring = data.colorings[state.coloring]) {
@@ -39,41 +46,86 @@ function legendKey(i, coloring = data.colorings[state.coloring]) {
   return code === NONE ? "none" : code < data.legend ? code : "rest";
 }
 
+// Filters that a page has besides, as [name, function that gives null or a test of a model, function that ends it].
+const furtherTests = [];
+
+// What a page keeps in its address besides: { write() gives words, read(asked) }.
+const furtherWords = [];
+
 // Every filter that is set, by name; a model is shown where all of them let it pass.
 function tests() {
   const set = facets.filter(({ name }) => state.chosen[name].size).map(({ name, of }) => [
     name, (i) => of(i).some((code) => state.chosen[name].has(code)),
   ]);
+  for (const { name, values } of numbers.filter(({ name }) => state.range[name])) {
+    const [low, high] = state.range[name];
+    set.push([name, (i) => values[i] !== null && values[i] >= low && values[i] <= high]);
+  }
   const hidden = state.hidden[state.coloring];
   if (hidden.size) set.push(["legend", (i) => !hidden.has(legendKey(i))]);
-  if (state.least) set.push(["downloads", (i) => (data.downloads[i] ?? -1) >= state.least]);
   if (state.area) {
     const [left, bottom, right, top] = state.area;
     set.push(["area", (i) => data.x[i] >= left && data.x[i] <= right && data.y[i] >= bottom && data.y[i] <= top]);
   }
+  for (const [name, made] of furtherTests) if (made()) set.push([name, made()]);
   return set;
 }
 
+// Of each model how many filters stop it (2 for more), and which one where it is one alone: so every filter can count
+// what all the others let pass after a single look at the models.
+const stopped = new Uint8Array(count);
+const stoppedBy = new Uint8Array(count);
+let testNames = [];
+
 function updateShown() {
   const all = tests();
-  for (let i = 0; i < count; i++) shown[i] = all.every(([, passes]) => passes(i)) ? 1 : 0;
+  testNames = all.map(([name]) => name);
+  for (let i = 0; i < count; i++) {
+    stopped[i] = 0;
+    for (let place = 0; place < all.length && stopped[i] < 2; place++) {
+      if (all[place][1](i)) continue;
+      stopped[i] += 1;
+      stoppedBy[i] = place;
+    }
+    shown[i] = stopped[i] ? 0 : 1;
+  }
+}
+
+// Whether every filter but `name` lets a model pass.
+function passesOthers(i, name) {
+  return !stopped[i] || (stopped[i] === 1 && testNames[stoppedBy[i]] === name);
 }
 
 // How many models have each value of a facet (or each key of the legend) among those that every other filter passes.
 function countsOf(name, valuesOf) {
-  const others = tests().filter(([other]) => other !== name);
   const counts = new Map();
   for (let i = 0; i < count; i++) {
-    if (others.every(([, passes]) => passes(i))) for (const value of valuesOf(i)) counts.set(value, (counts.get(value) ?? 0) + 1);
+    if (passesOthers(i, name)) for (const value of valuesOf(i)) counts.set(value, (counts.get(value) ?? 0) + 1);
   }
   return counts;
 }
 
 // The nearest models on the map, as [place, cosine, share of strangers at least as similar or null].
 function neighboursOf(i) {
+  if (data.neighboursOf) return data.neighboursOf(i);
   const flat = data.neighbours[i];
   return Array.from({ length: flat.length / 2 }, (_, j) => [flat[2 * j], flat[2 * j + 1], data.backgrounds?.[i][j] ?? null]);
 }
+
+// Which models one was made from, as [place or NONE, name, how]; none where the atlas keeps no lineage of it.
+function parentsOf(i) {
+  return data.parents?.[i] ?? [];
+}
+
+// Which models on the page were made from one, as [place, name, how].
+const children = new Map();
+data.parents?.forEach((parents, i) => {
+  for (const [place, , how] of parents) {
+    if (place === NONE) continue;
+    if (!children.has(place)) children.set(place, []);
+    children.get(place).push([i, data.models[i], how]);
+  }
+});
 
 // Models whose id or author has every word in it; those whose name begins with it first, then by downloads.
 function search(text) {
@@ -82,13 +134,16 @@ function search(text) {
   const found = [];
   for (let i = 0; i < count; i++) if (words.every((word) => searchable[i].includes(word))) found.push(i);
   const begins = (i) => Number(searchable[i].startsWith(words[0]) || searchable[i].includes(`/${words[0]}`));
-  return found.sort((a, b) => begins(b) - begins(a) || (data.downloads[b] ?? 0) - (data.downloads[a] ?? 0) || a - b);
+  const downloads = numbers.find(({ name }) => name === "downloads").values;
+  return found.sort((a, b) => begins(b) - begins(a) || (downloads[b] ?? 0) - (downloads[a] ?? 0) || a - b);
 }
 
 // ---- colours ----
 
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
 function isDark() {
-  return state.theme === "system" ? matchMedia("(prefers-color-scheme: dark)").matches : state.theme === "dark";
+  return state.theme === "system" ? systemIsDark.matches : state.theme === "dark";
 }
 
 function theme() {
@@ -143,21 +198,20 @@ function valueText({ kind }, value) {
   return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
 }
 
-function datasetsText(i) {
-  return data.dataset[i].map((code) => data.datasets[code]).join(", ") || "none named";
+// The values of a facet in words, null where a model has none.
+function textOf(name, i) {
+  const codes = facet[name].of(i).filter((code) => code !== NONE);
+  return codes.map((code) => facet[name].names[code]).join(", ") || null;
 }
 
 // What there is to say of a model, as [name, text].
 function factsOf(i) {
-  const facts = [
-    ["author", data.authors[data.author[i]]],
-    [data.dataset[i].length > 1 ? "datasets" : "dataset", datasetsText(i)],
-    ["relation", data.relations[data.relation[i]]],
-    ["licence", data.licences[data.licence[i]] || "none named"],
-    ["downloads", numberText(data.downloads[i])],
-  ];
+  const facts = facets.filter(({ name, hidden }) => !hidden || textOf(name, i)).map(({ name, none, label, of }) => [
+    (label ?? name) + (of(i).length > 1 ? "s" : ""), textOf(name, i) ?? none,
+  ]);
+  for (const number of numbers.filter(({ name, values }) => values[i] !== null || name === "downloads")) facts.push([number.label ?? number.name, valueText(number, number.values[i])]);
   for (const coloring of data.colorings) {
-    if (["author", "dataset", "relation", "downloads", "licence"].includes(coloring.column)) continue;
+    if (coloring.column in facet || coloring.column in state.range) continue;
     const code = coloring.kind === "groups" ? coloring.codes[i] : NONE;
     const text = coloring.kind === "groups"
       ? code === NONE ? coloring.none : coloring.groups[code][0]

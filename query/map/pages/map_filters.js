@@ -1,20 +1,26 @@
 // Filters, each of which counts what all the others let pass.
 
 const MOST_LISTED = 100; // values of a facet before it asks for a part of the name
+const FEW = 3; // values among which nobody searches
 
-function makeFilter({ name: title, names, none, of }) {
+function makeFilter({ name: title, label = title, names, none, of, opens: isOpen }) {
   const chosen = state.chosen[title];
-  const word = element("input", { type: "search", placeholder: "part of its name", "aria-label": `Find a ${title}` });
+  const word = element("input", { type: "search", placeholder: "part of its name", "aria-label": `Find a ${label}` });
   const clear = element("button", { type: "button", className: "plain" }, "Clear");
-  const options = element("div", { className: "options", role: "group", "aria-label": `Filter by ${title}` });
+  const options = element("div", { className: "options", role: "group", "aria-label": `Filter by ${label}` });
   const summary = element("summary");
-  const box = element("details", {}, summary, element("div", { className: "row" }, word, clear), options);
+  const box = element("details", { open: Boolean(isOpen) }, summary, element("div", { className: "row" }, word, clear), options);
 
-  const show = () => {
+  const show = (opens = false) => {
+    summary.textContent = `Filter by ${label}` + (chosen.size ? ` (${chosen.size} chosen)` : "");
+    clear.hidden = !chosen.size;
+    word.hidden = names.length <= FEW && !word.value;
+    if (!box.open && !opens) return;
     const models = countsOf(title, of);
+    const most = Math.max(1, ...models.values());
     const asked = word.value.toLowerCase();
     const codes = [...names.keys(), ...(none ? [NONE] : [])];
-    const text = (code) => (code === NONE ? none : names[code] || "none named");
+    const text = (code) => (code === NONE ? none : names[code]);
     const fitting = codes
       .filter((code) => text(code).toLowerCase().includes(asked))
       .sort((a, b) => chosen.has(b) - chosen.has(a) || (models.get(b) ?? 0) - (models.get(a) ?? 0) || a - b);
@@ -26,17 +32,18 @@ function makeFilter({ name: title, names, none, of }) {
         refresh();
       });
       const number = element("span", { className: "number" }, numberText(models.get(code) ?? 0));
-      return element("label", { className: "option" }, tick, element("span", {}, text(code)), number);
+      const option = element("label", { className: "option" }, tick, element("span", {}, text(code)), number);
+      option.style.setProperty("--share", String((models.get(code) ?? 0) / most));
+      return option;
     });
     const more = fitting.length - entries.length;
     if (more > 0) entries.push(element("p", {}, `and ${numberText(more)} more: type a part of the name`));
     const kept = document.activeElement?.name === title ? document.activeElement.value : null;
     options.replaceChildren(...entries);
     if (kept !== null) options.querySelector(`input[value="${kept}"]`)?.focus();
-    summary.textContent = `Filter by ${title}` + (chosen.size ? ` (${chosen.size} chosen)` : "");
-    clear.hidden = !chosen.size;
   };
-  word.addEventListener("input", show);
+  summary.addEventListener("click", () => show(!box.open));
+  word.addEventListener("input", () => show());
   clear.addEventListener("click", () => {
     chosen.clear();
     word.value = "";
@@ -46,25 +53,13 @@ function makeFilter({ name: title, names, none, of }) {
   return show;
 }
 
-function makeLeast() {
-  const number = element("input", { type: "number", min: "0", step: "1", placeholder: "0", id: "least" });
-  const row = element("div", { className: "row" }, element("label", { htmlFor: "least" }, "Downloads, at least"), number);
-  number.addEventListener("input", () => {
-    state.least = Math.max(0, Math.floor(Number(number.value) || 0));
-    refresh();
-  });
-  part("filters").append(row);
-  return () => {
-    if (document.activeElement !== number) number.value = state.least ? String(state.least) : "";
-  };
-}
-
 // All that narrows what is shown, in words, and one button that ends it.
 function showActive() {
   const told = facets.filter(({ name }) => state.chosen[name].size).map(({ name }) => name);
-  if (state.least) told.push("downloads");
+  told.push(...numbers.filter(({ name }) => state.range[name]).map(({ name }) => name));
   if (state.area) told.push("area");
   if (state.hidden[state.coloring].size) told.push("legend");
+  for (const [name, made] of furtherTests) if (made()) told.push(name);
   part("active").hidden = !told.length;
   part("active").querySelector("span").textContent = `Narrowed by ${told.join(", ")}`;
 }
@@ -77,7 +72,14 @@ part("clear").addEventListener("click", () => {
 function clearFilters() {
   for (const { name } of facets) state.chosen[name].clear();
   for (const hidden of state.hidden) hidden.clear();
-  Object.assign(state, { least: 0, area: null });
+  for (const { name } of numbers) state.range[name] = null;
+  state.area = null;
+  for (const [, , clear] of furtherTests) clear();
 }
 
-const filters = [...facets.filter(({ names }) => names.length > 1).map(makeFilter), makeLeast(), showActive];
+const usable = facets.filter(({ names }) => names.length > 1);
+const filters = [
+  ...usable.filter(({ follows }) => !follows).map(makeFilter),
+  ...numbers.filter(({ low, high }) => high > low).map(makeHistogram),
+  ...usable.filter(({ follows }) => follows).map(makeFilter), showActive,
+];

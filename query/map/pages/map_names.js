@@ -5,6 +5,7 @@ const NAME_FONT = "600 12px system-ui, sans-serif";
 const LONGEST_NAME = 28;
 const GAP = 4; // pixels between a name and what is beside it
 const FARTHEST = 0.1; // of the longer side, between a heap and its name
+const MOST_AVOIDED = 5000; // models that names keep off; of more, some
 let names = []; // those written, as { text, x, y, width, height } in pixels
 
 function shortened(text) {
@@ -49,8 +50,9 @@ function writeNames(on) {
   const hidden = state.hidden[state.coloring];
   const points = [];
   const seen = new Set();
-  for (let i = 0; i < count; i++) {
-    if (!shown[i]) continue;
+  const step = Math.ceil(count / MOST_AVOIDED);
+  for (let i = 0; i < count; i += step) {
+    if (!shown[i] || !isPlaced(i)) continue;
     const [x, y] = [screenX(i), screenY(i)];
     if (x < -80 || y < -80 || x > view.width + 80 || y > view.height + 80) continue;
     points.push([x, y, coloring.codes[i]]);

@@ -39,12 +39,24 @@ function nearestList(i, most, asButtons) {
       element("span", { className: "id" }, data.models[j]),
     ];
     if (!asButtons) return element("li", {}, words[0], " ", words[1]);
-    const facts = element("span", { className: "facts" }, datasetsText(j));
+    const facts = element("span", { className: "facts" }, textOf("dataset", j) ?? facet.dataset.none);
     if (strangers !== null) facts.append(" · ", strangersText(strangers));
     words[1].append(facts);
     return element("li", {}, element("button", { type: "button", onclick: () => choose(j) }, ...words));
   });
   return element("ol", { className: "nearest" }, ...entries);
+}
+
+// Models that one was made from, or that were made from it, under a title; nothing where there are none.
+function kinList(title, kin) {
+  if (!kin.length) return [];
+  const entries = kin.slice(0, MOST_FOUND).map(([place, name, how]) => {
+    const words = element("span", { className: "id" }, name, element("span", { className: "facts" }, how));
+    if (place === NONE) return element("li", { className: "kin" }, words);
+    return element("li", {}, element("button", { type: "button", onclick: () => choose(place, true) }, words));
+  });
+  if (kin.length > entries.length) entries.push(element("li", {}, `and ${numberText(kin.length - entries.length)} more`));
+  return [element("h3", {}, title), element("ol", { className: "nearest kin-of" }, ...entries)];
 }
 
 function fillTooltip(i) {
@@ -55,8 +67,13 @@ function fillTooltip(i) {
   );
 }
 
+// What a page tells of the chosen model besides: functions of the model that give elements; and what it does then.
+const furtherTold = [];
+const whenChosen = [];
+
 function showSelected() {
   const i = state.selected;
+  for (const act of whenChosen) act(i);
   const box = part("selected");
   box.hidden = i === NONE;
   if (i === NONE) return box.replaceChildren();
@@ -64,13 +81,16 @@ function showSelected() {
   const address = { href: `${data.hub}/${data.models[i]}`, target: "_blank", rel: "noopener noreferrer" };
   const link = data.onHub[i] ? [element("p", {}, element("a", address, "Open on the Hub"))] : [];
   const unseen = shown[i] ? [] : [element("p", {}, "Hidden by the filters or the legend.")];
+  if (!isPlaced(i) && mixed.length) unseen.push(element("p", {}, "Not on the map."));
   const told = data.backgrounds ? "Nearest, by cosine, and how many pairs of strangers are as near" : "Nearest, by cosine";
   const near = neighboursOf(i).length
     ? [element("h3", {}, told), nearestList(i, Infinity, true)]
     : [element("h3", {}, "No neighbours on this map")];
+  const kin = [...kinList("Made from", parentsOf(i)), ...kinList("Made into", children.get(i) ?? [])];
+  const further = furtherTold.flatMap((told) => told(i));
   const close = element("button", { type: "button", className: "plain", onclick: () => choose(NONE) }, "Let go");
   box.replaceChildren(
-    element("h2", {}, data.models[i]), ...unseen, element("dl", {}, ...facts), ...link, ...near, close,
+    element("h2", {}, data.models[i]), ...unseen, element("dl", {}, ...facts), ...link, ...further, ...kin, ...near, close,
   );
 }
 

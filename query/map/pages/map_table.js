@@ -1,18 +1,18 @@
-// The models shown, as a table that sorts.
+// The models shown, as a table that sorts. Only the rows in sight are in the document.
 
-const ROWS = 200; // put in at a time
+const BEYOND = 12; // rows above and below those in sight
 
 const columns = [
   { name: "model", of: (i) => data.models[i], isName: true },
-  { name: "author", of: (i) => data.authors[data.author[i]] },
-  { name: "dataset", of: (i) => (data.dataset[i].length ? datasetsText(i) : null) },
-  { name: "licence", of: (i) => data.licences[data.licence[i]] || null },
-  { name: "relation", of: (i) => data.relations[data.relation[i]] },
-  { name: "downloads", of: (i) => data.downloads[i], isNumber: true },
+  ...facets.filter(({ hidden }) => !hidden).map(({ name, label }) => ({ name, label, of: (i) => textOf(name, i) })),
+  ...numbers.map((number) => ({ ...number, of: (i) => number.values[i], isNumber: true })),
   { name: "similarity", of: (i) => similarities.get(i) ?? null, isNumber: true, needsModel: true },
 ];
+const scroller = part("shown").querySelector(".scroll");
 let similarities = new Map(); // of the chosen model with its neighbours
-let rowsShown = ROWS;
+let sorted = []; // the models shown, in order
+let used = [];
+let rowHeight = 26; // pixels, until one was measured
 
 // By the column asked for, what is not known last either way; ties by name.
 function sortedModels() {
@@ -36,21 +36,39 @@ function showTable() {
   for (const one of shown) models += one;
   box.querySelector("summary").textContent = `Models shown (${numberText(models)} of ${numberText(count)})`;
   if (!box.open) return;
-  const used = columns.filter(({ needsModel }) => !needsModel || similarities.size);
+  used = columns.filter(({ needsModel }) => !needsModel || similarities.size);
   const kept = document.activeElement?.dataset?.sort;
   box.querySelector("thead").replaceChildren(element("tr", {}, ...used.map(headOf)));
   if (kept) box.querySelector(`[data-sort="${kept}"]`)?.focus();
-  const found = sortedModels();
-  box.querySelector("tbody").replaceChildren(...found.slice(0, rowsShown).map((i) => rowOf(i, used)));
-  const more = found.length - rowsShown;
-  part("more").hidden = more <= 0;
-  part("more").textContent = `Show more (${numberText(more)} left)`;
+  sorted = sortedModels();
+  box.querySelector("table").setAttribute("aria-rowcount", String(sorted.length + 1));
+  fillRows();
 }
 
-function headOf({ name, isNumber }) {
+function fillRows() {
+  const body = part("shown").querySelector("tbody");
+  const kept = document.activeElement?.closest?.("tbody") === body ? Number(document.activeElement.dataset.place) : null;
+  const first = Math.max(0, Math.floor(scroller.scrollTop / rowHeight) - BEYOND);
+  const last = Math.min(sorted.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / rowHeight) + BEYOND);
+  const rows = sorted.slice(first, last).map((i, place) => rowOf(i, first + place));
+  body.replaceChildren(space(first), ...rows, space(sorted.length - last));
+  if (rows.length && rows[0].offsetHeight && Math.abs(rows[0].offsetHeight - rowHeight) >= 1) {
+    rowHeight = rows[0].offsetHeight;
+    return fillRows();
+  }
+  if (kept !== null) body.querySelector(`[data-place="${kept}"]`)?.focus({ preventScroll: true });
+}
+
+function space(rows) {
+  const row = element("tr", { className: "space", "aria-hidden": "true", hidden: rows <= 0 }, element("td", { colSpan: used.length }));
+  row.style.height = `${Math.max(0, rows) * rowHeight}px`;
+  return row;
+}
+
+function headOf({ name, label, isNumber }) {
   const isSorted = state.sort.column === name;
   const arrow = isSorted ? (state.sort.descends ? " ↓" : " ↑") : "";
-  const button = element("button", { type: "button", className: "plain", "data-sort": name, onclick: () => sortBy(name, isNumber) }, name + arrow);
+  const button = element("button", { type: "button", className: "plain", "data-sort": name, onclick: () => sortBy(name, isNumber) }, (label ?? name) + arrow);
   const order = isSorted ? (state.sort.descends ? "descending" : "ascending") : "none";
   return element("th", { scope: "col", className: isNumber ? "number" : "", "aria-sort": order }, button);
 }
@@ -58,30 +76,54 @@ function headOf({ name, isNumber }) {
 function sortBy(column, isNumber) {
   const descends = state.sort.column === column ? !state.sort.descends : Boolean(isNumber);
   state.sort = { column, descends };
-  rowsShown = ROWS;
+  scroller.scrollTop = 0;
   showTable();
   noteView();
 }
 
-function rowOf(i, used) {
-  const cells = used.map(({ of, isName, isNumber, name }) => {
-    const value = of(i);
-    if (isName) {
-      const button = element("button", { type: "button", className: "id", onclick: () => choose(i, true) }, value);
+function rowOf(i, place) {
+  const cells = used.map((column) => {
+    const value = column.of(i);
+    if (column.isName) {
+      const button = element("button", {
+        type: "button", className: "id", title: value, "data-place": String(place), onclick: () => choose(i, true),
+      }, value);
       return element("th", { scope: "row" }, button);
     }
-    const text = value === null ? "–" : name === "similarity" ? value.toFixed(3) : isNumber ? numberText(value) : value;
-    return element("td", { className: isNumber ? "number" : "" }, text);
+    const text = value === null ? "–" : column.name === "similarity" ? value.toFixed(3) : column.isNumber ? valueText(column, value) : value;
+    return element("td", { className: column.isNumber ? "number" : "", title: text }, text);
   });
-  return element("tr", { "aria-selected": String(i === state.selected) }, ...cells);
+  return element("tr", { "aria-selected": String(i === state.selected), "aria-rowindex": String(place + 2) }, ...cells);
 }
 
-part("more").addEventListener("click", () => {
-  rowsShown += ROWS;
-  showTable();
+// From a row to the next with the arrow keys, also where that is not in the document yet.
+function moveInTable(event) {
+  const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
+  const place = Number(event.target.dataset?.place ?? Number.NaN);
+  if (!step || Number.isNaN(place)) return;
+  const next = Math.max(0, Math.min(sorted.length - 1, place + step));
+  const head = part("shown").querySelector("thead").offsetHeight;
+  const [top, bottom] = [next * rowHeight, (next + 1) * rowHeight + head];
+  if (top < scroller.scrollTop) scroller.scrollTop = top;
+  else if (bottom > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = bottom - scroller.clientHeight;
+  fillRows();
+  scroller.querySelector(`[data-place="${next}"]`)?.focus({ preventScroll: true });
+  event.preventDefault();
+}
+
+let isFilling = false;
+
+scroller.addEventListener("scroll", () => {
+  if (isFilling) return;
+  isFilling = true;
+  requestAnimationFrame(() => {
+    isFilling = false;
+    fillRows();
+  });
 });
+scroller.addEventListener("keydown", moveInTable);
+new ResizeObserver(() => part("shown").open && fillRows()).observe(scroller);
 part("shown").addEventListener("toggle", () => {
-  rowsShown = ROWS;
   showTable();
   noteView();
 });

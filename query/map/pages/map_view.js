@@ -8,8 +8,8 @@ const view = { width: 1, height: 1, ratio: 1, x: 0, y: 0, scale: 1, whole: 1 };
 const bounds = (() => {
   const span = (values) => {
     let [low, high] = [Infinity, -Infinity];
-    for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
-    return [low, high];
+    for (const value of values) if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    return low > high ? [0, 0] : [low, high];
   };
   return { x: span(data.x), y: span(data.y) };
 })();
@@ -77,6 +77,7 @@ function moveBy(x, y) {
 
 // Bring a model into view where it is not.
 function reveal(i) {
+  if (!isPlaced(i)) return;
   const [x, y] = [screenX(i), screenY(i)];
   if (x > PADDING && x < view.width - PADDING && y > PADDING && y < view.height - PADDING) return;
   view.x = data.x[i];
@@ -114,98 +115,6 @@ function trace(on, shape, x, y, r) {
   }
 }
 
-// Each look is painted once and then stamped: ten thousand points stay smooth.
-let stamps = new Map();
-
-function stamp(shape, colour, r, isRing = false) {
-  const key = `${shape} ${colour} ${r} ${isRing}`;
-  if (!stamps.has(key)) {
-    const made = document.createElement("canvas");
-    const half = Math.ceil(1.3 * r + 2);
-    made.width = made.height = Math.ceil(2 * half * view.ratio);
-    const on = made.getContext("2d");
-    on.scale(view.ratio, view.ratio);
-    trace(on, shape, half, half, r);
-    on.fillStyle = isRing ? theme().background : colour;
-    on.fill();
-    if (isRing || count <= 2000) {
-      on.strokeStyle = isRing ? colour : theme().background;
-      on.lineWidth = isRing ? Math.min(1.4, 0.5 * r) : 1;
-      on.stroke();
-    }
-    stamps.set(key, { made, half });
-  }
-  return stamps.get(key);
-}
-
-let looks = []; // of each point, kept until colours change
-let layers = [];
-
-function forgetLooks() {
-  stamps = new Map();
-  looks = [];
-  forgetSheet();
-}
-
-// The points are painted on a sheet of their own, which is laid down again while only the lines over it change. Many
-// points are not painted anew during a movement either: the old sheet is moved and stretched until the hand rests.
-const MANY = 3000;
-const REST = 90; // milliseconds
-const sheet = document.createElement("canvas");
-const sheetPen = sheet.getContext("2d");
-let painted = null; // the view that the sheet was painted for
-let movedAt = -Infinity;
-let settling = 0;
-
-function redrawMoving() {
-  movedAt = performance.now();
-  noteView(300);
-  redraw();
-}
-
-function forgetSheet() {
-  painted = null;
-}
-
-function layPoints() {
-  const isPainted = painted && painted.x === view.x && painted.y === view.y && painted.scale === view.scale;
-  const isMoving = painted && count > MANY && performance.now() - movedAt < REST;
-  if (!isPainted && isMoving) {
-    clearTimeout(settling);
-    settling = setTimeout(redraw, REST + 10);
-  } else if (!isPainted) paintSheet();
-  const stretch = view.scale / painted.scale;
-  const left = (painted.x - view.x) * view.scale + (view.width * (1 - stretch)) / 2;
-  const top = (view.y - painted.y) * view.scale + (view.height * (1 - stretch)) / 2;
-  pen.drawImage(sheet, left, top, view.width * stretch, view.height * stretch);
-}
-
-function paintSheet() {
-  [sheet.width, sheet.height] = [canvas.width, canvas.height]; // this clears it
-  sheetPen.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
-  painted = { x: view.x, y: view.y, scale: view.scale };
-  if (!looks.length) {
-    looks = data.models.map((_, i) => lookOf(i));
-    layers = [0, 1, 2].map((layer) => mixed.filter((i) => looks[i].layer === layer));
-  }
-  const r = Math.round(radius() * 4) / 4;
-  if (stamps.size > 2000) stamps = new Map();
-  const put = (i, colour, size, isRing = false) => {
-    const [x, y] = [screenX(i), screenY(i)];
-    if (x < -20 || y < -20 || x > view.width + 20 || y > view.height + 20) return;
-    const { made, half } = stamp(shapeOf(i), colour, size, isRing);
-    sheetPen.drawImage(made, x - half, y - half, made.width / view.ratio, made.height / view.ratio);
-  };
-  const ghost = theme().faint;
-  for (const i of mixed) if (!shown[i]) put(i, ghost, Math.max(1.2, 0.5 * r));
-  sheetPen.globalAlpha = count > 300 ? 0.85 : 1;
-  for (const layer of layers) {
-    for (const i of layer) if (shown[i]) put(i, looks[i].colour, r * looks[i].size, looks[i].isRing);
-  }
-  sheetPen.globalAlpha = 1;
-  writeNames(sheetPen);
-}
-
 function drawPoint(i) {
   const { colour, isRing, size } = looks[i];
   const { made, half } = stamp(shapeOf(i), colour, radius() * size, isRing);
@@ -222,7 +131,7 @@ function drawRing(i, width) {
 // Lines to the nearest models, the more similar the thicker, each with its cosine where there is room to say it.
 function drawNeighbours(i) {
   const colours = theme();
-  const near = neighboursOf(i);
+  const near = isPlaced(i) ? neighboursOf(i).filter(([j]) => isPlaced(j)) : [];
   const [x, y] = [screenX(i), screenY(i)];
   pen.strokeStyle = colours.ink;
   for (const [j, cosine] of near) {
@@ -272,12 +181,12 @@ function draw() {
   pen.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
   pen.fillStyle = theme().background;
   pen.fillRect(0, 0, view.width, view.height);
-  drawAxes();
   const chosen = [...new Set([state.selected, state.hovered])].filter((i) => i !== NONE);
   const told = state.hovered !== NONE ? state.hovered : state.selected;
   layPoints();
+  drawAxes();
   if (told !== NONE) drawNeighbours(told);
-  for (const i of chosen) {
+  for (const i of chosen.filter(isPlaced)) {
     drawPoint(i);
     drawRing(i, i === state.selected ? 2.5 : 1.5);
   }

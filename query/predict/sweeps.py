@@ -1,8 +1,8 @@
 """Who may say what a model was tuned on, and how near each of them is: the votes of the vectors.
 
-A *voice* is all models of one author with one set of datasets, heard once, through its member nearest to the
+A *sweep* is all models of one author with one set of datasets, heard once, through its member nearest to the
 model asked about: a sweep of a hundred runs is one opinion. Measured on 67 real fine-tunes of seven authors in
-six representations, one voice each had a lower out-of-author log loss than one vote for every model.
+six representations, one vote a sweep had a lower out-of-author log loss than one vote for every model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BLOCK = 1 << 23  # similarities held at a time
 
 
 @dataclass(frozen=True)
-class Voices:
-    """The voices among n models; ``of_model`` (n,) is a model's voice, -1 where it names no dataset.
+class Sweeps:
+    """The sweeps among n models; ``of_model`` (n,) is a model's sweep, -1 where it names no dataset.
 
     A model of several datasets gives each an equal share; a collection (``glue``) beside one of its tasks
     (``glue/mrpc``) gets none. ``answers``: all datasets, sorted; ``authors`` (n,): a code for each author;
-    ``author`` (voices,): whose voice it is; ``sets``: the datasets of each voice.
+    ``author`` (sweeps,): whose sweep it is; ``sets``: the datasets of each sweep.
     """
 
     of_model: Integers
@@ -44,7 +44,7 @@ class Voices:
 
     @cached_property
     def shares(self) -> csr_array:
-        """(voices, answers): the share of each dataset in what a voice says; rows sum to 1."""
+        """(sweeps, answers): the share of each dataset in what a sweep says; rows sum to 1."""
         from scipy.sparse import csr_array
 
         column = {name: number for number, name in enumerate(self.answers)}
@@ -63,7 +63,7 @@ class Voices:
 
     @cached_property
     def kin(self) -> csr_array:
-        """(voices, voices), not zero where two say the same dataset, or one a task of what the other says."""
+        """(sweeps, sweeps), not zero where two say the same dataset, or one a task of what the other says."""
         from scipy.sparse import csr_array, eye_array
 
         size = len(self.answers)
@@ -73,7 +73,7 @@ class Voices:
         return (self.shares @ related @ self.shares.T).tocsr()
 
     def allowed(self, rows: Integers, withheld: Integers, is_hidden: bool = False) -> Booleans:
-        """(rows, voices): who may speak of each model: nobody of its own author, nor of the authors ``withheld``.
+        """(rows, sweeps): who may speak of each model: nobody of its own author, nor of the authors ``withheld``.
 
         ``is_hidden``: nor anyone who names one of its datasets, as if no one else knew them.
         """
@@ -85,14 +85,14 @@ class Voices:
         return allowed
 
 
-def voices_of(authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> Voices:
-    """The voices among models, numbered in the order in which their first members stand."""
+def sweeps_of(authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> Sweeps:
+    """The sweeps among models, numbered in the order in which their first members stand."""
     codes = codes_of(authors)
     own = [own_datasets(names) for names in datasets]
     keys = [(int(author), names) for author, names in zip(codes, own, strict=True) if names]
     distinct = list(dict.fromkeys(keys))
     numbers = {key: number for number, key in enumerate(distinct)}
-    return Voices(
+    return Sweeps(
         of_model=np.array([numbers.get((int(a), names), -1) for a, names in zip(codes, own, strict=True)], np.intp),
         authors=codes,
         author=np.array([author for author, _ in distinct], dtype=np.intp),
@@ -108,7 +108,7 @@ def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Nearness:
-    """For each of some models all voices, nearest first: (rows, voices) numbers and similarities, descending."""
+    """For each of some models all sweeps, nearest first: (rows, sweeps) numbers and similarities, descending."""
 
     order: NDArray[np.int32]
     similarity: Floats
@@ -118,11 +118,11 @@ class Nearness:
         return Nearness(self.order[places], self.similarity[places])
 
 
-def nearness(vectors: Floats, rows: Integers, voices: Voices, blocks: int = 0) -> Nearness:
-    """How near every voice is: the similarity of its nearest member. Ties go to the voice that comes first."""
-    members = np.flatnonzero(voices.of_model >= 0)
-    members = members[np.argsort(voices.of_model[members], kind="stable")]
-    starts = np.searchsorted(voices.of_model[members], np.arange(len(voices.sets)))
+def nearness(vectors: Floats, rows: Integers, sweeps: Sweeps, blocks: int = 0) -> Nearness:
+    """How near every sweep is: the similarity of its nearest member. Ties go to the sweep that comes first."""
+    members = np.flatnonzero(sweeps.of_model >= 0)
+    members = members[np.argsort(sweeps.of_model[members], kind="stable")]
+    starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.sets)))
     order = np.empty((len(rows), len(starts)), dtype=np.int32)
     similarity = np.empty(order.shape, dtype=np.float32)
     step = max(1, _BLOCK // max(1, len(members)))
@@ -136,10 +136,10 @@ def nearness(vectors: Floats, rows: Integers, voices: Voices, blocks: int = 0) -
 
 @dataclass(frozen=True)
 class Votes:
-    """What the vectors say of some models. ``weights`` (rows, voices, sparse): the vote of each that was heard.
+    """What the vectors say of some models. ``weights`` (rows, sweeps, sparse): the vote of each that was heard.
 
-    ``prominence`` (rows,): ln of how far the nearest voice stands above the middle of all voices, in units of
-    the distance from the middle to the lower quartile; 0 where there are too few voices to say.
+    ``prominence`` (rows,): ln of how far the nearest sweep stands above the middle of all sweeps, in units of
+    the distance from the middle to the lower quartile; 0 where there are too few sweeps to say.
     """
 
     weights: csr_array
@@ -147,10 +147,10 @@ class Votes:
 
 
 def cast_votes(near: Nearness, allowed: Booleans, k: int) -> Votes:
-    """The votes of the ``k`` nearest voices that are ``allowed`` (rows, voices).
+    """The votes of the ``k`` nearest sweeps that are ``allowed`` (rows, sweeps).
 
-    A vote is ((s - m) / (s₁ - m))³, no less than 0: s the voice's similarity, s₁ the nearest one's, m the median
-    over all allowed voices. So the nearest has one vote whatever the level of the similarities is, which is
+    A vote is ((s - m) / (s₁ - m))³, no less than 0: s the sweep's similarity, s₁ the nearest one's, m the median
+    over all allowed sweeps. So the nearest has one vote whatever the level of the similarities is, which is
     lower throughout for an adapter than for a full fine-tune. Where nothing stands out, every vote is 1.
     """
     from scipy.sparse import csr_array
@@ -174,7 +174,7 @@ def cast_votes(near: Nearness, allowed: Booleans, k: int) -> Votes:
 
 
 def _value_at(similarity: Floats, place: NDArray[np.int32], wanted: Integers) -> Floats:
-    """The similarity of the voice in place ``wanted`` (from 1) among those heard; 0 where none is heard."""
+    """The similarity of the sweep in place ``wanted`` (from 1) among those heard; 0 where none is heard."""
     if not place.shape[1]:
         return np.zeros(len(place), dtype=np.float32)
     column = np.minimum((place < wanted[:, None]).sum(axis=1), place.shape[1] - 1)

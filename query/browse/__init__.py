@@ -1,0 +1,1 @@
+"""`query browse`: a local page over the whole atlas."""

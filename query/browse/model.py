@@ -1,0 +1,127 @@
+"""The page of one model: all that the atlas knows of it, without reading a weight or asking anybody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from indexer.console.messages import clean
+from indexer.console.output import as_plain
+from query.depth.profiled import read_profiled
+from query.layers.layers import stored_layers
+from query.lookup import Asked
+from query.show import shown_model
+from query.similar import STORED, stored_neighbours
+
+if TYPE_CHECKING:
+    from query.depth.profiled import Profiled
+    from query.reader import AtlasReader
+
+LONGEST = 2000  # characters of one string
+MOST = 500  # entries of a list: tags, evaluation results, children
+
+# What of ``show`` the page tells as facts; the rest has a section of its own, or is the program's business.
+_FACTS = (
+    "author", "relation", "parent", "claimed_by", "status", "reason", "detail", "commit", "created", "modified",
+    "likes", "gated", "languages", "pipeline_tag", "library", "head_class", "label_count", "label_names",
+    "problem_type", "dtype", "verified", "base_cosine", "is_copy", "is_unrelated", "is_partly_frozen",
+    "duplicate_of", "delta_norm", "relative_norm", "gone", "oddities",
+)  # fmt: skip
+
+
+def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
+    """JSON-ready and harmless in a page that sets it as text. Raises AtlasError where there is no such model."""
+    known = shown_model(atlas, model_id)
+    model, base = str(known["model"]), str(known["base"])
+    told = {
+        "id": model_id,
+        "model": model,
+        "base": base,
+        "facts": {name: known[name] for name in _FACTS if name in known and known[name] not in (None, [], False)},
+        "datasets": known["datasets_as_written"],
+        "tags": known["tags"],
+        "evaluations": known["evaluations"],
+        "layers": _layers(atlas, model_id, model, base),
+        "neighbours": _neighbours(atlas, model_id, model, base) if known["status"] == "indexed" else [],
+        "predictions": atlas.rows(
+            "SELECT dataset, probability, votes, authors, vectors, head, declared, calibrated, models FROM predictions "
+            "WHERE model_id = ? ORDER BY rank",
+            [model_id],
+        ),
+        "lineage": _lineage(atlas, model_id, base),
+        "depth": _depth(atlas, base, model),
+    }
+    return harmless(told)
+
+
+def _layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> dict[str, Any] | None:
+    found = stored_layers(atlas, model_id, model, base)
+    return found.to_dict() | {"headline": found.headline} if found.deltas else None
+
+
+def _neighbours(atlas: AtlasReader, model_id: int, model: str, base: str) -> list[dict[str, Any]]:
+    if not atlas.is_published(base, "input"):
+        return []
+    asked = Asked(model, base, "", model_id, False)
+    rows = [one.as_row() for one in stored_neighbours(atlas, asked, STORED, "input")]
+    ids = {
+        row["model"]: row["model_id"]
+        for row in atlas.rows(
+            "SELECT model, neighbour_id AS model_id FROM neighbours JOIN fine_tunes "
+            "ON fine_tunes.model_id = neighbour_id WHERE neighbours.model_id = ? AND representation = 'input'",
+            [model_id],
+        )
+    }
+    return [row | {"id": ids.get(row["model"])} for row in rows]
+
+
+def _lineage(atlas: AtlasReader, model_id: int, base: str) -> dict[str, Any]:
+    """What the weights said, what was made from it, and what cards and tags declare."""
+    parents = atlas.rows(
+        'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
+        "direction, because, same FROM lineage JOIN fine_tunes AS child USING (model_id) "
+        "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE lineage.model_id = ? "
+        "ORDER BY coefficient DESC, parent_id",
+        [model_id],
+    )
+    children = atlas.rows(
+        "SELECT child.model_id AS id, child.model, kind, coefficient, card, direction FROM lineage "
+        "JOIN fine_tunes AS child USING (model_id) WHERE parent_id = ? ORDER BY child.model",
+        [model_id],
+    )
+    declared = atlas.rows("SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ? ORDER BY parent", [model_id])
+    return {"parents": parents, "children": children, "declared": [row["parent"] for row in declared]}
+
+
+def _depth(atlas: AtlasReader, base: str, model: str) -> dict[str, Any] | None:
+    """Its newest profile, and the base's of the same probe."""
+    found = read_profiled(atlas, base, subject="fine_tune", model=model)
+    if not found:
+        return None
+    mine = found[0]
+    bases: list[Profiled] = read_profiled(atlas, base, subject="base", probe=mine.probe_sha256)
+    return {
+        "probe": mine.probe,
+        "sequences": mine.sequences,
+        "tokens": mine.tokens,
+        "layers": mine.layers,
+        "base": bases[0].layers if bases else [],
+    }
+
+
+def harmless(told: dict[str, Any], most: int = MOST) -> dict[str, Any]:
+    """JSON's own types; no string hides or reorders anything, or is longer than anybody would read.
+
+    ``most``: entries of a list.
+    """
+    plain: dict[str, Any] = _harmless(as_plain(told), most)
+    return plain
+
+
+def _harmless(value: Any, most: int) -> Any:
+    if isinstance(value, str):
+        return clean(value)[:LONGEST]
+    if isinstance(value, dict):
+        return {clean(str(name)): _harmless(item, most) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_harmless(item, most) for item in value[:most]]
+    return value

@@ -1,0 +1,246 @@
+// The page of one model, laid over map and table.
+
+const placeOfModel = new Map(data.models.map((model, i) => [model, i]));
+let overlay = null; // null, "model" or "sql"
+let told = null; // what the server said of the model that is on the page
+let before = null; // what had the focus when an overlay was opened
+
+function openOverlay(which) {
+  if (which && !overlay) before = document.activeElement;
+  overlay = which;
+  for (const name of ["model", "sql"]) part(`${name}-page`).hidden = name !== which;
+  if (which) part(`${which}-page`).focus();
+  else before?.focus?.();
+  if (which === "model") loadModel(state.selected);
+  noteView();
+}
+
+function openModel(i) {
+  choose(i, true);
+  openOverlay("model");
+}
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && overlay && !event.target.matches?.("input, textarea")) openOverlay(null);
+});
+part("sql-page").querySelector(".close").addEventListener("click", () => openOverlay(null));
+
+furtherTold.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
+whenChosen.push((i) => {
+  if (overlay !== "model") return;
+  if (i === NONE) openOverlay(null);
+  else loadModel(i);
+});
+furtherWords.push({
+  write: () => (overlay ? [["page", overlay]] : []),
+  read: (words) => {
+    const page = words.get("page");
+    if (page !== overlay && (page === "sql" || (page === "model" && placeOfModel.has(words.get("model"))))) {
+      state.selected = placeOfModel.get(words.get("model")) ?? state.selected;
+      openOverlay(page);
+    } else if (!page && overlay) openOverlay(null);
+  },
+});
+
+async function loadModel(i) {
+  if (i === NONE || told?.id === data.ids[i]) return;
+  told = { id: data.ids[i] };
+  const page = part("model-page");
+  page.replaceChildren(modelHead(i), element("p", { role: "status" }, "Asking …"));
+  const found = await asked(`model/${data.ids[i]}`);
+  if (told?.id !== data.ids[i]) return; // another was chosen meanwhile
+  told = found.error ? null : found;
+  const parts = found.error ? [element("p", {}, found.error)] : modelParts(found, i);
+  page.replaceChildren(modelHead(i), ...parts);
+  page.scrollTop = 0;
+}
+
+function modelHead(i) {
+  const address = { href: `${data.hub}/${data.models[i]}`, target: "_blank", rel: "noopener noreferrer" };
+  const link = data.onHub[i] ? [element("a", address, "Open on the Hub")] : [];
+  const close = element("button", { type: "button", className: "close", onclick: () => openOverlay(null) }, "Close");
+  return element("div", { className: "row head" }, element("h2", { className: "id" }, data.models[i]), ...link, close);
+}
+
+function modelParts(known, i) {
+  return [
+    factsPart(known, i), changePart(known.layers), nearPart(known.neighbours), predictedPart(known, i),
+    lineagePart(known.lineage), depthPart(known.depth), resultsPart(known.evaluations), cardPart(known),
+  ].filter(Boolean);
+}
+
+function sectionOf(title, ...children) {
+  return element("section", { "aria-label": title }, element("h3", {}, title), ...children);
+}
+
+// ---- facts ----
+
+function factsPart({ facts }, i) {
+  const shownAlready = new Set(["author", "relation", "created", "likes", "relative_norm", "pipeline_tag", "head_class"]);
+  const rows = [...factsOf(i), ...Object.entries(facts).filter(([name]) => !shownAlready.has(name)).map(([name, value]) => [
+    name.replaceAll("_", " ").replace(/^is /, ""), factText(value),
+  ])];
+  return sectionOf("Facts", element("dl", { className: "facts-grid" }, ...rows.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])));
+}
+
+function factText(value) {
+  if (Array.isArray(value)) return value.map(factText).join(", ");
+  if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(4)));
+  return value === true ? "yes" : cellText(value);
+}
+
+// ---- where it changed ----
+
+const MEASURED = {
+  relative_norm: "norm of the change over the norm of the matrix",
+  share: "share of all squared norms",
+  energy: "share of the energy in the kept directions",
+  rank_50: "rank that holds half of the energy",
+  rank_90: "rank that holds 90 % of the energy",
+};
+
+function changePart(layers) {
+  if (!layers) return sectionOf("Where it changed", element("p", {}, "Nothing is known of its changes."));
+  const measures = Object.keys(MEASURED).filter((name) => layers.deltas.some((one) => one[name] !== null));
+  const select = element("select", { id: "measure" }, ...measures.map((name) => element("option", { value: name }, MEASURED[name])));
+  const grid = element("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "Changes by layer and family" });
+  const show = () => grid.replaceChildren(changeGrid(layers.deltas, select.value));
+  select.addEventListener("change", show);
+  show();
+  const label = element("label", { htmlFor: "measure" }, "Shown: ");
+  return sectionOf("Where it changed", element("p", {}, layers.headline), element("div", { className: "row" }, label, select), grid);
+}
+
+// Layers down, families across; the deeper the colour, the more.
+function changeGrid(deltas, measure) {
+  const families = [...new Set(deltas.map(({ family }) => family))];
+  const rows = Map.groupBy ? Map.groupBy(deltas, rowName) : grouped(deltas);
+  const most = Math.max(...deltas.map((one) => one[measure] ?? 0), 1e-12);
+  const head = element("tr", {}, element("th", { scope: "col" }, "layer"), ...families.map((name) => element("th", { scope: "col" }, name)));
+  const body = [...rows].map(([name, ones]) => element("tr", {}, element("th", { scope: "row" }, name), ...families.map((family) => {
+    const value = ones.find((one) => one.family === family)?.[measure];
+    const cell = element("td", { className: "number" }, value === undefined ? "" : value === null ? "–" : shortNumber(value));
+    cell.style.setProperty("--share", String((value ?? 0) / most));
+    return cell;
+  })));
+  return element("table", { className: "heat" }, element("thead", {}, head), element("tbody", {}, ...body));
+}
+
+function rowName({ stack, layer }) {
+  return stack ? `${stack} ${layer}` : String(layer);
+}
+
+function grouped(deltas) {
+  const rows = new Map();
+  for (const one of deltas) rows.set(rowName(one), [...(rows.get(rowName(one)) ?? []), one]);
+  return rows;
+}
+
+function shortNumber(value) {
+  return Number.isInteger(value) ? String(value) : value.toFixed(value < 0.1 ? 4 : 3);
+}
+
+// ---- neighbours ----
+
+function modelCell(id, model) {
+  const i = rowOfId.get(id);
+  if (i === undefined) return element("td", {}, model);
+  return element("td", {}, element("button", { type: "button", className: "plain id", onclick: () => openModel(i) }, model));
+}
+
+function tableOf(names, rows, most = Infinity) {
+  const head = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
+  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows.slice(0, most)));
+  const box = element("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": names.join(", ") }, table);
+  if (rows.length <= most) return box;
+  const more = element("button", { type: "button", className: "plain", onclick: () => {
+    table.tBodies[0].append(...rows.slice(most));
+    more.remove();
+  } }, `Show ${numberText(rows.length - most)} more`);
+  return element("div", {}, box, more);
+}
+
+function nearPart(neighbours) {
+  if (!neighbours.length) return sectionOf("Nearest models", element("p", {}, "None is stored: a copy of the base, or a model without a vector."));
+  const rows = neighbours.map((one) => element("tr", {},
+    element("td", { className: "number" }, String(one.rank)), modelCell(one.id, one.model),
+    element("td", { className: "number" }, one.similarity.toFixed(4)),
+    element("td", { className: "number" }, one.background === null ? "–" : strangersText(one.background)),
+    element("td", {}, one.author), element("td", {}, one.relation), element("td", {}, one.datasets.join(", ") || "–"),
+  ));
+  const told = "By the cosine of their changes; beside it the share of pairs of strangers (other author, no dataset in common) that are at least as similar.";
+  return sectionOf("Nearest models", element("p", {}, told), tableOf(["", "model", "similarity", "background", "author", "relation", "datasets"], rows, 10));
+}
+
+// ---- predicted dataset ----
+
+function predictedPart(known, i) {
+  const box = sectionOf("Probably tuned on");
+  if (known.predictions.length) box.append(predictedTable(known.predictions));
+  else {
+    const ask = element("button", { type: "button", id: "predict" }, "Ask its neighbours");
+    const remark = element("p", { role: "status" }, "Not predicted yet. It is learnt from the models of other authors, which can take a minute.");
+    ask.addEventListener("click", async () => {
+      ask.disabled = true;
+      remark.textContent = "Asking …";
+      const found = await asked(`predict/${data.ids[i]}`);
+      if (found.error) remark.textContent = found.error;
+      else {
+        remark.textContent = [found.headline, ...found.notes].join(" ");
+        box.append(predictedTable(found.predictions));
+        ask.remove();
+      }
+      ask.disabled = false;
+    });
+    box.append(remark, ask);
+  }
+  return box;
+}
+
+function predictedTable(predictions) {
+  const number = (value) => element("td", { className: "number" }, value === null ? "–" : value.toFixed(3));
+  const rows = predictions.map((one) => element("tr", {},
+    element("td", {}, one.dataset + (one.declared ? " (as it says itself)" : "")), number(one.probability), number(one.votes),
+    element("td", { className: "number" }, String(one.authors)), number(one.vectors), number(one.head),
+  ));
+  return tableOf(["dataset", "probability", "votes", "authors", "by its vector", "by its head"], rows);
+}
+
+// ---- lineage ----
+
+function lineagePart({ parents, children: made, declared }) {
+  const names = declared.length ? `Its card names ${declared.join(", ")}.` : "Its card names no parent.";
+  const box = sectionOf("Lineage", element("p", {}, names));
+  if (!parents.length) box.append(element("p", {}, "The weights were not asked where it comes from (query lineage --all)."));
+  else {
+    box.append(tableOf(["made from", "how", "weight", "left over", "card", "direction", "because"], parents.map((one) => element("tr", {},
+      modelCell(one.id, one.model), element("td", {}, one.method ? `${one.kind} (${one.method})` : one.kind),
+      element("td", { className: "number" }, one.coefficient.toFixed(2)), element("td", { className: "number" }, one.left.toFixed(3)),
+      element("td", {}, one.card), element("td", {}, one.direction), element("td", {}, one.because ?? ""),
+    ))));
+  }
+  if (made.length) {
+    box.append(element("p", {}, `Made from it: ${numberText(made.length)}.`), tableOf(["model", "how", "weight", "card"], made.map((one) => element("tr", {},
+      modelCell(one.id, one.model), element("td", {}, one.kind), element("td", { className: "number" }, one.coefficient.toFixed(2)), element("td", {}, one.card),
+    )), 10));
+  }
+  return box;
+}
+
+// ---- results and card ----
+
+function resultsPart(results) {
+  if (!results.length) return null;
+  const names = ["task", "dataset", "config", "split", "metric", "value"];
+  return sectionOf("Results that it reports", tableOf(names, results.map((one) => element("tr", {}, ...names.map((name) => (
+    element("td", { className: name === "value" ? "number" : "" }, cellText(one[name]))
+  )))), 20));
+}
+
+function cardPart({ datasets, tags }) {
+  const written = datasets.map((one) => element("tr", {},
+    element("td", {}, one.dataset ?? "–"), element("td", {}, one.spellings.join(", ")), element("td", {}, one.sources.join(", "))));
+  const parts = written.length ? [tableOf(["dataset", "as written", "where"], written, 20)] : [];
+  if (tags.length) parts.push(element("p", { className: "tags" }, `Tags: ${tags.join(" · ")}`));
+  return parts.length ? sectionOf("Card", ...parts) : null;
+}

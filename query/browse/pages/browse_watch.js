@@ -1,0 +1,60 @@
+// What the page is of, which base, and what has changed since: the map was made, or something was published.
+
+const baseShown = data.bases.find(([base]) => base === data.base)?.[1] ?? "";
+const WATCHED = 15000; // milliseconds between looks
+const MAKING = 1500; // the same while the map is being made
+const UNMADE = {
+  working: "Placing the models. The table and the filters work already.",
+  failed: `There is no map. ${data.why}`,
+};
+
+part("title").textContent = `${numberText(count)} ${count === 1 ? "fine-tune" : "fine-tunes"} of ${baseShown}`;
+document.title = part("title").textContent;
+part("subtitle").textContent = data.subtitle ? `Map: ${data.subtitle}.` : "";
+part("unplaced").hidden = data.places === "ready";
+part("unplaced").textContent = UNMADE[data.places] ?? "";
+
+part("base").append(...data.bases.map(([base, text]) => element("option", { value: base, selected: base === data.base }, text)));
+for (const one of [part("base"), document.querySelector("label[for=base]")]) one.hidden = data.bases.length < 2;
+part("base").addEventListener("change", () => {
+  location.hash = `base=${encodeURIComponent(part("base").value)}`;
+  location.reload();
+});
+addEventListener("hashchange", () => {
+  const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B")).get("base") ?? data.base;
+  if (asked !== data.base && data.bases.some(([base]) => base === asked)) location.reload();
+});
+furtherWords.push({ write: () => (data.bases.length > 1 ? [["base", data.base]] : []), read: () => {} });
+
+function notice(text, button, act) {
+  part("notice").hidden = false;
+  part("notice").querySelector("span").textContent = text;
+  part("notice").querySelector("button").textContent = button;
+  part("notice").querySelector("button").onclick = act;
+}
+
+// The view is in the address, so that a page that is loaded again looks as it did.
+function loadAgain() {
+  writeView();
+  location.reload();
+}
+
+async function look() {
+  let told;
+  try {
+    told = await (await fetch(`state?base=${encodeURIComponent(data.base)}`)).json();
+  } catch {
+    notice("Nothing is served here any more: run query browse again.", "Try again", look);
+    return;
+  }
+  if (told.isOvertaken || told.generation !== data.generation) {
+    notice("The atlas was published again since this page was made.", "Show the new one", loadAgain);
+  } else if (data.places === "working" && told.places !== "working") {
+    if (document.activeElement?.matches("input, textarea")) notice("The map is made.", "Show it", loadAgain);
+    else return loadAgain();
+  } else part("notice").hidden = true;
+  setTimeout(look, told.places === "working" ? MAKING : WATCHED);
+}
+
+setTimeout(look, MAKING);
+addEventListener("focus", look);

@@ -1,0 +1,64 @@
+"""The stored neighbours of all models of a base at once, each with its similarity and the background of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.vectors.background import Background
+
+if TYPE_CHECKING:
+    from query.reader import AtlasReader
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """Entry i of every column is one (model, neighbour): by model, the nearest first.
+
+    ``backgrounds``: the share of pairs of strangers at least as similar, NaN where too few are known.
+    """
+
+    models: NDArray[np.int64]
+    neighbours: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+    backgrounds: NDArray[np.float64]
+
+
+def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
+    """Every row of the table ``neighbours`` between indexed models of ``base``."""
+    found = atlas.connection.execute(
+        "SELECT near.model_id, near.neighbour_id, near.similarity, "
+        "least(mine.vector_group, theirs.vector_group) AS one_group, "
+        "greatest(mine.vector_group, theirs.vector_group) AS other_group "
+        "FROM neighbours AS near JOIN records AS mine USING (model_id) "
+        "JOIN records AS theirs ON theirs.model_id = near.neighbour_id "
+        "JOIN fine_tunes ON fine_tunes.model_id = near.model_id "
+        "WHERE base = ? AND representation = ? ORDER BY near.model_id, rank",
+        [base, representation],
+    ).fetchnumpy()
+    similarities = np.asarray(found["similarity"], dtype=np.float32)
+    shares = np.full(len(similarities), np.nan)
+    for (one, other), background in _backgrounds(atlas, base, representation).items():
+        rows = np.flatnonzero((found["one_group"] == one) & (found["other_group"] == other))
+        shares[rows] = background.shares_at(similarities[rows])
+    return Nearest(
+        np.asarray(found["model_id"], dtype=np.int64),
+        np.asarray(found["neighbour_id"], dtype=np.int64),
+        similarities,
+        shares,
+    )
+
+
+def _backgrounds(atlas: AtlasReader, base: str, representation: str) -> dict[tuple[str, str], Background]:
+    rows = atlas.connection.execute(
+        "SELECT one_group, other_group, any_value(pairs), list(similarity ORDER BY similarity DESC), "
+        "list(share ORDER BY similarity DESC) FROM backgrounds WHERE base = ? AND representation = ? GROUP BY ALL",
+        [base, representation],
+    ).fetchall()
+    return {
+        (one, other): Background(pairs, np.array(similarities, dtype=np.float32), np.array(shares, dtype=np.float64))
+        for one, other, pairs, similarities, shares in rows
+    }

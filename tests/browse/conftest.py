@@ -1,0 +1,54 @@
+"""One planted atlas, served once for all tests that only look."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.browse.planted import plant
+from tests.browse.served import Served
+from tests.browser import Browser, missing_browser
+from tests.once import made_once
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return made_once(tmp_path_factory, "browsed", plant)
+
+
+@pytest.fixture(scope="session")
+def served(folder):
+    with Served(folder) as running:
+        yield running.placed()
+
+
+@pytest.fixture
+def own(folder, tmp_path):
+    """A copy that a test may publish again."""
+    return shutil.copytree(folder, tmp_path / "atlas")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if missing_browser():
+        pytest.skip(missing_browser())
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser, served):
+    """The page, freshly opened; whatever a test does, nothing planted runs and nobody else is asked."""
+    browser.size(1280, 860)
+    browser.scheme("light")
+    browser.visit(served.address)
+    browser.wait("document.querySelector('#legend button')")
+    yield browser
+    assert browser.console() == []
+    asked = [one for one in browser.requests() if not one.startswith(("about:", "data:"))]  # its own: icons of inputs
+    assert all(one.startswith(served.address) for one in asked)
+    assert browser.run("return window.pwned === undefined && !document.querySelector('img, image, #planted, iframe')")

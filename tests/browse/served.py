@@ -1,0 +1,97 @@
+"""A running ``query browse``, and how a test asks it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import duckdb
+import numpy as np
+
+from tests.conftest import ROOT
+from tests.patience import PATIENCE, wait_for
+
+KINDS = {"Int32Array": "<i4", "Uint32Array": "<u4", "Float32Array": "<f4", "Float64Array": "<f8"}
+
+
+class Served:
+    """The command, until the end of the ``with``. ``address`` ends with a slash."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "query", "browse", "--atlas", str(folder), "--no-open", "--method", "pca", *options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.printed = self.process.stdout.readline().strip()
+        self.address = self.printed.partition("#")[0]
+        self.host = urlsplit(self.address).netloc
+        self.token = urlsplit(self.address).path.strip("/")
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, complaint = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, complaint
+
+    def ask(self, path: str = "", method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
+        """The answer to a path under the token, or to one that begins with a slash as it is."""
+        connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
+        try:
+            whole = path if path.startswith("/") else f"/{self.token}/{path}"
+            connection.request(method, whole, headers={"Host": host or self.host})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str, **words: str) -> Any:
+        """What it says, as JSON."""
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in words.items())
+        return json.loads(self.ask(f"{path}?{query}" if query else path)[2])
+
+    def placed(self) -> Served:
+        """Itself, once the map is made."""
+        wait_for(lambda: self.json("state")["places"] != "working")
+        return self
+
+    def columns(self) -> dict[str, Any]:
+        """The data, unpacked as the page does it."""
+        payload = self.ask("data")[2]
+        length = int.from_bytes(payload[:4], "little")
+        start = -(-(4 + length) // 8) * 8
+
+        def array(told: dict[str, Any]) -> Any:
+            if set(told) != {"$array"}:
+                return told
+            kind, place, many = told["$array"]
+            return np.frombuffer(payload, KINDS[kind], many, start + place).tolist()
+
+        return json.loads(payload[4 : 4 + length], object_hook=array)
+
+
+def publish_again(folder: Path) -> None:
+    """As a publish does it: a changed copy is renamed over the database."""
+    copy = folder / "next.duckdb"
+    shutil.copyfile(folder / "atlas.duckdb", copy)
+    with duckdb.connect(str(copy)) as connection:
+        connection.execute("UPDATE atlas_info SET generation = generation + 1")
+        connection.execute("UPDATE fine_tunes SET downloads = 123456 WHERE model_id = 1")
+    copy.rename(folder / "atlas.duckdb")

@@ -1,0 +1,323 @@
+"""What a person sees of `query browse`, in a real browser."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+
+from query.figures import THEMES
+from tests.browse.planted import MERGED
+from tests.browse.served import Served, publish_again
+from tests.browser import KEYS
+from tests.map_page.looking import drawn, settle, shown
+from tests.report.planted import EVIL
+
+FIRST = "author0/set0-0"
+
+
+def opened(page, address):
+    page.visit(address)
+    page.wait("document.querySelector('#legend button')")
+
+
+def choose(page, name):
+    page.run("part('search').value = ''")
+    page.type("#search", name + KEYS["enter"])
+    assert name in page.text("#selected h2")
+
+
+def model_page(page, name):
+    choose(page, name)
+    page.click("#all-known")
+    page.wait("document.querySelector('#model-page dl')")
+    page.wait(f"document.querySelector('#model-page h2').innerText.includes({name!r})")
+
+
+def test_what_is_there_at_first(page):
+    assert page.text("h1") == page.run("return document.title") == "42 fine-tunes of org/paper-base"
+    assert "PCA" in page.text("#subtitle")
+    assert "left out: 2 copies of the base, 1 unrelated to the base, 1 duplicate" in page.text("#subtitle")
+    assert shown(page) == "Models shown (42 of 42)"
+    assert page.texts("#legend button")[:3] == ["data/set0\n8", "data/set1\n8", "data/set2\n7"]
+    assert page.texts("#shown thead th") == [
+        "model", "dataset", "relation", "cluster", "author", "licence", "predicted", "downloads ↓", "likes", "created",
+        "relative norm", "mean rank", "energy kept",
+    ]  # fmt: skip
+    assert page.texts(".histogram .title") == ["downloads", "likes", "created", "relative norm", "mean rank"]
+    assert page.run("return document.getElementById('unplaced').hidden && document.getElementById('base').hidden")
+    colours = page.run("const p = pen.getImageData(0, 0, canvas.width, canvas.height).data; const s = new Set(); "
+                       "for (let i = 0; i < p.length; i += 4) s.add(p[i] * 65536 + p[i+1] * 256 + p[i+2]); return s.size")  # fmt: skip
+    page.console()  # the browser advises on reading pixels
+    assert colours > 20
+    assert {"data/set0", "data/set2"} <= {one["text"] for one in page.run("return names")}  # beside their groups
+
+
+def test_histograms_facets_map_and_table_filter_each_other(page):
+    before = drawn(page)
+    page.click("#filters details:nth-child(1) input[type=checkbox]", 0)
+    assert shown(page) == "Models shown (8 of 42)"
+    assert drawn(page) != before
+    assert page.texts("#filters details:nth-child(2) .option") == ["finetune\n8", "adapter\n0"]
+    bars = "return [...document.querySelectorAll('.histogram:nth-child(3) .now')].filter((bar) => bar.style.height !== '0%').length"
+    few = page.run(bars)
+    page.click("#filters details:nth-child(1) input[type=checkbox]", 0)
+    assert page.run(bars) > few
+    page.run("document.querySelectorAll('.chart')[3].scrollIntoView({ block: 'center' })")
+    box = page.run(
+        "const b = document.querySelectorAll('.chart')[3].getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
+    )
+    page.pointer(
+        ("move", box[0] + 1, box[1] + 20), ("down", 0, 0), ("move", box[0] + box[2] / 2, box[1] + 20), ("up", 0, 0)
+    )
+    low, high = page.run("return state.range.norm")
+    models = page.run(
+        "return numbers[3].values.filter((v) => v !== null && v >= arguments[0] && v <= arguments[1]).length", low, high
+    )
+    assert 0 < models < 40
+    assert shown(page) == f"Models shown ({models} of 42)"
+    assert page.text("#active span") == "Narrowed by norm"
+    dates = page.run(
+        "return [part('least-created').type, part('least-created').labels.length, part('least-created').ariaLabel]"
+    )
+    assert dates == ["date", 0, "created, at least"]
+    page.click("#clear")
+    assert shown(page) == "Models shown (42 of 42)"
+    page.run("const i = part('least-created'); i.value = '2026-02-20'; i.dispatchEvent(new Event('input'))")
+    assert shown(page) == "Models shown (9 of 42)"
+    page.run("writeView()")
+    assert page.run("return location.hash") == "#created=2026-02-20.."
+
+
+def test_a_condition_in_sql_filters(page, served):
+    page.type("#where", "model LIKE 'kim/%'" + KEYS["enter"])
+    page.wait("document.querySelector('#shown summary').innerText.includes('(4 of 42)')")
+    assert page.text("#active span") == "Narrowed by condition"
+    page.run("writeView()")
+    address = page.run("return location.href")
+    assert address == served.address + "#where=model%20LIKE%20'kim%2F%25'"
+    page.run("part('where').value = ''")
+    page.type("#where", "flavour = 3" + KEYS["enter"])
+    page.wait("part('where-told').textContent.includes('flavour')")
+    opened(page, address)
+    page.wait("document.querySelector('#shown summary').innerText.includes('(4 of 42)')")
+    page.click("#clear")
+    assert shown(page) == "Models shown (42 of 42)"
+    assert page.run("return part('where').value") == ""
+    assert all("400" in line for line in page.console())  # the refused condition
+
+
+def test_the_page_of_a_model(page):
+    model_page(page, FIRST)
+    assert page.texts("#model-page h3") == [
+        "Facts", "Where it changed", "Nearest models", "Probably tuned on", "Lineage", "Depth profile",
+        "Results that it reports", "Card",
+    ]  # fmt: skip
+    assert page.texts(".heat thead th") == ["layer", "query", "value"]
+    assert len(page.texts(".heat tbody tr")) == 6
+    page.run("const s = part('measure'); s.value = 'rank_50'; s.dispatchEvent(new Event('change'))")
+    assert page.texts(".heat tbody td")[:4] == ["2", "5", "3", "5"]
+    assert page.run("return document.querySelectorAll('#model-page svg').length") == 3
+    assert page.texts("#model-page figcaption")[1] == "readable: share read off"
+    page.click("#predict")
+    page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
+    assert "was most probably tuned on" in page.text('[aria-label="Probably tuned on"] p')
+    near = page.texts('[aria-label="Nearest models"] tbody td:nth-child(2)')
+    assert len(near) == 10
+    assert page.texts('[aria-label="Nearest models"] tbody td:nth-child(4)')[0].endswith(" of strangers")
+    page.click('[aria-label="Nearest models"] tbody button')
+    page.wait(f"document.querySelector('#model-page h2').innerText === {near[0]!r}")
+    assert page.text("#selected h2") == near[0]
+    page.wait("document.querySelector('#model-page dl')")
+    page.click("#model-page .close")
+    assert page.run("return part('model-page').hidden")
+
+
+def test_lineage_on_both_sides(page):
+    model_page(page, "author2/set0-2")
+    assert page.texts('[aria-label="Lineage"] tbody tr')[0].split("\t")[:2] == ["author1/set0-1", "merge (linear)"]
+    page.click('[aria-label="Lineage"] tbody button', 1)
+    page.wait(f"document.querySelector('#model-page h2').innerText === {FIRST!r}")
+    page.wait("document.querySelector('[aria-label=\"Lineage\"]')")
+    assert "Made from it: 1." in page.text('[aria-label="Lineage"]')
+    assert page.run("return data.ids[state.selected]") == 1
+    assert page.texts("#selected .kin-of button") == ["author2/set0-2\nmerge, weight 0.40; card: confirmed"]
+    assert MERGED == 3
+
+
+def test_the_view_is_in_the_address(page, served):
+    page.click("#filters details:nth-child(1) input[type=checkbox]", 0)
+    page.run("state.range.likes = [1, 5]; refresh()")
+    page.click("[data-sort=norm]")
+    model_page(page, FIRST)
+    page.click("#theme")
+    page.run("writeView()")
+    address = page.run("return location.href")
+    assert address.startswith(served.address + "#model=author0%2Fset0-0&dataset=data%2Fset0&likes=1..5&sort=-norm")
+    assert address.endswith("&page=model")
+    seen = (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme"), page.text("#model-page h2"))
+    opened(page, address)
+    page.wait("document.querySelector('#model-page dl')")
+    assert (
+        page.texts("#shown tbody th"),
+        page.text("#selected h2"),
+        page.text("#theme"),
+        page.text("#model-page h2"),
+    ) == seen
+    page.run("writeView()")
+    assert page.run("return location.href") == address
+    opened(page, served.address + "#page=magic&model=%FF&where=&likes=x..y&base=no/such&sort=&created=never..")
+    assert shown(page) == "Models shown (42 of 42)"
+
+
+def test_hostile_names_are_text(page, served):
+    """Everything is looked at with every hostile string in it; what they tried is checked at the end of every test."""
+    names = page.run("return data.models")
+    assert any("\\u202e" in name for name in names)
+    assert not any(character in name for name in names for character in "\u202e\u2028\u200b\ufeff\x1b\x07")
+    assert max(map(len, names)) <= 300
+    for place, evil in enumerate(EVIL[:6] + EVIL[10:11] + EVIL[13:14]):
+        i = page.run(
+            "return data.models.findIndex((name, i) => i > 25 && name.startsWith(arguments[0].slice(0, 4)))", evil
+        )
+        if i < 0:
+            continue
+        page.run("openModel(arguments[0]); hover(arguments[0], 40, 40)", i)
+        page.wait("document.querySelector('#model-page dl')")
+        assert (
+            page.run("return document.querySelectorAll('#model-page script, #selected script, #tooltip script').length")
+            == 0
+        )
+        assert page.run(
+            "return [...document.querySelectorAll('a')].every((a) => a.href.startsWith('https://huggingface.co/'))"
+        ), place
+        page.run("writeView(); readView()")
+        assert page.run("return state.selected") == i
+    page.run("openOverlay('sql'); statement.value = 'SELECT model, author FROM models'; return runStatement()")
+    page.wait("document.querySelector('#sql-rows tbody tr:nth-child(42)')")
+    assert (
+        page.run("return document.querySelectorAll('[onclick], [onload], [onmouseover], [style*=expression]').length")
+        == 0
+    )
+
+
+def test_everything_without_a_mouse(page):
+    page.run("document.querySelector('#shown tbody button').focus()")
+    first = page.run("return document.activeElement.innerText")
+    page.run("window.at = () => document.activeElement.dataset.place")
+    for key, place in (("down", "1"), ("down", "2"), ("up", "1")):
+        page.type("#shown tbody button:focus", KEYS[key])
+        assert page.run("return at()") == place
+    page.type("#shown tbody button:focus", KEYS["enter"])
+    assert page.text("#selected h2") == page.run("return data.models[sorted[1]]") != first
+    page.run("part('all-known').focus()")
+    page.type("#all-known", KEYS["enter"])
+    page.wait("document.querySelector('#model-page dl')")
+    assert page.run("return document.activeElement.id") == "model-page"
+    page.type("#model-page", KEYS["escape"])
+    assert page.run("return part('model-page').hidden")
+    page.type("#map", KEYS["right"] + KEYS["enter"])
+    assert page.run("return state.selected") != -1
+    unnamed = """return [...document.querySelectorAll('button, input, select, canvas, summary, textarea')]
+      .filter((e) => e.checkVisibility() && !(e.innerText || e.getAttribute('aria-label') || e.labels?.length)).length"""
+    assert page.run(unnamed) == 0
+
+
+def test_on_a_phone_and_in_the_dark(page):
+    page.size(400, 800, 2)
+    page.scheme("dark")
+    dark = THEMES["dark"].background
+    rgb = f"rgb({', '.join(str(int(dark[at : at + 2], 16)) for at in (1, 3, 5))})"
+    page.wait(f"view.width <= 400 && getComputedStyle(document.body).backgroundColor === '{rgb}'")
+    assert page.run("return document.scrollingElement.scrollWidth") == 400
+    model_page(page, FIRST)
+    assert page.run("return getComputedStyle(part('model-page')).backgroundColor") == rgb
+    assert page.run("return part('model-page').scrollWidth") <= 400
+    assert page.run("return part('model-page').getBoundingClientRect().width") == 400
+    page.click("#model-page .close")
+    small = "return [...document.querySelectorAll('aside button, aside select, #tools button')].filter((e) => e.offsetHeight && e.offsetHeight < 32).length"
+    assert page.run(small) == 0
+
+
+def test_sql(page):
+    page.click("#open-sql")
+    page.run("statement.value = ''")
+    page.type("#statement", "SELECT model, downloads FROM models ORDER BY downloads DESC LIMIT 3")
+    page.click("#run")
+    page.wait("document.querySelector('#sql-rows tbody tr')")
+    assert page.text("#sql-told") == "3 rows."
+    assert page.texts("#sql-rows tbody tr")[0] == "zoe/silent\t999"
+    page.click("#sql-rows tbody button")
+    page.wait("document.querySelector('#model-page dl')")
+    assert page.text("#model-page h2") == "zoe/silent"
+    page.click("#open-sql")
+    page.run("statement.value = 'DROP TABLE records'")
+    page.click("#run")
+    page.wait("part('sql-told').textContent.includes('SELECT')")
+    assert all("400" in line for line in page.console())
+
+
+def test_only_rows_in_sight_are_in_the_document(page):
+    """Every model can be reached, though few are there at a time."""
+    page.size(1280, 500)
+    settle(page)
+    assert page.run("return document.querySelectorAll('#shown tbody tr[aria-rowindex]').length") < 42
+    assert page.run("return document.querySelector('#shown table').getAttribute('aria-rowcount')") == "43"
+    page.run("scroller.scrollTop = scroller.scrollHeight")
+    page.wait("document.querySelector('#shown tbody tr[aria-rowindex=\"43\"]')")
+    assert page.run("return document.querySelector('#shown tbody tr[aria-rowindex=\"43\"] th').innerText") == page.run(
+        "return data.models[sorted[41]]"
+    )
+
+
+def test_a_new_generation_is_told_and_shown(browser, own):
+    with Served(own) as running:
+        running.placed()
+        opened(browser, running.address + f"#model={quote(FIRST, safe='')}")
+        assert browser.run("return part('notice').hidden")
+        publish_again(own)
+        browser.run("return look()")
+        assert browser.text("#notice span") == "The atlas was published again since this page was made."
+        browser.click("#notice button")
+        browser.wait("globalThis.pageData?.generation === 4 && part('selected').innerText.includes('123,456')")
+        browser.wait("part('notice').hidden")
+        assert browser.text("#selected h2") == FIRST
+    browser.run("return look()")
+    assert browser.text("#notice span") == "Nothing is served here any more: run query browse again."
+    browser.console()
+
+
+@pytest.mark.slow
+def test_until_the_map_is_made_the_rest_works(browser, served, folder, monkeypatch):
+    """The page is there before the map is, and shows it when it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # nothing is remembered
+    with Served(folder) as running:
+        opened(browser, running.address + "#dataset=data%2Fset0")
+        waiting = browser.run("return data.places") == "working"
+        assert shown(browser) == "Models shown (8 of 42)"
+        if waiting:
+            assert browser.run("return part('unplaced').hidden === false && !mixed.length")
+        browser.wait(
+            "globalThis.pageData?.places === 'ready' && document.querySelector('#legend button') && mixed.length"
+        )
+        assert shown(browser) == "Models shown (8 of 42)"
+    browser.console()
+
+
+@pytest.mark.slow
+def test_ten_thousand_and_a_hundred_thousand(browser, tmp_path):
+    """Only that both work: how long it takes says something of the machine."""
+    from tests.browse.planted import plant_many
+
+    for models in (10_000, 100_000):
+        with Served(plant_many(tmp_path / str(models), models)) as running:
+            running.placed()
+            browser.size(1280, 860)
+            opened(browser, running.address)
+            assert shown(browser) == f"Models shown ({models:,} of {models:,})"
+            browser.click("#filters details:nth-child(1) input[type=checkbox]", 0)
+            assert f"of {models:,})" in shown(browser)
+            assert browser.run("sortBy('norm', true); return document.querySelectorAll('#shown tbody tr').length") < 100
+            browser.run("scroller.scrollTop = scroller.scrollHeight")
+            browser.wait("document.querySelector('#shown tbody tr[aria-rowindex=\"2\"]') === null")
+            assert browser.console() == []
