@@ -10,6 +10,7 @@ together, each such class by itself, so that the nearest of all are among the ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,11 @@ TIE_DIGITS = 6
 # Comparing this many bytes of vectors is instant: 0.15 s for a gigabyte in memory, by one thread.
 INSTANT_BYTES = 640 << 20
 
-# A compressed index keeps its promise for so many results; for more of them more candidates are compared.
-PROMISED_AT = 10
+# A compressed index keeps its promise for so many results; for each more of them so many more candidates are compared.
+PROMISED_AT, EACH_MORE = 10, 8
+
+# So many more candidates are asked for than are to be compared, as some of them, the asked model first, do not count.
+SLACK = 1.02
 
 Found = list[tuple[int, float]]
 
@@ -90,12 +94,6 @@ class VectorIndex:
             return _nearest(self._exactly(self.segments, query, k, chosen), k)
         return _nearest(self._with_candidates(self.compressed, query, k, chosen), k)
 
-    def similarities(self, query: NDArray[np.float32], part: Vectors) -> NDArray[np.float32]:
-        """(n,) of one vector with each of ``part``."""
-        # Not by BLAS: waking its threads takes longer than this does.
-        products = np.einsum("ij,j->i", part.matrix, query)
-        return np.clip(products / self.masks.divisors(query[None, :], part.ids)[0], -1.0, 1.0)
-
     def shared(self, query: NDArray[np.float32], ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
         """(n,) how many blocks one vector shares with each of these models; None where there are no blocks."""
         if not self.masks.blocks:
@@ -130,6 +128,14 @@ class VectorIndex:
         found = np.unique(each)
         return [(float(one), None if len(found) == 1 else each == one) for one in found]
 
+    def _compared(self, one: OpenSegment, query: NDArray[np.float32], ids: NDArray[np.int64]) -> _Compared:
+        """Those of some models that count in a segment, by FAISS, which reads 16-bit numbers where they lie."""
+        there = ids[np.isin(ids, one.stored.ids, assume_unique=True)]
+        if not len(there):
+            return there, np.zeros(0, np.float32)
+        found, products = _search(one, query, len(there), there, None)
+        return found, np.clip(products / self.masks.divisors(query[None, :], found)[0], -1.0, 1.0)
+
     def _with_candidates(
         self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
@@ -138,15 +144,14 @@ class VectorIndex:
         others = [one for one in self.segments if not one.segment.in_compressed]
         known = sum(one.segment.count for one in covered)
         share = 1.0 if allowed is None else len(allowed) / max(len(self), 1)
-        enough = compressed.fewest * max(k, PROMISED_AT) // PROMISED_AT
-        wanted = int(enough / min(share, 1.0))
+        enough = compressed.fewest + EACH_MORE * max(0, k - PROMISED_AT)
+        wanted = math.ceil(SLACK * enough / min(share, 1.0)) + PROMISED_AT
         while wanted < known // 2:
             proposed = np.unique(compressed.candidates(query, wanted))
             if allowed is not None:
                 proposed = allowed[positions(allowed, proposed)]
-            rows = [one.rows(proposed) for one in covered]
-            if sum(len(part) for part in rows) >= enough:
-                compared = [(part.ids, self.similarities(query, part)) for part in rows]
+            compared = [self._compared(one, query, proposed) for one in covered]
+            if sum(len(ids) for ids, _ in compared) >= enough:
                 return compared + self._exactly(others, query, k, allowed)
             wanted *= 4
         return self._exactly(self.segments, query, k, allowed)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
-from query.statistics.neighbours import Booleans, Integers, Order
+from query.statistics.neighbours import Integers, Order
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]

@@ -102,15 +102,15 @@ class Law:
     has the variance i^-decay.
     """
 
-    shared: tuple[float, ...] = (0.71, 0.47, 0.66, 0.64, 0.69, 0.59)
-    spread_model: float = 0.096
-    adapter: float = 0.35
-    common: tuple[float, ...] = (0.83, 0.715, 0.62, 0.62, 0.715, 0.63)
-    spread_dataset: float = 0.078
-    domain: float = 0.7
+    shared: tuple[float, ...] = (0.64, 0.42, 0.59, 0.57, 0.62, 0.53)
+    spread_model: float = 0.098
+    adapter: float = 0.25
+    common: tuple[float, ...] = (0.73, 0.63, 0.55, 0.55, 0.63, 0.56)
+    spread_dataset: float = 0.069
+    domain: float = 0.65
     domains: float = 1.1
-    recipe: tuple[float, float] = (0.5, 0.6)
-    decay: float = 0.55
+    recipe: tuple[float, float] = (0.37, 0.37)
+    decay: float = 0.36
 
 
 LAW = Law()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.statistics.likeness import similarities
+from scripts.scale.centring import as_published, centre_of_drawn
 from scripts.scale.facts import FAMILIES, HUB_2022, HUB_2023, LAW, Counted, Law
 from scripts.scale.labels import EVERY_FAMILY, Labels, draw_labels
 from scripts.scale.population import Population
@@ -133,15 +134,21 @@ def as_json(real: Real) -> dict[str, Any]:
 
 def compare(real: Real, draws: int = DRAWS, law: Law = LAW, seed: int = 0) -> list[Compared]:
     """Every figure of the real vectors beside that of synthetic ones with the same labels."""
-    drawn = [
-        figures_of(population.vectors(0, len(real.labels)), real.labels)
-        for population in (Population(real.labels, seed + number, real.layers, law) for number in range(draws))
-    ]
+    drawn = [_drawn_figures(Population(real.labels, seed + number, real.layers, law)) for number in range(draws)]
     return [
         _compared(name, [real.figures[name]], [figures[name] for figures in drawn], bound)
         for name, (_, bound) in FIGURES.items()
         if name in real.figures
     ]
+
+
+def _drawn_figures(population: Population) -> dict[str, float]:
+    """Of vectors that are centred by themselves, as real ones are when they are published."""
+    labels, blocks = population.labels, population.blocks
+    drawn = population.vectors(0, len(labels))
+    everyone = np.ones(len(labels), dtype=bool)
+    centre = centre_of_drawn(drawn, blocks, labels.is_adapter, labels.author, everyone)
+    return figures_of(as_published(drawn, blocks, labels.is_adapter, centre), labels, blocks)
 
 
 def compare_labels(draws: int = DRAWS, seed: int = 0) -> list[Compared]:

@@ -1,0 +1,104 @@
+"""A publish that is killed while the centre moves leaves the vectors of one centre: the old one's or the new one's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.shards import publish_records
+from indexer.names import RELATIONS
+from indexer.publish.maintenance import rebuild
+from indexer.publish.verification import verify
+from query import Atlas
+from tests.conftest import ROOT
+from tests.patience import PATIENCE
+from tests.world import BASE
+
+# In the child: publish, and end at once at some point.
+CRASH = """
+import os, sys
+import indexer.publish.centring as centring
+import indexer.publish.neighbour_table as neighbour_table
+import indexer.publish.publish as publish
+import indexer.publish.sibling as sibling
+import indexer.publish.vectors as vectors
+from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.shards import publish_records
+from indexer.names import RELATIONS
+def die(*arguments, **options):
+    os._exit(9)
+def after(real):
+    return lambda *arguments, **options: (real(*arguments, **options), die())
+point = sys.argv[2]
+if point == "centre written":
+    centring.Centring._write = after(centring.Centring._write)
+elif point == "vectors written":
+    vectors.write_segment = after(vectors.write_segment)
+elif point == "vectors named":
+    vectors.PublishedVectors._write = after(vectors.PublishedVectors._write)
+elif point == "neighbours":
+    neighbour_table.NeighbourTable.change = die
+elif point == "backgrounds":
+    publish.renew_backgrounds = die
+elif point == "commit":
+    sibling._put_in_place = die
+elif point == "renamed":
+    sibling._put_in_place = after(sibling._put_in_place)
+publish_records(sys.argv[1], [], BuildOptions(relations=RELATIONS), Watcher())
+"""
+
+
+def _publish(root):
+    publish_records(str(root), [], BuildOptions(relations=RELATIONS), Watcher())
+
+
+def _state(root):
+    """What readers see: the centres that vectors name, the published one, and the vectors with their neighbours."""
+    with Atlas(root) as atlas:
+        named = {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")}
+        vectors = atlas.vectors(BASE)
+        neighbours = atlas.rows("FROM neighbours ORDER BY ALL")
+        return named, atlas.centre(BASE).version, vectors.ids.tolist(), vectors.matrix.tolist(), neighbours
+
+
+@pytest.fixture
+def growing(atlas, tmp_path):
+    """An atlas of five models whose next publish finds four more, so that the centre moves."""
+    hidden = sorted(atlas.records.glob("*/*.safetensors"))[:4]
+    aside = [path.rename(tmp_path / path.name) for path in hidden]
+    rebuild(atlas, force=True)
+    for path, place in zip(aside, hidden, strict=True):
+        path.rename(place)
+    return atlas
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["centre written", "vectors written", "vectors named", "neighbours", "backgrounds", "commit", "renamed"],
+)
+def test_a_publish_killed_while_the_centre_moves_leaves_one_centre(point, growing):
+    before = _state(growing.root)
+    assert len(before[2]) == 5
+    with Atlas(growing.root) as reader:
+        held = reader.vectors(BASE).matrix.tolist()
+        done = subprocess.run(
+            [sys.executable, "-c", CRASH, str(growing.root), point],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 9
+        assert reader.vectors(BASE).matrix.tolist() == held  # opened before, it sees nothing of it
+    now = _state(growing.root)
+    assert now[0] == {now[1]}
+    assert (now == before) == (point != "renamed")
+    assert {one.kind for one in verify(growing)} == ({"record"} if now == before else set())  # not published yet
+    # The next publish finds nothing in its way, and makes what would have been made at once.
+    _publish(growing.root)
+    named, version, ids, *_ = _state(growing.root)
+    assert named == {version} != before[0]
+    assert len(ids) == 9
+    assert verify(growing) == []
+    assert not list(growing.root.glob(".*"))

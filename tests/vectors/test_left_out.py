@@ -1,0 +1,101 @@
+"""What the background and the centre say of models and pairs that they were not made of."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from indexer.publish import backgrounds
+from indexer.vectors.background import Background
+from query import Atlas
+from query.population import Population
+from query.purity.purity import purity
+from query.statistics.likeness import similarities
+from tests.planted_blocks import BASE, Tuned, family, plant
+from tests.vectors import loops
+
+DRAWS = range(8)
+DRAWN = 70  # models of a group that a background is made of
+
+
+def _shares(folder, models: list[Tuned], groups: tuple[str, str]) -> tuple[list[float], list[float]]:
+    """Shares of all pairs of strangers that the background was not made of; and of pairs with the same data."""
+    with Atlas(plant(folder, models)) as atlas:
+        vectors = atlas.vectors(BASE)
+        rows = atlas.rows(
+            "SELECT pairs, similarity, share FROM backgrounds WHERE one_group = ? AND other_group = ? "
+            "ORDER BY similarity DESC",
+            list(groups),
+        )
+    points = [np.array([row[name] for row in rows]) for name in ("similarity", "share")]
+    known = Background(rows[0]["pairs"], *points)
+    ids = {name: np.array([number for number, one in enumerate(models, 1) if one.group == name]) for name in groups}
+    used = {name: set(backgrounds._drawn(ids[name], f"{BASE}|{name}").tolist()) for name in groups}
+    free = {name: [number for number in ids[name].tolist() if number not in used[name]] for name in groups}
+    alike = similarities(vectors.matrix, vectors.matrix, 6)
+    strangers, kin = [], []
+    for one, other in itertools.product(free[groups[0]], free[groups[1]]):
+        mine, theirs = models[one - 1], models[other - 1]
+        if mine.author != theirs.author and (groups[0] != groups[1] or one < other):
+            share = known.share(float(alike[one - 1, other - 1]))
+            (kin if mine.datasets == theirs.datasets else strangers).append(share)
+    return strangers, kin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [("full", "full"), ("adapter", "full")], ids="-".join)
+def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_a_hundredth(
+    groups, tmp_path, monkeypatch
+):
+    """Eight populations, as pairs of one share their models: the mean share lies within three standard errors."""
+    monkeypatch.setattr(backgrounds, "MOST_MODELS", DRAWN)
+    low: dict[float, list[float]] = {0.1: [], 0.01: []}
+    of_kin = []
+    for seed in DRAWS:
+        models = family(100 + seed, datasets=8, authors=10, each=2, adapters=2)
+        strangers, kin = _shares(tmp_path / str(seed), models, groups)
+        assert len(strangers) > 2_000
+        for level, found in low.items():
+            found.append(float(np.mean(np.array(strangers) <= level)))
+        of_kin.append(np.mean(np.array(kin) <= 0.01))
+    for level, found in low.items():
+        error = np.std(found, ddof=1) / np.sqrt(len(found))
+        assert abs(np.mean(found) - level) < 3 * error, (level, found)
+        assert error < level / 3
+    assert np.mean(of_kin) > 0.2  # pairs on the same data are no strangers
+
+
+def _purity(models: list[Tuned], vectors: np.ndarray) -> dict[str, float]:
+    count = len(models)
+    population = Population(
+        base=BASE, representation="input", vectors=vectors.reshape(count, -1).astype(np.float32),
+        ids=np.arange(1, count + 1), models=[one.model for one in models], authors=[one.author for one in models],
+        datasets=[frozenset(one.datasets) for one in models], relations=["finetune"] * count,
+        is_copy=np.zeros(count, bool), is_unrelated=np.zeros(count, bool), group=[None] * count,
+        representative=np.ones(count, bool), blocks=len(models[0].blocks),
+    )  # fmt: skip
+    return {row.model: row.purity for row in purity(population, draws=1).cross_author.by_model}
+
+
+def _centred(models: list[Tuned], voters: list[Tuned]) -> np.ndarray:
+    middles = {}
+    for group in ("full", "adapter"):
+        members = [one for one in voters if one.group == group]
+        middles[group] = loops.centre([one.blocks for one in members], [one.author for one in members])
+    return np.stack([loops.centred(one.blocks, middles[one.group]) for one in models])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_purity_does_not_live_on_the_asked_models_share_in_the_centre(seed):
+    models = family(seed, datasets=6, authors=5, each=2, adapters=1)
+    plain = np.mean(list(_purity(models, np.stack([one.blocks for one in models])).values()))
+    published = np.mean(list(_purity(models, _centred(models, models)).values()))
+    left_out = []
+    for dataset in sorted({one.datasets for one in models}):
+        found = _purity(models, _centred(models, [one for one in models if one.datasets != dataset]))
+        left_out += [found[one.model] for one in models if one.datasets == dataset]
+    assert published > plain + 0.1
+    assert np.mean(left_out) > published - 0.05
+    assert np.mean(left_out) > plain + 0.1
