@@ -496,6 +496,26 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
         assert drawn.parents[2][0].model == "ann/one"
 
 
+def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch):
+    """They are the ones that would be found again, so nobody moves."""
+    exact = model_map(atlas, BASE)
+    assert exact.method == "umap"
+    monkeypatch.setattr("query.map.map.MOST_COMPARED", 0)
+    monkeypatch.setattr("query.map.projection.exact_near", None)  # nothing is compared
+    kept = model_map(atlas, BASE)
+    places = [[(point.x, point.y) for point in drawn.points] for drawn in (exact, kept)]
+    assert np.allclose(*places, atol=1e-3)
+
+
+def test_neighbours_that_are_not_known_are_left_open():
+    from query.map.nearest import Nearest, known_near
+
+    near = Nearest(*map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5)))
+    places, distances = known_near(near, np.array([3, 7, 9]), 3)
+    assert places.tolist() == [[0, 2, 1], [1, 0, -1], [2, 0, -1]]
+    assert distances == pytest.approx(np.array([[0, 0.1, 0.3], [0, 0.3, 2], [0, 0.1, 2]]), abs=1e-6)
+
+
 def test_the_command(folder, tmp_path):
     ran = query(folder, "map", "--method", "tsne", "--color", "licence", "--out", str(tmp_path / "m.svg"), "--theme",
                 "dark", "--json")  # fmt: skip

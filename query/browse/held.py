@@ -31,7 +31,7 @@ class HeldAtlas:
         self._prediction = threading.Lock()
         self._statements = threading.BoundedSemaphore(MOST_STATEMENTS)
         self._placings: dict[str, Placing] = {}
-        self._columns: dict[tuple[str, bool], bytes] = {}
+        self._columns: dict[tuple[str, str], bytes] = {}
 
     def bases(self) -> list[dict[str, Any]]:
         """Every base with a model, and how many it has; the largest first."""
@@ -64,15 +64,16 @@ class HeldAtlas:
     def columns(self, base: str) -> bytes:
         """See ``read_columns`` and ``packed``."""
         placing = self.placing(base)
-        found = placing.found if placing.state == "ready" else None
+        state = placing.state  # it may change at any moment
+        found = placing.found if state == "ready" else None
         with self._open() as atlas:
-            key = (base, found is not None)
+            key = (base, state)
             if key not in self._columns:
                 bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
                 told = read_columns(atlas, base, found) | {
                     "bases": [[one, shown(one)] for one in bases],
                     "generation": atlas.generation,
-                    "places": placing.state,
+                    "places": state,
                     "why": shown(placing.why),
                     "subtitle": shown(found.subtitle) if found else "",
                 }

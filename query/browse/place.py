@@ -20,7 +20,7 @@ def placed_models(atlas: AtlasReader, base: str, method: str) -> Placed:
     if method == "umap" and find_spec("umap") is None:
         method, notes = "pca", (f"The map is a PCA, as umap-learn is not installed. {install('studies')}",)
     population = models_to_place(atlas, base)
-    projection, further = place_models(population, method)
+    projection, further = place_models(atlas, population, method)
     clusters: list[str | None] = [None] * len(population.ids)
     if len(population.ids) <= MOST_CLUSTERED:
         found = coloring(atlas, population, "cluster")

@@ -23,7 +23,7 @@ from query.lineage.evidence import (
     single,
 )
 from query.lineage.grids import grid_of, level_share
-from query.lineage.kinship import kinship
+from query.lineage.kinship import kept_rows, kinship
 from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, Link, Reading, Verdict, age, one_link
 from query.lineage.thresholds import Limits
 
@@ -69,7 +69,7 @@ class Judge:
         # A copy that may as well be the original says nothing of where both come from.
         twins = {link.parent.model for link in copied.links if link.parent} if copied else set()
         twins |= {name for link in copied.links for name in link.same} if copied else set()
-        read = [one for one in read if one.candidate.model not in twins]
+        read = [one for one in read if one.candidate.model not in twins and not self._is_recast(one, read)]
         rules = (self._quantised, self._summed, self._lora, self._sparse, self._continued)
         found = next((verdict for rule in rules if (verdict := rule(read)) is not None), Verdict((), settled=False))
         return replace(found, links=(*found.links, *copied.links)) if copied else found
@@ -80,6 +80,19 @@ class Judge:
             return True
         grid = None if self.grid is not None else grid_of(one.parts)
         return grid is not None and level_share(one.parts, self.m.weights, grid) >= self.limits.level
+
+    def _is_recast(self, one: Reading, read: Sequence[Reading]) -> bool:
+        """Whether the other is one of those read, stored in fewer bits, with nothing of its rounding in this model.
+
+        Rounded rows are alike to many: such a copy would pass for a nearer relative than what it is a copy of.
+        """
+        originals = (
+            other
+            for other in read
+            if SPACING[one.parts.precision] > SPACING[other.parts.precision]
+            and equal_share(one.parts, other.parts) > 0.9999
+        )
+        return any(True for _ in originals) and single(self.m, one.parts).equal == 0
 
     def is_before(self, candidate: Candidate) -> bool | None:
         """Whether dates say that the candidate was there first; None where they cannot."""
@@ -255,6 +268,7 @@ class Judge:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
         found = [one for reading in read if (one := self._relative(reading)) is not None]
         found = [one for one in found if not self._is_merge_of_asked(one.reading, read)]
+        found = [one for one in found if not any(self._left_behind(one, other) for other in found)]
         found = [one for one in found if one.is_proven or not any(other.is_proven for other in found)]
         found = [one for one in found if one.direction or not any(other.direction for other in found)]
         found = [one for one in found if not any(self._is_sister_beside(one, other) for other in found)]
@@ -293,6 +307,13 @@ class Judge:
         if seen.left <= limits.near and abs(seen.cosine) <= limits.aligned and is_upright:
             return _Relative(reading, seen.left, "its change, and one of another direction", True, False, 0)
         return None
+
+    def _left_behind(self, one: _Relative, parent: _Relative) -> bool:
+        """Whether the asked model holds embeddings of ``parent`` that ``one`` changed, and none the other way."""
+        m, mine, theirs = self.m, one.reading.parts, parent.reading.parts
+        if one is parent or not kept_rows(m, theirs, mine, self.tokens):
+            return False
+        return not kept_rows(m, mine, theirs, self.tokens)
 
     def _is_sister_beside(self, one: _Relative, parent: _Relative) -> bool:
         """Whether ``one`` went another way from ``parent`` than the asked model did, which holds no more of it."""

@@ -39,7 +39,8 @@ def best_group(
         likely |= {int(place): candidates[place] for place in np.argsort(-fitted, kind="stable")[:MOST_LIKELY]}
     chosen = list(likely.values())
     gram, right, total = store.products(chosen, deltas)
-    best, least = (), 1.0
+    least = 1.0
+    best: tuple[int, ...] = ()
     kept: list[tuple[int, ...]] = [()]
     for _ in range(min(limits.most_parents, len(chosen))):
         larger = [(*group, one) for group in kept for one in range(len(chosen)) if one not in group]

@@ -46,12 +46,29 @@ def kinship(m: ModelParts, p: ModelParts, base: ModelParts | None) -> Kin | None
     )
 
 
+def kept_rows(m: ModelParts, p: ModelParts, s: ModelParts, base: ModelParts | None) -> int:
+    """Rows that p changed, m has exactly as p, and s has otherwise: in a model made from s they could not be p's again.
+
+    0 where one of them has no embeddings to compare, or has them rounded: rounded rows are alike to many.
+    """
+    if base is None or any(one.precision != "float32" for one in (m, p, s)):
+        return 0
+    if m.tokens is None or p.tokens is None or s.tokens is None or base.tokens is None:
+        return 0
+    if not m.tokens.shape == p.tokens.shape == s.tokens.shape == base.tokens.shape:
+        return 0
+    is_of_p = (_apart(m.tokens, p.tokens, BLUR) == ALIKE) & (_apart(p.tokens, base.tokens, _blur(p, base)) == APART)
+    return int(np.count_nonzero(is_of_p & (_apart(m.tokens, s.tokens, BLUR) == APART)))
+
+
 ALIKE, UNSURE, APART = 0, 1, 2
+# How far apart rows of float32 may be, relative to their norm, that are the same.
+BLUR = 1e-5
 
 
 def _blur(first: ModelParts, second: ModelParts) -> float:
     """How far apart rows may be, relative to their norm, that were the same before they were stored."""
-    return max(1e-5, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
+    return max(BLUR, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
 
 
 def _apart(first: NDArray[np.float32], second: NDArray[np.float32], blur: float) -> NDArray[np.int8]:

@@ -16,10 +16,10 @@ import numpy as np
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring
-from query.map.nearest import read_nearest
+from query.map.nearest import known_near, read_nearest
 from query.map.parents import read_parents
 from query.map.points import MapPoint, NearPoint, PlacedModels
-from query.map.projection import METHODS, Projection, project
+from query.map.projection import METHODS, Projection, most_neighbours, project
 from query.population import Population, distinct, read_population
 from query.statistics.likeness import points
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PAGE, TABLE = ".html", ".parquet"
 NEIGHBOURS = 8  # nearest models that the page shows of each model
 ALSO_BY = ("dataset", "cluster", "author", "relation", "licence", "downloads")  # colours that the page offers besides
+MOST_COMPARED = 20_000  # models up to which UMAP compares each with each
 MOST_CLUSTERED = 5000  # models up to which clusters are found without being asked for: more take minutes
 
 
@@ -89,7 +90,7 @@ def model_map(
     """
     population = models_to_place(atlas, base, representation)
     chosen = coloring(atlas, population, color, seed)  # before the work: there may be no such column
-    placed, notes = place_models(population, method, seed)
+    placed, notes = place_models(atlas, population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
     others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
     return ModelMap(
@@ -121,9 +122,18 @@ def models_to_place(atlas: AtlasReader, base: str | None, representation: str = 
     return population
 
 
-def place_models(population: Population, method: str = "umap", seed: int = 0) -> tuple[Projection, tuple[str, ...]]:
-    """Where the models lie, and what is to be said of that; see :func:`query.map.projection.project`."""
-    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed)
+def place_models(
+    atlas: AtlasReader, population: Population, method: str = "umap", seed: int = 0
+) -> tuple[Projection, tuple[str, ...]]:
+    """Where the models lie, and what is to be said of that; see :func:`query.map.projection.project`.
+
+    Of many, UMAP is given the neighbours that the atlas keeps: to find them again would take much longer than the rest.
+    """
+    near = None
+    if method == "umap" and len(population.ids) > MOST_COMPARED:
+        stored = read_nearest(atlas, population.base, population.representation)
+        near = known_near(stored, population.ids, most_neighbours(len(population.ids)))
+    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed, near)
     return placed, tuple(_notes(population, placed, method))
 
 

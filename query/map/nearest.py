@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 
+_FARTHEST = 2.0  # 1 minus a cosine
+
+
 @dataclass(frozen=True, eq=False)
 class Nearest:
     """Entry i of every column is one (model, neighbour): by model, the nearest first.
@@ -50,6 +53,24 @@ def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
         similarities,
         shares,
     )
+
+
+def known_near(near: Nearest, ids: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Of each of the models ``ids`` (ascending) its ``count`` nearest among them, itself first; both (n, count).
+
+    Their places in ``ids``, -1 where fewer are known, and 1 − similarity, as far apart as can be where not known.
+    """
+    mine, theirs = (np.minimum(np.searchsorted(ids, of), len(ids) - 1) for of in (near.models, near.neighbours))
+    both = (ids[mine] == near.models) & (ids[theirs] == near.neighbours)
+    mine, theirs, similarities = mine[both], theirs[both], near.similarities[both]
+    rank = 1 + np.arange(len(mine)) - np.searchsorted(mine, mine, side="left")
+    kept = rank < count
+    places = np.full((len(ids), count), -1, dtype=np.int64)
+    distances = np.full((len(ids), count), _FARTHEST, dtype=np.float32)
+    places[:, 0], distances[:, 0] = np.arange(len(ids)), 0.0
+    places[mine[kept], rank[kept]] = theirs[kept]
+    distances[mine[kept], rank[kept]] = np.maximum(1 - similarities[kept], 0)
+    return places, distances
 
 
 def _backgrounds(atlas: AtlasReader, base: str, representation: str) -> dict[tuple[str, str], Background]:

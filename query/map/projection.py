@@ -20,6 +20,8 @@ from query.statistics.neighbours import codes_of
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.float64]
+# Of each vector the numbers of its nearest, itself first (-1: not known), and 1 − their cosines; both (n, k).
+Near = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 METHODS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
 
@@ -48,15 +50,15 @@ class Projection:
     explained_variance: tuple[float, float] | None = None
 
 
-def project(vectors: Vectors, method: str = "umap", seed: int = 0) -> Projection:
+def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | None = None) -> Projection:
     """Place unit ``vectors`` (n, d) in the plane; the same vectors and seed give the same places on one machine.
 
     pca: the two directions of most variance, signs so that the largest loading is positive. umap (McInnes et al.,
-    2018) from each vector's exact nearest neighbours; tsne (van der Maaten & Hinton, 2008; Barnes–Hut). Both start
-    from the PCA (Kobak & Linderman, 2021), and are then turned so that their longest direction lies along x, and
-    mirrored to agree with the PCA. Equal vectors get one place. One thread, because t-SNE's sums change with the
-    number of threads. Where all vectors lie in one plane, as up to three always do, or fewer than six differ,
-    the answer is the PCA whatever ``method`` is.
+    2018) from each vector's exact nearest neighbours, or from those that are known (``near``); tsne (van der Maaten &
+    Hinton, 2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then turned so that their
+    longest direction lies along x, and mirrored to agree with the PCA. Equal vectors get one place (without ``near``).
+    One thread, because t-SNE's sums change with the number of threads. Where all vectors lie in one plane, as up to
+    three always do, or fewer than six differ, the answer is the PCA whatever ``method`` is.
 
     Time for 5,000 vectors of 1,368 numbers on one slow core: pca 2 s, umap 20 s with its import, tsne 70 s; for
     10,000: 3 s, 32 s, and minutes.
@@ -79,7 +81,11 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0) -> Projection
             return Projection("pca", plane, shares)
         if len(first) >= _WORTH_A_WORD:
             say(f"placing {len(first):,} models by {METHODS[method]}, which takes a minute or more")
-        places = (_umap if method == "umap" else _tsne)(vectors[first], plane[first], seed)
+        if method == "umap" and near is not None:
+            return Projection(method, _turned(_umap(vectors, plane, seed, near), plane))
+        places = (
+            _umap(vectors[first], plane[first], seed) if method == "umap" else _tsne(vectors[first], plane[first], seed)
+        )
     return Projection(method, _turned(places[back], plane))
 
 
@@ -98,25 +104,35 @@ def _principal_plane(vectors: Vectors, seed: int) -> tuple[Places, tuple[float, 
     return places, (shares[0], shares[1])
 
 
-def _umap(vectors: Vectors, plane: Places, seed: int) -> Places:
+def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) -> Places:
     if "umap" not in sys.modules:
         say("loading UMAP, which takes a while")
     umap = require("umap", "A map by UMAP")
-    from sklearn.neighbors import NearestNeighbors
-
-    count = min(MOST_NEIGHBOURS, 1 + round(len(vectors) ** 0.5))
-    chords, nearest = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(vectors).kneighbors(vectors)
+    nearest, distances = near or exact_near(vectors, most_neighbours(len(vectors)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no further points can be placed later, and that one thread is used
         model = umap.UMAP(
-            n_neighbors=count,
+            n_neighbors=nearest.shape[1],
             metric="cosine",
-            precomputed_knn=(nearest, (chords**2 / 2).astype(np.float32)),
+            precomputed_knn=(nearest, distances),
             init=plane / np.abs(plane).max() * 10,
             random_state=seed,
             n_jobs=1,
         )
         return np.asarray(model.fit_transform(vectors), dtype=np.float64)
+
+
+def most_neighbours(count: int) -> int:
+    """How many models, itself included, UMAP places each of ``count`` by."""
+    return min(MOST_NEIGHBOURS, 1 + round(count**0.5))
+
+
+def exact_near(vectors: Vectors, count: int) -> Near:
+    """The ``count`` nearest of every unit vector, itself among them."""
+    from sklearn.neighbors import NearestNeighbors
+
+    chords, nearest = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(vectors).kneighbors(vectors)
+    return nearest, (chords**2 / 2).astype(np.float32)
 
 
 def _tsne(vectors: Vectors, plane: Places, seed: int) -> Places:

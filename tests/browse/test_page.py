@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+import duckdb
 import pytest
 
 from query.figures import THEMES
-from tests.browse.planted import MERGED
+from tests.browse.planted import MERGED, OTHER
 from tests.browse.served import Served, publish_again
 from tests.browser import KEYS
 from tests.map_page.looking import drawn, settle, shown
@@ -285,6 +286,33 @@ def test_a_new_generation_is_told_and_shown(browser, own):
     browser.run("return look()")
     assert browser.text("#notice span") == "Nothing is served here any more: run query browse again."
     browser.console()
+
+
+def test_another_base_and_one_without_a_map(browser, own):
+    with duckdb.connect(str(own / "atlas.duckdb")) as connection:
+        connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [OTHER])
+        connection.execute(
+            "INSERT INTO fine_tunes (model_id, model, base, author, status, relation) "
+            "SELECT i, 'far/m' || i, ?, 'far', 'indexed', 'finetune' FROM range(900, 902) AS found(i)",
+            [OTHER],
+        )
+        connection.execute("INSERT INTO records (model_id, record_key) VALUES (900, 'k'), (901, 'k')")
+    with Served(own) as running:
+        running.placed()
+        opened(browser, running.address)
+        assert browser.texts("#base option") == [OTHER, "org/paper-base"]
+        assert browser.text("h1") == "42 fine-tunes of org/paper-base"
+        browser.run("part('base').value = arguments[0]; part('base').dispatchEvent(new Event('change'))", OTHER)
+        browser.wait("document.title === '2 fine-tunes of org/other-base'")
+        browser.wait("globalThis.pageData?.places === 'failed' && document.querySelector('#legend button')")
+        assert browser.text("#unplaced").startswith("There is no map. The representation 'input' is not published")
+        assert browser.run("return location.hash").startswith("#base=org%2Fother-base")
+        choose(browser, "far/m900")
+        assert browser.texts("#selected h3") == ["No neighbours on this map"]
+        browser.click("#all-known")
+        browser.wait("document.querySelector('#model-page dl')")
+        assert "Nothing is known of its changes." in browser.text("#model-page")
+        assert browser.console() == []
 
 
 @pytest.mark.slow

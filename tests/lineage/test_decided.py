@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import numpy as np
+
 from query.lineage.candidates import Candidate
 from query.lineage.decide import Judge
+from query.lineage.evidence import as_stored
 from query.lineage.links import CONTINUED, Reading
 from query.lineage.thresholds import Limits
 from tests.lineage.test_evidence import BASE, TOKENS, A, B, added, matrices, parts, trained
@@ -57,3 +60,28 @@ def test_a_sister_is_refused_by_words_that_she_alone_met():
     )
     child = parts(added((1, A), (0.5, B)), tokens=trained(trained(TOKENS, range(40), 1), range(30, 60), 2))
     assert judged(candidate(2), child, (candidate(1, DAY - timedelta(days=9)), sister)) == ()
+
+
+def test_a_sister_on_the_same_data_is_refused_by_a_word_of_the_parent_that_she_changed():
+    of_parent = trained(TOKENS, range(40), 1)
+    parent = parts(added((1, A)), tokens=of_parent)
+    sister = parts(added((1, A), (0.3, B)), tokens=trained(of_parent, range(20, 40), 2))
+    child = parts(added((1, A), (0.6, B)), tokens=trained(of_parent, range(21, 40), 3))
+    earlier = DAY - timedelta(days=9)
+    links = judged(candidate(3), child, (candidate(1, earlier), parent), (candidate(2, earlier), sister))
+    assert [link.parent.model_id for link in links] == [1]
+    # With every word changed again nothing tells, and the nearer one counts.
+    child = parts(added((1, A), (0.6, B)), tokens=trained(of_parent, range(20, 40), 3))
+    links = judged(candidate(3), child, (candidate(1, earlier), parent), (candidate(2, earlier), sister))
+    assert [link.parent.model_id for link in links] == [2]
+
+
+def test_a_copy_in_fewer_bits_is_no_nearer_relative_than_what_it_is_a_copy_of():
+    of_parent, earlier = TOKENS.copy(), DAY - timedelta(days=9)
+    of_parent[:40] += np.random.default_rng(1).standard_normal((40, TOKENS.shape[1])).astype(np.float32)
+    other = parts(added((1, A)), tokens=of_parent)
+    rounded = parts(added((1, A)), "bfloat16", tokens=as_stored(of_parent, "bfloat16"))
+    # Each word is changed again, by less than bfloat16 can tell.
+    child = parts(added((1, A), (0.4, B)), tokens=trained(of_parent, range(60), 2))
+    links = judged(candidate(3), child, (candidate(2, earlier), rounded), (candidate(1, earlier), other))
+    assert [link.parent.model_id for link in links] == [1]

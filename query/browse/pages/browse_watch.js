@@ -16,15 +16,14 @@ part("unplaced").textContent = UNMADE[data.places] ?? "";
 
 part("base").append(...data.bases.map(([base, text]) => element("option", { value: base, selected: base === data.base }, text)));
 for (const one of [part("base"), document.querySelector("label[for=base]")]) one.hidden = data.bases.length < 2;
-part("base").addEventListener("change", () => {
-  location.hash = `base=${encodeURIComponent(part("base").value)}`;
-  location.reload();
-});
+part("base").addEventListener("change", loadAgain);
 addEventListener("hashchange", () => {
   const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B")).get("base") ?? data.base;
-  if (asked !== data.base && data.bases.some(([base]) => base === asked)) location.reload();
+  if (asked === data.base || !data.bases.some(([base]) => base === asked)) return;
+  part("base").value = asked;
+  location.reload();
 });
-furtherWords.push({ write: () => (data.bases.length > 1 ? [["base", data.base]] : []), read: () => {} });
+furtherWords.push({ write: () => (data.bases.length > 1 ? [["base", part("base").value]] : []), read: () => {} });
 
 function notice(text, button, act) {
   part("notice").hidden = false;
