@@ -70,4 +70,4 @@ def _bound(port: int) -> socket.socket:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         why = "is in use" if error.errno == errno.EADDRINUSE else "is not for everybody"
-        raise AtlasError(f"Port {port} {why}.", "Leave --port out, and a free one is found.") from error
+        raise AtlasError(f"Port {port} {why}.", "Leave `port` out, and a free one is found.") from error
