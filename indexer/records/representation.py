@@ -32,8 +32,8 @@ class Representation:
     centre of the model's group; ``budget`` is then about how many numbers they have together, and two models are
     compared by the mean cosine of the blocks that both have. Of others the cosine of the whole counts.
     ``of_profiles``: made of depth profiles instead, in units of their standard deviation over the atlas, so that no
-    record alone can give it. ``of_factors``: computed from singular vectors, which a record may lack. ``block``:
-    numbers of a block where that is fixed. ``earlier``: the name that an earlier version had.
+    record alone can give it. ``of_factors``: computed from singular vectors, which a record may lack. ``block``: its
+    numbers, where fixed. ``earlier``: the name that an earlier version had.
     """
 
     name: str
