@@ -31,7 +31,7 @@ test: $(INSTALLED)
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 
 slow: $(INSTALLED)
-	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile -m slow
+	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile -m "slow and not study"
 
 studies: $(INSTALLED)
 	$(PYTHON) -m pytest -m study --timeout 3600

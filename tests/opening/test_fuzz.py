@@ -45,6 +45,7 @@ def test_an_atlas_with_a_bent_file_is_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2), use)) == {}
 
 
+@pytest.mark.study
 @pytest.mark.parametrize("kind", USED)
 def test_many_atlases_with_a_bent_file_are_used_or_refused(every, kind):
     assert wrong(outcomes(every, kind, range(2, 40), use)) == {}

@@ -92,7 +92,7 @@ def test_ctrl_c_says_that_it_goes_on(tmp_path, monkeypatch, capsys):
 # ---- slow: families, end to end
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.timeout(1200)
 def test_two_miniature_families_from_training_to_report(tmp_path, capsys):
     words = ["--size", "mini", "--bases", "t5-base", "gpt2-medium", "--families", str(tmp_path)]
