@@ -118,11 +118,18 @@ class Browser:
         """A real click on the element of that number."""
         found = self._ask("POST", "/elements", {"using": "css selector", "value": selector})
         self._ask("POST", f"/element/{found[number][_ELEMENT]}/click", {})
+        self._drawn()
 
     def type(self, selector: str, text: str) -> None:
         """Real keys; see ``KEYS`` for those without a letter."""
         found = self._ask("POST", "/element", {"using": "css selector", "value": selector})
         self._ask("POST", f"/element/{found[_ELEMENT]}/value", {"text": text})
+        self._drawn()
+
+    def _drawn(self) -> None:
+        """Wait until the page has drawn twice: what a click sets off comes as an event of its own, then as a frame."""
+        frames = "const done = arguments[0]; requestAnimationFrame(() => setTimeout(() => requestAnimationFrame(() => done())))"
+        self._ask("POST", "/execute/async", {"script": frames, "args": []})
 
     def pointer(self, *moves: tuple[str, float, float], kind: str = "mouse") -> None:
         """Real pointer movements: ("move", x, y), ("down", 0, 0), ("up", 0, 0), in pixels of the window."""
