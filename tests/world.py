@@ -48,7 +48,7 @@ def make_world(root: Path, per_dataset: int = 4) -> Path:
             model.roberta.load_state_dict(base.state_dict(), strict=False)
             plant(model.roberta, number, seed=100 * number + member)
             add_model(
-                root, f"{author}/{dataset}-{member}", model, dataset=dataset,
+                root, f"{author}/{dataset}-{member}", model, dataset=dataset, base=BASE,
                 downloads=100 * number + member, created=f"2024-0{number + 1}-0{member + 1}T00:00:00.000Z",
             )  # fmt: skip
     return root

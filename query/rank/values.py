@@ -66,7 +66,7 @@ def read_ranks(
 ) -> Ranks:
     """The ranks of δW (``of`` = "delta") or of W ("weights"); ``whole``: fused matrices whole instead of their parts.
 
-    Raises AtlasError where the base has no fused matrices or none with spectra, and where a record is damaged.
+    Raises AtlasError where nothing is known of the matrices, none is fused or none with spectra, and where a record is damaged.
     """
     cells = _cells(atlas, base, whole)
     percent = round(threshold * 100)
@@ -81,6 +81,8 @@ def read_ranks(
 def _cells(atlas: AtlasReader, base: str, whole: bool) -> tuple[Cell, ...]:
     """Encoder before decoder, in the order of FAMILIES, by layer; a fused matrix in the place of its first part."""
     (row,) = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [base])
+    if row["deltas"] is None:
+        raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
     keys = [DeltaKey.parse(name) for name in row["deltas"]]
     keys.sort(key=lambda key: (key.stack == "decoder", FAMILIES.index(key.family), key.layer))
     fused = _fused(atlas, base) if whole else {}
