@@ -66,7 +66,8 @@ def read_ranks(
 ) -> Ranks:
     """The ranks of δW (``of`` = "delta") or of W ("weights"); ``whole``: fused matrices whole instead of their parts.
 
-    Raises AtlasError where nothing is known of the matrices, none is fused or has spectra, and where a record is damaged.
+    Raises AtlasError where nothing is known of the matrices, none is fused or has spectra, and where a record is
+    damaged.
     """
     cells = _cells(atlas, base, whole)
     percent = round(threshold * 100)
