@@ -37,6 +37,10 @@ os.environ.update(
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "VECTORS_ATLAS", "NO_COLOR"):
     os.environ.pop(name, None)
 
+# Else each of a thousand commands compiles a hundred files of ours anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell that starts this in the background leaves Ctrl-C ignored, and so it would be in every child that is sent one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -92,7 +96,7 @@ class Ran:
 
 @dataclass
 class Shell:
-    """Runs the real commands as a person would, against one Hub, in one folder."""
+    """Runs the real commands as a person would, against one Hub, in one folder; builds in one process unless told."""
 
     endpoint: str
     folder: Path
@@ -101,6 +105,8 @@ class Shell:
     def __call__(self, *words: str, stdin: str | None = None, timeout: float = 240, **more: str) -> Ran:
         module, *rest = words
         module = {"index": "indexer"}.get(module, module)
+        if (module, *rest[:1]) == ("indexer", "build") and not {"--workers", "--executor"} & set(rest):
+            rest += ["--workers", "1"]  # each process of a pool loads torch anew; tests of the pool say how many
         own = {"HF_ENDPOINT": self.endpoint, **self.environment, **more}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **own}
         if can_fork(own):

@@ -54,13 +54,8 @@ def found(atlas, kind, count):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few_flips_of_every_kind_of_file_are_found(atlas, kind):
-    assert found(atlas, kind, 3) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_forty_flips_of_every_kind_of_file_are_found(atlas, kind):
-    assert found(atlas, kind, 40) == []
+def test_twenty_flips_of_every_kind_of_file_are_found(atlas, kind):
+    assert found(atlas, kind, 20) == []
     assert verify(atlas) == []
 
 

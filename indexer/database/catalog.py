@@ -9,7 +9,7 @@ in for it (a temporary object, which goes before all others), and the file's own
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     import duckdb
 
 HINT = "It is not as this program makes it. To make it again from its records: index rebuild"
-
-# The catalog of an empty file, and what schema.sql makes of it.
-_EXPECTED = "expected"
 
 # A row takes at least a byte, but for a table that holds the same again and again: so many at most are believed.
 _ROWS_BELIEVED = 1_000_000
@@ -111,20 +108,12 @@ def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
 
     Raises AtlasError where it is no atlas, or one of another schema.
     """
-    connection.execute(f"ATTACH ':memory:' AS {_EXPECTED}")
-    try:
-        connection.execute(f"USE {_EXPECTED}")
-        for one in definitions():
-            connection.execute(one.statement)
-        connection.execute("USE memory")
-        listed = {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
-        check_version(connection, path, listed["table"])
-        problems = [problem for kind, pair in listed.items() for problem in _problems(kind, *pair)]
-        problems += _too_many_rows(connection, path)
-        others = tuple(_others(*listed["view"]))
-    finally:
-        connection.execute("USE memory")
-        connection.execute(f"DETACH {_EXPECTED}")
+    expected = _expected()
+    listed = {kind: (_listed(connection, statement), expected[kind]) for kind, statement in _LISTINGS.items()}
+    check_version(connection, path, listed["table"])
+    problems = [problem for kind, pair in listed.items() for problem in _problems(kind, *pair)]
+    problems += _too_many_rows(connection, path)
+    others = tuple(_others(*listed["view"]))
     return Found(tuple(problems), others)
 
 
@@ -139,13 +128,16 @@ def refuse(path: Path, found: Found) -> None:
         )
 
 
-def computes(connection: duckdb.DuckDBPyConnection, path: Path, tables: Sequence[str]) -> bool:
-    """Whether asking ``tables`` (of the schema main, or schema.table) might run anything of it, or never end."""
-    held = {kind: _listed(connection, _LISTINGS[kind])[0] for kind in ("table", "macro")}
-    if any(types != {"table_macro"} for types in held["macro"].values()) or list(_too_many_rows(connection, path)):
-        return True
-    keys = [(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)]
-    return any("GENERATED" in sql for key in keys for sql in held["table"].get(key, {"GENERATED"}))
+def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset[tuple[str, str]]:
+    """Schemas and names of the tables of a file that can be asked, without functions, and nothing of the file is run.
+
+    None (an empty set) where a macro could stand before what is asked, or a table never ends.
+    """
+    macros = _listed(connection, _LISTINGS["macro"])
+    if any(types != {"table_macro"} for types in macros.values()) or list(_too_many_rows(connection, path)):
+        return frozenset()
+    tables = _listed(connection, _LISTINGS["table"])
+    return frozenset(key for key, made in tables.items() if not any("GENERATED" in sql for sql in made))
 
 
 def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
@@ -156,20 +148,34 @@ def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
             connection.execute(comment)
 
 
-Listed = tuple[dict[tuple[str, str], set[str]], dict[tuple[str, str], set[str]]]
+# Definitions by schema and name (macros can have several).
+Listed = dict[tuple[str, str], set[str]]
+
+
+@cache
+def _expected() -> dict[str, Listed]:
+    """What a file should hold, by kind: what this DuckDB makes of schema.sql in memory."""
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        connection.execute(f"ATTACH ':memory:' AS {NAME}")
+        connection.execute(f"USE {NAME}")
+        for one in definitions():
+            connection.execute(one.statement)
+        return {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
 
 
 def _listed(connection: duckdb.DuckDBPyConnection, statement: str) -> Listed:
-    """What the file holds of one kind, and what it should: definitions by schema and name (macros can have several)."""
+    """What the file holds of one kind."""
     import duckdb
 
-    held: Listed = ({}, {})
+    held: Listed = {}
     try:
-        rows = connection.execute(f"{statement} WHERE database_name IN ('{NAME}', '{_EXPECTED}')").fetchall()
+        rows = connection.execute(f"{statement} WHERE database_name = '{NAME}'").fetchall()
     except duckdb.CatalogException:  # of a later DuckDB
         return held
-    for database, schema, name, definition in rows:
-        held[database == _EXPECTED].setdefault((schema, name), set()).add(_plain(definition or ""))
+    for _, schema, name, definition in rows:
+        held.setdefault((schema, name), set()).add(_plain(definition or ""))
     return held
 
 
@@ -179,9 +185,7 @@ def _plain(definition: str) -> str:
     return re.sub(r"\bmain\.(?=list_value\()", "", definition)
 
 
-def _problems(
-    kind: str, held: dict[tuple[str, str], set[str]], expected: dict[tuple[str, str], set[str]]
-) -> Iterator[str]:
+def _problems(kind: str, held: Listed, expected: Listed) -> Iterator[str]:
     for schema, name in sorted(held.keys() - expected.keys()):
         where = "" if schema in ("main", "") else f" in the schema {printable(schema, 60)!r}"
         yield f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not make"
@@ -193,7 +197,7 @@ def _problems(
             yield f"holds a {kind} {printable(key[1], 60)!r} that is not that of schema.sql"
 
 
-def _others(held: dict[tuple[str, str], set[str]], expected: dict[tuple[str, str], set[str]]) -> Iterator[Definition]:
+def _others(held: Listed, expected: Listed) -> Iterator[Definition]:
     """Views that differ or are missing, and every macro."""
     for one in definitions():
         key = ("main", one.name)
@@ -212,7 +216,7 @@ def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterato
             yield f"says that the table {printable(name, 60)!r} has {count:,} rows, which its size cannot hold"
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, path: Path, tables: Listed) -> None:
+def check_version(connection: duckdb.DuckDBPyConnection, path: Path, tables: tuple[Listed, Listed]) -> None:
     """Raises AtlasError where the file is no atlas, or one of another schema.
 
     Every version of atlas_info is the same table; what is another one is not asked.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.database.catalog import Found, computes, examine, refuse
+from indexer.database.catalog import Found, examine, plain_tables, refuse
 from indexer.database.compared import Stamp, remember, remembered, stamp_now
 from indexer.database.connection import Connection
 from indexer.database.door import attached, use
@@ -19,6 +19,9 @@ from indexer.regular_files import open_regular
 
 if TYPE_CHECKING:
     import duckdb
+
+# Files that this process has looked through, as they were then, and which of their tables can be asked.
+_PLAIN: dict[Path, tuple[tuple[int, ...], frozenset[tuple[str, str]]]] = {}
 
 COPY_NOTE = "another program has the database open for writing; reading a private copy"
 LOG_NOTE = "changes in {name} came through no publish: they are not read"
@@ -125,7 +128,8 @@ def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -
             return earlier_rows(copy, tables, statements)
     try:
         with failures_told(path), attached(path) as connection:
-            if computes(connection, path, tables):
+            keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
+            if not keys <= _plain_tables(connection, path):
                 return None
             use(connection)
             found = []
@@ -136,6 +140,16 @@ def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -
             return found
     except (AtlasError, OSError):
         return None
+
+
+def _plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset[tuple[str, str]]:
+    """Tables that can be asked; a file is looked through once, as listing its macros costs more than most questions."""
+    status = path.stat()
+    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    known = _PLAIN.get(path.absolute())
+    if known is None or known[0] != now:
+        known = _PLAIN[path.absolute()] = (now, plain_tables(connection, path))
+    return known[1]
 
 
 def _log(path: Path) -> Path:

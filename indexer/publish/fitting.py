@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.architectures.pattern import told
-from indexer.atlas import schema_sql
+from indexer.database.catalog import definitions
 from indexer.publish.tables import Row
 
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ def _columns() -> dict[str, dict[str, tuple[Check, bool]]]:
 
     found: dict[str, dict[str, tuple[Check, bool]]] = {}
     with duckdb.connect(":memory:") as connection:
-        connection.execute(schema_sql())
+        for one in definitions():
+            if one.kind in ("schema", "table"):
+                connection.execute(one.statement)
         rows = connection.execute(
-            "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() "
-            "WHERE table_name IN (SELECT table_name FROM duckdb_tables()) AND NOT internal"
+            "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() WHERE NOT internal"
         ).fetchall()
     for table, column, kind, is_nullable in rows:
         check = _json if kind == "JSON" else _check_of(duckdb.type(kind))
