@@ -24,6 +24,7 @@ from indexer.vectors.compressed import (
 from indexer.vectors.factories import UNDERSTOOD, is_understood, read_factory
 from indexer.vectors.files import open_index, write_index
 from indexer.vectors.segments import Vectors
+from tests.halves import a_few
 
 LENGTH, BLOCK = 240, 24
 
@@ -99,7 +100,7 @@ def test_a_sampled_recall_is_near_that_of_all_models(monkeypatch):
     assert sampled.recall < 0.95
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", a_few(FACTORIES, 4))
 def test_every_type_proposes_after_adding_extending_and_adding_again(factory, tmp_path):
     made = compress(OLD, factory, promised=0.95)
     assert made.recall >= 0.95, made

@@ -11,6 +11,7 @@ from indexer.vectors import compressed, search
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.factories import read_factory
 from indexer.vectors.segments import Vectors
+from tests.halves import a_few
 from tests.test_neighbours import Store
 
 LENGTH = 32
@@ -65,7 +66,7 @@ def recall_of(index, vectors: Vectors, queries: np.ndarray, allowed: np.ndarray 
     return float(np.mean(shares))
 
 
-@pytest.fixture(scope="module", params=FACTORIES)
+@pytest.fixture(scope="module", params=a_few(FACTORIES, 4))
 def published(request, tmp_path_factory):
     """COUNT models under one index type, with the store that tells the truth."""
     store = Store(tmp_path_factory.mktemp("types"))
@@ -107,7 +108,7 @@ def test_everything_can_be_asked_for(published):
     assert len(index.search(QUERIES[0], 10 * COUNT)) == COUNT
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", a_few(FACTORIES, 3))
 def test_models_come_go_and_change_under_every_type(tmp_path, factory):
     store = Store(tmp_path)
     store.publish(groups(range(1, 1501)), neighbours=False, choice=IndexChoice(factory, promised=0.85))

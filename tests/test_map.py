@@ -496,6 +496,7 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
         assert drawn.parents[2][0].model == "ann/one"
 
 
+@pytest.mark.slow
 def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch):
     """They are the ones that would be found again, so nobody moves."""
     exact = model_map(atlas, BASE)

@@ -86,6 +86,7 @@ def atlas(made, tmp_path):
     found.base.close()
 
 
+@pytest.mark.slow
 def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     entries = atlas.entries
     atlas.publish(*entries[:3])

@@ -18,6 +18,7 @@ from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from query import Atlas
 from tests.conftest import ROOT
+from tests.halves import a_few
 from tests.opening.strangers import NAMES
 from tests.patience import PATIENCE
 
@@ -36,7 +37,7 @@ def asked(folder, *words, limits=()):
 
 
 @pytest.mark.parametrize(
-    "limit", [(resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_NOFILE, 64)]
+    "limit", a_few([(resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_NOFILE, 64)], 1)
 )
 def test_statements_run_under_lower_hard_limits(mine, limit):
     done = asked(mine, "sql", "SELECT count(*) AS n FROM models", limits=[limit])

@@ -14,6 +14,7 @@ from indexer.storage.checked_files import file_sha256
 from indexer.vectors.files import VectorFile, check_file
 from indexer.vectors.form import SEGMENT, Malformed, check_form
 from tests.conftest import ROOT
+from tests.halves import a_few
 
 LENGTH, COUNT = 32, 200
 KINDS = [
@@ -90,7 +91,7 @@ print(refused, searched, raised)
 """
 
 
-@pytest.mark.parametrize("factory", KINDS)
+@pytest.mark.parametrize("factory", a_few(KINDS, 10))
 def test_nothing_that_was_bent_crashes(tmp_path, factory):
     path = written(tmp_path / "a.faiss", factory)
     words = [sys.executable, "-c", FUZZ, str(path), factory, str(COUNT), str(LENGTH)]

@@ -17,6 +17,7 @@ from indexer.publish.kept_rank import held
 from indexer.publish.maintenance import status
 from indexer.publish.sibling import private_copy
 from query import Atlas
+from tests.halves import a_few
 from tests.opening.strangers import IGNORED, NAMES, REFUSED, SECRET, attack
 from tests.planted_atlas import BASE
 
@@ -29,7 +30,7 @@ def near(mine):
         return opened.similar(NAMES[0])
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", a_few(REFUSED, 10))
 def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
     statements, told = REFUSED[name]
     if "TRIGGER" in statements[0] and not HAS_TRIGGERS:
@@ -49,7 +50,7 @@ def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
     assert (mine / "atlas.duckdb").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", IGNORED)
+@pytest.mark.parametrize("name", a_few(IGNORED, 3))
 def test_views_and_macros_of_the_file_are_never_used(mine, near, name):
     attack(mine, IGNORED[name])
     with Atlas(mine) as opened:

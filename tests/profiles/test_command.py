@@ -39,6 +39,7 @@ def rows(shell, statement: str) -> list[tuple]:
         return connection.execute(statement).fetchall()
 
 
+@pytest.mark.slow
 def test_profiles_are_stored_and_left_alone(shell):
     plan = profile_plan(folder_of(shell), BASE, [], profile_options(CHOSEN))
     assert (plan["due"], plan["layers"]) == (6, 2)

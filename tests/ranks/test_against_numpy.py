@@ -28,6 +28,7 @@ from tests.ranks.planted import (
 )
 
 
+@pytest.mark.slow
 def test_planted_ranks_come_out_as_counted_by_hand(atlas):
     study = atlas.rank("org/planted", relation="finetune")
     assert study.models == 4

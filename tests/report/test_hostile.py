@@ -24,6 +24,7 @@ ATTRIBUTES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_planted_markup_is_text(hostile):
     _, report = hostile
     page = Page(report.html)

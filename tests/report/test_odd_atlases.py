@@ -11,13 +11,14 @@ import pytest
 from indexer.errors import AtlasError
 from query import Atlas
 from tests.conftest import Shell
+from tests.halves import a_few
 from tests.paper_atlas import BASE, Paper, family, write_atlas
 from tests.report.planted import BUILDS, SECTIONS, indexed, skipped
 from tests.report_reader import Page
 
 
 def odd_atlases():
-    """Models, and the sections in which something must be said to be missing; ``SLOW`` of them wait for -m slow."""
+    """Models, and the sections in which something must be said to be missing."""
     models = family()
     silent = [replace(one, datasets=()) for one in models]
     return {
@@ -42,12 +43,7 @@ def odd_atlases():
     }
 
 
-SLOW = ("five", "two of one dataset", "one dataset", "no ranks", "all alike")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in odd_atlases()]
-)
+@pytest.mark.parametrize("name", a_few(odd_atlases(), {"nothing", "only skipped", "one", "no datasets"}))
 def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "umap", None)  # its import alone takes longer than all of these
     models, missing = odd_atlases()[name]

@@ -60,6 +60,7 @@ def test_nothing_is_fetched_or_run(page):
     assert len(page.pictures()) == 2 * len(page.attributes("img")) == 2 * 4
 
 
+@pytest.mark.slow
 def test_the_same_atlas_and_seed_give_the_same_page(tmp_path):
     folder = write_atlas(tmp_path, family()[:5], builds=BUILDS)  # too few for UMAP, whose import takes long
     with Atlas(folder) as atlas, Atlas(folder) as again:

@@ -55,6 +55,7 @@ def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, t
     assert figures.values["index_type"] == "IVF32,SQ8 nprobe=4"
 
 
+@pytest.mark.slow
 def test_vectors_alone_are_written_added_to_and_searched(tmp_path):
     written = million.step("write", tmp_path, 400, 1)
     assert written["index_type"] == "exact"

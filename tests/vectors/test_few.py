@@ -9,6 +9,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
+from tests.halves import a_few
 from tests.planted_blocks import BASE, Tuned, family, plant, unit
 
 MANY = family(5, datasets=3, authors=3, each=2, adapters=1)
@@ -40,7 +41,7 @@ POPULATIONS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=POPULATIONS, ids=str)
+@pytest.fixture(scope="module", params=a_few(POPULATIONS, 4), ids=str)
 def few(request, tmp_path_factory):
     models = POPULATIONS[request.param]
     with Atlas(plant(tmp_path_factory.mktemp("few") / "atlas", models)) as atlas:
