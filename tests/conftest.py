@@ -64,7 +64,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """A run of all tests in several processes: what they are trained on is made beside the first of them."""
     is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
-        TRAINING.append(subprocess.Popen([sys.executable, "-m", "tests.training"], cwd=ROOT, start_new_session=True))
+        words = [] if "not slow" in session.config.option.markexpr else ["--forest"]  # slow tests alone ask for it
+        command = [sys.executable, "-m", "tests.training", *words]
+        TRAINING.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
 
 
 def pytest_unconfigure() -> None:

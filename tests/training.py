@@ -1,7 +1,7 @@
 """The models that tests stand on, really trained: once, kept in .demo/, whoever asks first.
 
-Run as a module it makes all of them, so that they are there when the first test asks: the tests that need none go on
-meanwhile.
+Run as a module it makes them, with ``--forest`` the forest, too, so that they are there when the first test asks: the
+tests that need none go on meanwhile.
 """
 
 from __future__ import annotations
@@ -47,4 +47,5 @@ def small_forest() -> Path:
 
 if __name__ == "__main__":
     small_family()
-    small_forest()
+    if "--forest" in sys.argv[1:]:
+        small_forest()
