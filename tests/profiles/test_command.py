@@ -39,12 +39,17 @@ def rows(shell, statement: str) -> list[tuple]:
         return connection.execute(statement).fetchall()
 
 
-@pytest.mark.slow
-def test_profiles_are_stored_and_left_alone(shell):
+@pytest.fixture(scope="module")
+def first(shell) -> dict:
+    """What the first run says; its profiles are there from then on."""
     plan = profile_plan(folder_of(shell), BASE, [], profile_options(CHOSEN))
     assert (plan["due"], plan["layers"]) == (6, 2)
     assert plan["bytes"] > 0
-    first = profile(shell, "--base", BASE, "--with-untrained")
+    return profile(shell, "--base", BASE, "--with-untrained")
+
+
+@pytest.mark.slow
+def test_profiles_are_stored_and_left_alone(shell, first):
     assert (first["discovered"], first["indexed"], first["refused"]) == (6, 6, [])
     store = ProfileStore(AtlasFolder(Path(shell.folder) / "atlas"))
     files = {digest: store.folder.profile(digest).read_bytes() for digest in store.digests()}
@@ -74,6 +79,8 @@ def folder_of(shell) -> AtlasFolder:
     return AtlasFolder(Path(shell.folder) / "atlas")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
 def test_the_database_is_made_again_from_the_files(shell):
     before = rows(shell, "SELECT * EXCLUDE (profile_id) FROM depth_of_models ORDER BY ALL")
     assert len(before) == 16
@@ -81,6 +88,8 @@ def test_the_database_is_made_again_from_the_files(shell):
     assert rows(shell, "SELECT * EXCLUDE (profile_id) FROM depth_of_models ORDER BY ALL") == before
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
 def test_a_damaged_profile_is_found(shell):
     folder = folder_of(shell)
     path = folder.profile(next(iter(ProfileStore(folder).digests())))
@@ -92,6 +101,8 @@ def test_a_damaged_profile_is_found(shell):
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
 def test_depth_is_a_representation_of_profiled_models(shell):
     folder = folder_of(shell)
     represent(folder, "depth")
