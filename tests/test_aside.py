@@ -24,7 +24,8 @@ from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing
 from indexer.publish.fitting import MOST_CHARACTERS, MOST_ITEMS, Fitting, Misfit, plain_json
 from indexer.publish.maintenance import represent, status
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
 from indexer.publish.rows_that_fit import fitting_listing_rows, measured
 from indexer.publish.tables import Tables

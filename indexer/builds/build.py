@@ -28,7 +28,8 @@ from indexer.names import ModelRef
 from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.hub import BaseFacts
 from indexer.publish.kept_rank import held
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, canonical_json
 from indexer.records.store import RecordStore

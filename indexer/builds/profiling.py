@@ -38,7 +38,8 @@ from indexer.profiles.layers import chosen_layers
 from indexer.profiles.measure import Asked
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import WORKING_BYTES, Source, Subject, check_device, kept_base, read_subject
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.quantities import duration_in_words, size_in_words
 
 

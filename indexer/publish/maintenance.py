@@ -15,7 +15,8 @@ from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
 from indexer.publish.kept_rank import USUAL_RANK, held
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.publish.remembered import Before, known_models, refuse
 from indexer.publish.rows import Entry
 from indexer.records.representation import representation_named

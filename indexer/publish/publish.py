@@ -8,37 +8,25 @@ holds the state before or after.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-
-import numpy as np
 
 from indexer.atlas import AtlasFolder
 from indexer.database.failures import failures_told
-from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
+from indexer.publish.arriving import Arriving, ArrivingVectors
 from indexer.publish.aside import Aside
-from indexer.publish.backgrounds import renew_backgrounds
-from indexer.publish.centring import Centring
 from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.fitting import Fitting, Misfit, plain_json
 from indexer.publish.lineage_table import renew_lineage
-from indexer.publish.neighbour_table import NeighbourTable
 from indexer.publish.predictions_table import renew_predictions
-from indexer.publish.profile_tables import ProfileTables, depth_vectors
+from indexer.publish.profile_tables import ProfileTables
+from indexer.publish.publication import Publication
 from indexer.publish.rows import Entry, Row
-from indexer.publish.rows_that_fit import Measured, fitting_listing_rows, measured
+from indexer.publish.rows_that_fit import fitting_listing_rows, measured
 from indexer.publish.sibling import private_copy
 from indexer.publish.tables import Tables
-from indexer.publish.uncentred import Uncentred
-from indexer.publish.vectors import Incoming, PublishedVectors
-from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from indexer.records.thresholds import Thresholds
-from indexer.vectors.choice import IndexChange
 from indexer.version import __version__
 
 # Rows on their way into the database are held until they are this many.
@@ -47,27 +35,6 @@ DELTAS_AT_ONCE = 50_000
 
 RECORD_TABLES = ("records", "deltas", "wholes", "adapter_bases")
 LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
-
-
-@dataclass(frozen=True)
-class Publication:
-    """What is to be said about one base: entries of its listing, and the build that brought them here.
-
-    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None; models
-    that are ``withdrawn`` go: they are known by another name, or were removed. ``purged``: no file of vectors holds
-    one of them any more, which else is so only after some more publishes.
-    """
-
-    base: StoredBase
-    aliases: Sequence[str]
-    entries: Sequence[Entry]
-    rank: int
-    withdrawn: Sequence[str] = ()
-    purged: bool = False
-    bad_rows: Sequence[Row] | None = None
-    build: Row | None = None
-    index: IndexChange | None = None
-    thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 def publish(
@@ -120,20 +87,6 @@ def _publish(
         connection.execute("CHECKPOINT")
 
 
-@dataclass(frozen=True, eq=False)
-class Arriving:
-    """New vectors of a representation, beside those published: ready for a segment, or yet to be centred."""
-
-    vectors: PublishedVectors
-    incoming: Incoming | None = None
-    uncentred: Uncentred | None = None
-
-    @property
-    def is_of_profiles(self) -> bool:
-        """Whether no record makes them."""
-        return self.vectors.representation.of_profiles
-
-
 class _Publisher:
     """One base's part of a publish, inside the transaction."""
 
@@ -153,7 +106,6 @@ class _Publisher:
         self.say = say
         self.store = RecordStore(folder)
         self.fitting = Fitting()
-        self.left_out: Counter[str] = Counter()  # by representation: records that it cannot be computed from
         self.aside = Aside(tables, self.base)
 
     def run(self, representations: Sequence[str]) -> None:
@@ -180,23 +132,20 @@ class _Publisher:
         reread = [entry for entry in reread if entry.listed.id not in self.aside.unlisted]
         self._last_seen(ids)
         has_new_profiles = ProfileTables(self.folder, self.tables, self.base, self.fitting, self.say).renew()
-        with ExitStack() as waiting:
-            arriving = [self._arriving(vectors, waiting) for vectors in self._wanted(representations)]
+        with ArrivingVectors(
+            self.folder, self.tables, self.publication, representations, self.fitting, self.aside, self.say
+        ) as arriving:
             # Where everything is new, one pass over the records is enough.
-            streamed = [one for one in arriving if not ((one.vectors.is_new and before) or one.is_of_profiles)]
-            self._record_tables(reread, ids, streamed)
+            streamed = [one for one in arriving.all if not ((one.vectors.is_new and before) or one.is_of_profiles)]
+            self._record_tables(reread, ids, arriving, streamed)
             self._unrelated()
-            for one in arriving:
+            for one in arriving.all:
                 if one not in streamed and not one.is_of_profiles:
-                    self._read_again(one)
+                    arriving.read_again(one)
             # Before the centre: a model that was uploaded again has one vote.
             if changed or withdrawn:
                 duplicates.renew(touched)
-            for one in arriving:
-                if one.is_of_profiles:
-                    self._depth(one, ids.values(), has_new_profiles or bool(stale))
-                else:
-                    self._vectors(one, stale)
+            arriving.publish(stale, ids.values(), has_new_profiles)
         renew_lineage(self.tables, self.base, self.folder.lineage(self.base), self.fitting)
         renew_predictions(self.tables, self.base, self.folder.predictions(self.base), self.fitting)
         self._bad_rows()
@@ -269,7 +218,9 @@ class _Publisher:
         )
         self.tables.run("DROP TABLE seen")
 
-    def _record_tables(self, reread: list[Entry], ids: dict[str, int], arriving: Sequence[Arriving]) -> None:
+    def _record_tables(
+        self, reread: list[Entry], ids: dict[str, int], arriving: ArrivingVectors, streamed: Sequence[Arriving]
+    ) -> None:
         """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
         self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
         rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
@@ -280,15 +231,15 @@ class _Publisher:
             try:
                 found = measured(
                     model_id, entry.record_key, self.publication.base, self.store, self.fitting,
-                    [one.vectors.representation for one in arriving],
+                    [one.vectors.representation for one in streamed],
                 )  # fmt: skip
             except Misfit as why:
                 self.aside.record(entry.listed.id, model_id, why)
                 continue
             for table, waiting in rows.items():
                 waiting.extend(found.rows[table])
-            for one in arriving:
-                self._add(one, model_id, found)
+            for one in streamed:
+                arriving.add(one, model_id, found)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)
@@ -297,100 +248,6 @@ class _Publisher:
         for table, waiting in rows.items():
             self.tables.insert(table, waiting)
             waiting.clear()
-
-    def _wanted(self, added: Sequence[str]) -> list[PublishedVectors]:
-        """The default, those published for this base before, and those asked for now."""
-        published = self.tables.rows(
-            "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
-        )
-        names = dict.fromkeys([DEFAULT, *(name for (name,) in published), *added])
-        publication = self.publication
-        return [
-            PublishedVectors(
-                self.folder.root, self.tables, self.base, representation_named(name), publication.rank, self.say,
-                publication.index,
-            )
-            for name in names
-        ]  # fmt: skip
-
-    def _arriving(self, vectors: PublishedVectors, waiting: ExitStack) -> Arriving:
-        """Where the new vectors of a representation go; those that are to be centred are put aside first."""
-        if not vectors.representation.centred:
-            return Arriving(vectors, incoming=Incoming(self.folder.root, self.base, vectors.representation))
-        uncentred = Uncentred(self.folder.root, self.base, vectors.representation.name)
-        return Arriving(vectors, uncentred=waiting.enter_context(uncentred))
-
-    def _read_again(self, arriving: Arriving) -> None:
-        """The vectors of every record, of a representation that is new or has another length."""
-        signatures = []
-        for model_id, model, record_key in self.tables.rows(
-            "SELECT model_id, model, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' "
-            "ORDER BY model_id",
-            [self.base],
-        ):
-            try:
-                found = measured(
-                    model_id, record_key, self.publication.base, self.store, self.fitting,
-                    [arriving.vectors.representation],
-                )  # fmt: skip
-            except Misfit as why:
-                self.aside.models[model] = why
-                continue
-            self._add(arriving, model_id, found)
-            signatures.append({"model_id": model_id, "signature": found.rows["records"][0]["signature"]})
-        if arriving.vectors.representation.name == DEFAULT:
-            self._sign(signatures)
-
-    def _sign(self, signatures: list[Row]) -> None:
-        self.tables.run("CREATE OR REPLACE TEMP TABLE signed (model_id INTEGER, signature VARCHAR)")
-        self.tables.insert("signed", signatures)
-        self.tables.run(
-            "UPDATE records SET signature = signed.signature FROM signed WHERE signed.model_id = records.model_id"
-        )
-        self.tables.run("DROP TABLE signed")
-
-    def _vectors(self, arriving: Arriving, stale: Sequence[int]) -> None:
-        """The FAISS files, their rows, and the neighbours of one representation."""
-        vectors = arriving.vectors
-        name = vectors.representation.name
-        if self.left_out[name]:
-            self.say(f"{self.base}, {name}: models left out, as their records hold no factors: {self.left_out[name]}")
-        incoming, is_anew = arriving.incoming, False
-        if arriving.uncentred is not None:
-            gone = np.array(sorted(set(stale)), dtype=np.int64)
-            arranged = Centring(self.tables, vectors, self.say).arrange(arriving.uncentred, gone)
-            incoming, is_anew = arranged.incoming, arranged.is_anew
-        assert incoming is not None
-        change = vectors.change(incoming, stale, is_anew=is_anew, purged=self.publication.purged)
-        if change is not None:
-            table = NeighbourTable(self.tables, self.base, name)
-            table.change(change.index, change.added, change.removed)
-            if is_anew:
-                renew_backgrounds(self.tables, self.base, name, change.index)
-
-    def _depth(self, arriving: Arriving, ids: Iterable[int], is_changed: bool) -> None:
-        """Vectors of profiles: in units of all of them, so that one more moves every one."""
-        vectors, incoming = arriving.vectors, arriving.incoming
-        if incoming is None or not (is_changed or vectors.is_new or self.publication.index):
-            return
-        for model_id, vector in depth_vectors(self.tables.rows, self.base).items():
-            incoming.add(model_id, vector)
-        change = vectors.change(incoming, list(ids), purged=self.publication.purged)
-        if change is not None:
-            NeighbourTable(self.tables, self.base, vectors.representation.name).change(
-                change.index, change.added, change.removed
-            )
-
-    def _add(self, arriving: Arriving, model_id: int, found: Measured) -> None:
-        """The vector of one model, where its record holds what it is made of."""
-        name = arriving.vectors.representation.name
-        vector = found.vectors.get(name)
-        if vector is None:
-            self.left_out[name] += 1
-        elif arriving.uncentred is not None:
-            arriving.uncentred.add(model_id, vector, found.group, found.blocks)
-        elif arriving.incoming is not None:
-            arriving.incoming.add(model_id, vector)
 
     def _unrelated(self) -> None:
         """Only rows that say something else than before are written. An adapter of another base is unrelated too."""

@@ -14,7 +14,8 @@ from indexer.atlas import AtlasFolder
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
-from indexer.publish.publish import Publication, publish
+from indexer.publish.publication import Publication
+from indexer.publish.publish import publish
 from indexer.publish.told_lines import read_told, write_told
 
 

@@ -24,7 +24,7 @@ CRASH = """
 import os, sys
 import indexer.publish.centring as centring
 import indexer.publish.neighbour_table as neighbour_table
-import indexer.publish.publish as publish
+import indexer.publish.arriving as arriving
 import indexer.publish.sibling as sibling
 import indexer.publish.vectors as vectors
 from indexer.builds.report import BuildOptions, Watcher
@@ -44,7 +44,7 @@ elif point == "vectors named":
 elif point == "neighbours":
     neighbour_table.NeighbourTable.change = die
 elif point == "backgrounds":
-    publish.renew_backgrounds = die
+    arriving.renew_backgrounds = die
 elif point == "commit":
     sibling._put_in_place = die
 elif point == "renamed":
