@@ -28,11 +28,11 @@ class Ran:
     output: Any
 
 
-def run_module(module: str, *arguments: str) -> Ran:
+def run_module(module: str, *arguments: str, offline: bool = True) -> Ran:
     """Run ``python -m module`` to its end. Raises RuntimeError with what it said where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "note.json"
-        seconds, output = _run(["-m", _HERE, str(note), module, *arguments])
+        seconds, output = _run(["-m", _HERE, str(note), module, *arguments], offline)
         peak = json.loads(note.read_text())["peak_bytes"]
     return Ran(seconds, peak, json.loads(output) if output.strip() else None)
 
@@ -45,8 +45,8 @@ def time_module(module: str, *arguments: str) -> float:
 _HERE = "scripts.scale.child"
 
 
-def _run(words: list[str]) -> tuple[float, str]:
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}
+def _run(words: list[str], offline: bool = True) -> tuple[float, str]:
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": str(int(offline))}
     started = time.perf_counter()
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
