@@ -13,9 +13,10 @@ centred PCA and Euclidean distance, which prefers vectors that lost much: on 100
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ MEMORY = 1 << 30
 
 # Graph search: the candidates kept while walking, tried in this order.
 WALKS = (256, 512, 1024, 2048)
+
+# Codes that a graph search compares for each candidate that it keeps, about.
+GRAPH_STEP = 16
 
 # Inverted lists: visiting starts at this part of them and doubles until all are visited.
 FIRST_VISITED = 32
@@ -162,7 +166,7 @@ def compress(
         for block in blocks(parts):
             index.add_with_ids(block.matrix, block.ids)
     made = Compressed(index, factory, "", CANDIDATES[0], 0.0, 0)
-    return _measured(made, _settings(asked), parts, promised, seed, masks)
+    return _measured(made, asked, _settings(asked), parts, promised, seed, masks)
 
 
 def extend(
@@ -185,7 +189,7 @@ def extend(
     settings = _settings(asked)
     if compressed.parameters in settings:
         settings = settings[settings.index(compressed.parameters) :]
-    return _measured(compressed, settings, all_parts, promised, seed, masks)
+    return _measured(compressed, asked, settings, all_parts, promised, seed, masks)
 
 
 def _trained(asked: Factory, parts: Sequence[Part], seed: int) -> Any:
@@ -245,13 +249,14 @@ def _settings(asked: Factory) -> list[str]:
 
 def _measured(
     made: Compressed,
+    asked: Factory,
     settings: Sequence[str],
     parts: Sequence[Part],
     promised: float,
     seed: int,
     masks: Masks | None,
 ) -> Compressed:
-    """Its recall with the fewest candidates, and then the quickest of ``settings``, that keep the promise.
+    """Its recall with those candidates and settings that keep the promise and look at fewest bytes.
 
     That with the most of both where nothing keeps it. What was stored before is never made less thorough.
     """
@@ -261,23 +266,42 @@ def _measured(
         search = CompressedSearch(made.index, parameters, masks=masks)
         return recall(questions, search.candidates, candidates, parts, masks)
 
-    parameters, found, candidates = settings[-1], 0.0, made.candidates
-    for candidates in (number for number in CANDIDATES if number >= made.candidates):
-        found = share(parameters, candidates)
-        if found >= promised:
-            break
-    for quicker in settings[:-1] if found >= promised else ():
-        less = share(quicker, candidates)
+    numbers = [number for number in CANDIDATES if number >= made.candidates] or [made.candidates]
+    kept: list[tuple[float, str, int, float]] = []
+    for candidates in numbers:
+        found = share(settings[-1], candidates)
+        if found < promised and candidates != numbers[-1]:
+            continue
+        parameters, found = _quickest(settings, found, promised, partial(share, candidates=candidates))
+        cost = _bytes_looked_at(asked, parameters, candidates, int(made.index.ntotal))
+        kept.append((cost, parameters, candidates, found))
+    _, parameters, candidates, found = min(kept)
+    return replace(made, parameters=parameters, candidates=candidates, recall=found, queries=len(questions.ids))
+
+
+def _quickest(
+    settings: Sequence[str], thorough: float, promised: float, share: Callable[[str], float]
+) -> tuple[str, float]:
+    """The first of ``settings`` whose recall is ``promised``, and that; recall grows along them to ``thorough``."""
+    low, high, found = 0, len(settings) - 1, thorough
+    while thorough >= promised and low < high:
+        middle = (low + high) // 2
+        less = share(settings[middle])
         if less >= promised:
-            parameters, found = quicker, less
-            break
-    return replace(
-        made,
-        parameters=parameters,
-        candidates=candidates,
-        recall=found,
-        queries=len(questions.ids),
-    )
+            high, found = middle, less
+        else:
+            low = middle + 1
+    return settings[high], found
+
+
+def _bytes_looked_at(asked: Factory, parameters: str, candidates: int, count: int) -> float:
+    """What one search reads: the codes that it visits, and its candidates' vectors, of 16-bit numbers."""
+    number = int(parameters.partition("=")[2] or 1)
+    if asked.lists:
+        visited = count * number / asked.lists
+    else:
+        visited = number * GRAPH_STEP if asked.graph else count
+    return visited * asked.bytes_each + 2 * candidates * asked.length
 
 
 def _length(parts: Sequence[Part]) -> int:
