@@ -169,6 +169,27 @@ def test_the_search_is_as_thorough_as_the_promise_asks():
     assert all(low.recall < high.recall for low, high in pairwise([by_promise[0], by_promise[2]]))
 
 
+def test_of_the_ways_that_keep_the_promise_the_one_that_reads_least_is_taken(monkeypatch):
+    """Codes as large as vectors make lists dear, and a few bytes make candidates dear: each time all ways are tried."""
+    monkeypatch.setattr(room, "CANDIDATES", (15, 60))
+    taken = []
+    for factory in ("IVF32,SQ8", "PCA16,IVF32,SQ4"):
+        made = compress(OLD, factory, 0.85)
+        asked = read_factory(factory, LENGTH)
+        questions = room.ask(OLD, room.QUERIES, 0)
+        ways = {}
+        for lists in (1, 2, 4, 8, 16, 32):
+            for candidates in (15, 60):
+                search = CompressedSearch(made.index, f"nprobe={lists}")
+                if room.recall(questions, search.candidates, candidates, OLD) >= 0.85:
+                    read = asked.bytes_each * len(IDS[:2700]) * lists / 32 + 2 * LENGTH * candidates
+                    ways[lists, candidates] = read
+        way = int(made.parameters.removeprefix("nprobe=")), made.candidates
+        assert way == min(ways, key=ways.__getitem__)
+        taken.append(way)
+    assert len({candidates for _, candidates in taken}) == 2, taken
+
+
 def test_a_promise_that_cannot_be_kept_is_reported(monkeypatch):
     monkeypatch.setattr(room, "CANDIDATES", (15,))
     made = compress(OLD, "PCA4,IVF16,SQ4", promised=0.95)
