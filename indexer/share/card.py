@@ -57,13 +57,12 @@ def _config(name: str, path: str, is_default: bool) -> dict[str, Any]:
 
 
 def _configs(paths: Collection[str]) -> list[tuple[str, str]]:
-    """One configuration a table, and one for each file of vectors, whose lengths differ."""
+    """One configuration a table, and one for each base's vectors of a representation, whose lengths differ."""
     found = [(one.name, f"data/{one.name}.parquet") for one in EXPORTS if f"data/{one.name}.parquet" in paths]
     if any(path.startswith("data/deltas/") for path in paths):
         found.append(("deltas", "data/deltas/*.parquet"))
-    vectors = sorted(path for path in paths if path.startswith("vectors/"))
-    names = [path.removeprefix("vectors/").removesuffix(".parquet") for path in vectors]
-    return found + [(f"vectors.{name}", path) for name, path in zip(names, vectors, strict=True)]
+    folders = sorted({path.split("/")[1] for path in paths if path.startswith("vectors/")})
+    return found + [(f"vectors.{name}", f"vectors/{name}/*.parquet") for name in folders]
 
 
 def _title(bases: list[str]) -> str:

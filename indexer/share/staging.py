@@ -108,8 +108,8 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         for one in made.manifest.representations:
             published = read_published(connection, one["base"], one["representation"])
             if published is not None and published.segments:
-                path, source = write_vectors(connection, published, folder, folder)
-                made.add(path, source, DATA)
+                for path, source in write_vectors(connection, published, folder, folder):
+                    made.add(path, source, DATA)
         local, skipped = connection.execute(
             "SELECT count(*) FILTER (author = 'local'), count(*) FILTER (status IN ('skipped', 'failed')) "
             "FROM fine_tunes"

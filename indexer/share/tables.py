@@ -91,26 +91,26 @@ def write_tables(connection: Connection, folder: Path) -> Iterator[tuple[str, Pa
             yield path, folder / path
 
 
-def write_vectors(connection: Connection, published: Published, root: Path, folder: Path) -> tuple[str, Path]:
+def write_vectors(connection: Connection, published: Published, root: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     """Write the vectors of one (base, representation): model_id, model, vector of a fixed length.
 
-    One segment after the other, each by id: what was written once stays where it is. Raises AtlasError where a file of
-    the atlas in ``root`` is missing or damaged.
+    A file for each segment, of the segment's name: the next push sends those that are new. Raises AtlasError where a
+    file of the atlas in ``root`` is missing or damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = f"vectors/{file_name(published.base)}.{published.representation}.parquet"
     rows = connection.execute("SELECT model_id, model FROM fine_tunes WHERE base = ?", [published.base]).fetchall()
     names = dict(rows)
     schema = pa.schema(
         [("model_id", pa.int32()), ("model", pa.string()), ("vector", pa.list_(pa.float32(), published.length))]
     )
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    # Numbers of unit vectors do not compress, and dictionaries of them only cost time.
-    with pq.ParquetWriter(folder / path, schema, use_dictionary=["model"], compression="none") as writer:
-        for segment in published.segments:
-            vectors = OpenSegment(root, segment).vectors()
+    for segment in published.segments:
+        vectors = OpenSegment(root, segment).vectors()
+        path = vectors_folder(published.base, published.representation) + f"{_digest(segment.file.name)}.parquet"
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        # Numbers of unit vectors do not compress, and dictionaries of them only cost time.
+        with pq.ParquetWriter(folder / path, schema, use_dictionary=["model"], compression="none") as writer:
             for start in range(0, len(vectors), VECTOR_ROWS):
                 chosen = slice(start, start + VECTOR_ROWS)
                 ids, flat = vectors.ids[chosen], pa.array(vectors.copied(chosen).reshape(-1), pa.float32())
@@ -120,7 +120,17 @@ def write_vectors(connection: Connection, published: Published, root: Path, fold
                     pa.FixedSizeListArray.from_arrays(flat, published.length),
                 ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=VECTOR_ROWS)
-    return path, folder / path
+        yield path, folder / path
+
+
+def vectors_folder(base: str, representation: str) -> str:
+    """Where a push has the Parquet files of a representation's vectors."""
+    return f"vectors/{file_name(base)}.{representation}/"
+
+
+def _digest(segment: str) -> str:
+    """The part of a segment's file name that tells it from others."""
+    return segment.removesuffix(".faiss").rpartition(".")[2]
 
 
 def _write(connection: Connection, select: str, path: Path, *, is_needed: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -67,7 +68,7 @@ def test_other_readers_read_what_was_pushed(ann, atlas, tmp_path):
         assert near == own.execute("SELECT count(*), round(sum(similarity), 4) FROM neighbours").fetchone()
         deltas = plain.execute(f"SELECT count(*), round(sum(norm), 4) FROM '{data}/deltas/*.parquet'").fetchone()
         assert deltas == own.execute("SELECT count(*), round(sum(norm), 4) FROM deltas").fetchone()
-        vectors = f"{tmp_path}/got/vectors/org--tiny-base.input.parquet"
+        vectors = f"{tmp_path}/got/vectors/org--tiny-base.input/*.parquet"
         told = plain.execute(
             f"SELECT a.model, b.model, list_cosine_similarity(a.vector, b.vector) AS c FROM '{vectors}' a, '{vectors}' b "
             "WHERE a.model = 'ann/glue-0' AND b.model <> a.model ORDER BY c DESC LIMIT 1"
@@ -78,7 +79,7 @@ def test_other_readers_read_what_was_pushed(ann, atlas, tmp_path):
     frame = pandas.read_parquet(data / "models.parquet")
     assert len(frame) == 9
     assert frame["is_copy"].dtype == bool
-    assert pandas.read_parquet(vectors)["vector"][0].shape == (length,)
+    assert pandas.read_parquet(Path(vectors).parent)["vector"][0].shape == (length,)
 
 
 def test_a_second_push_sends_what_changed(ann, atlas):
@@ -89,6 +90,9 @@ def test_a_second_push_sends_what_changed(ann, atlas):
     assert not [one for one in ann.hub.requests if one.method == "PUT" or "/commit/" in one.path]
     with atlas.locked("test"):
         represent(atlas, "output")
+    sent = {one["path"] for one in ann.push(atlas, dry_run=True).changes}
+    assert any(path.startswith("vectors/org--tiny-base.output/") for path in sent)
+    assert not any(path.startswith("vectors/org--tiny-base.input/") for path in sent)
     more = ann.push(atlas)
     assert more.tag == "g2"
     put = {one.path for one in ann.hub.requests if one.method == "PUT"}
