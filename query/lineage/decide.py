@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,9 @@ from query.lineage.evidence import (
     single,
 )
 from query.lineage.grids import grid_of, level_share
-from query.lineage.kinship import kept_rows, kinship
+from query.lineage.kinship import kinship
 from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, Link, Reading, Verdict, age, one_link
+from query.lineage.sisters import Relative, Relatives
 from query.lineage.thresholds import Limits
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Judge:
         self.noise = rounding(m) / self.total if self.total else 0.0
         self.grid = grid_of(m)
         self.entries = Entries(m, base)
+        self.relatives = Relatives(m, tokens, limits, dates=dates)
         self._low_ranks: dict[int, list[int] | None] = {}
         # Whether it looks like a merge that drops entries, and which of its entries no parent accounts for so far.
         self.is_sparse = float(self.entries.nothing.mean()) > limits.sparse
@@ -86,13 +89,14 @@ class Judge:
 
         Rounded rows are alike to many: such a copy would pass for a nearer relative than what it is a copy of.
         """
-        originals = (
-            other
-            for other in read
-            if SPACING[one.parts.precision] > SPACING[other.parts.precision]
-            and equal_share(one.parts, other.parts) > 0.9999
-        )
-        return any(True for _ in originals) and single(self.m, one.parts).equal == 0
+        spacing, grid = SPACING[one.parts.precision], grid_of(one.parts)
+        own = single(self.m, one.parts)
+        for other in read:
+            if spacing > SPACING[other.parts.precision] and equal_share(one.parts, other.parts) > 0.9999:
+                return own.equal == 0
+            if grid is not None and level_share(one.parts, other.parts.weights, grid) >= self.limits.level:
+                return own.left > single(self.m, other.parts).left
+        return False
 
     def is_before(self, candidate: Candidate) -> bool | None:
         """Whether dates say that the candidate was there first; None where they cannot."""
@@ -154,10 +158,14 @@ class Judge:
         ]
         if not found:
             return None
+        fewest = min(len(one.members) for one in found)
+        members = {member for one in found for member in one.members if len(one.members) == fewest}
+        merged = self._merged(members, distinct)
         best = min(
             found,
             key=lambda one: (
                 len(one.members),
+                len(merged.intersection(one.members)),
                 one.spread > 1e-9,
                 one.off > 0,
                 _negative(one),
@@ -177,6 +185,20 @@ class Judge:
             for one, weight in zip(chosen, best.mean, strict=True)
         )
         return Verdict(links, settled=True)
+
+    def _merged(self, members: Collection[int], read: Sequence[Reading]) -> set[int]:
+        """Which of these are themselves exact sums, by one recipe, of two or three others of them."""
+        found = set()
+        for member in members if len(members) > 2 else ():
+            m, others = read[member].parts, [read[other].parts for other in members if other != member]
+            share = self.limits.noise * rounding(m) / max(energy(m.deltas), 1e-300)
+            sums = Combinations(m, others, self.base)
+            tried = (
+                sums.even(chosen) for count in (2, 3) for chosen in itertools.combinations(range(len(others)), count)
+            )
+            if any(one.left <= self.limits.exact + share and not _negative(one) for one in tried):
+                found.add(member)
+        return found
 
     def _is_plausible(self, found: Combination, read: Sequence[Reading]) -> bool:
         """Whether somebody might have merged like this: no weight that is nothing, none that only cancels another.
@@ -268,20 +290,14 @@ class Judge:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
         found = [one for reading in read if (one := self._relative(reading)) is not None]
         found = [one for one in found if not self._is_merge_of_asked(one.reading, read)]
-        found = [one for one in found if not any(self._left_behind(one, other) for other in found)]
-        found = [one for one in found if one.is_proven or not any(other.is_proven for other in found)]
-        found = [one for one in found if one.direction or not any(other.direction for other in found)]
-        found = [one for one in found if not any(self._is_sister_beside(one, other) for other in found)]
-        if not found:
+        chosen = self.relatives.parent(found)
+        if chosen is None:
             return None
-        most = max(one.shared for one in found) - self.limits.shared
-        near = [one for one in found if one.shared >= most]
-        first = min(near, key=lambda one: (round(one.left, 9), age(one.reading.candidate)))
-        others = [one.reading for one in near if one is not first and abs(one.left - first.left) < 1e-9]
+        first, others = chosen
         verdict = one_link(first.reading, CONTINUED, 1.0, first.left, first.because, first.direction, others)
         return Verdict((replace(verdict.links[0], proven=first.is_proven),), settled=False)
 
-    def _relative(self, reading: Reading) -> _Relative | None:
+    def _relative(self, reading: Reading) -> Relative | None:
         """The reading as a possible ancestor, None where it cannot be one."""
         limits = self.limits
         seen = single(self.m, reading.parts)
@@ -296,39 +312,20 @@ class Judge:
         if seen.equal > 0:
             direction = is_before or is_upright or is_told_by_words
             what = "matrices of its training, inherited"
-            return _Relative(reading, seen.left, what, direction, True, kin.shared if kin else 0)
+            return Relative(reading, seen.left, what, direction, True, kin.shared if kin else 0)
         if kin is not None and kin.shared >= limits.shared:
             is_weak = kin.shared < limits.weak_share * (kin.shared + kin.both)
             if is_weak and seen.left > limits.weak_near:
                 return None
             direction = is_before or is_upright or is_told_by_words
             what = f"{kin.shared} embeddings of its training, inherited"
-            return _Relative(reading, seen.left, what, direction, not is_weak, kin.shared)
-        if seen.left <= limits.near and abs(seen.cosine) <= limits.aligned and is_upright:
-            return _Relative(reading, seen.left, "its change, and one of another direction", True, False, 0)
+            return Relative(reading, seen.left, what, direction, not is_weak, kin.shared)
+        if seen.left > limits.near or not is_upright:
+            return None
+        # Trained on along its own way, as on the same data again, it may go on in the parent's direction.
+        if abs(seen.cosine) <= limits.aligned or self.relatives.is_nearer_than_base(reading):
+            return Relative(reading, seen.left, "its change, and one of another direction", True, False, 0)
         return None
-
-    def _left_behind(self, one: _Relative, parent: _Relative) -> bool:
-        """Whether the asked model holds embeddings of ``parent`` that ``one`` changed, and none the other way."""
-        m, mine, theirs = self.m, one.reading.parts, parent.reading.parts
-        if one is parent or not kept_rows(m, theirs, mine, self.tokens):
-            return False
-        return not kept_rows(m, mine, theirs, self.tokens)
-
-    def _is_sister_beside(self, one: _Relative, parent: _Relative) -> bool:
-        """Whether ``one`` went another way from ``parent`` than the asked model did, which holds no more of it."""
-        if one is parent or one.shared > parent.shared + self.limits.shared or parent.left <= one.left:
-            return False
-        if not self._may_come_from(one.reading, parent.reading):
-            return False
-        after = before = along = 0.0
-        for name, weight in self.m.weights.items():
-            rest = weight - one.reading.parts.weights[name]
-            step = one.reading.parts.weights[name] - parent.reading.parts.weights[name]
-            along += float(np.vdot(rest, step))
-            after += float(np.vdot(rest, rest))
-            before += float(np.vdot(step, step))
-        return after > 0 and before > 0 and along / np.sqrt(after * before) < self.limits.sister
 
     def _is_merge_of_asked(self, one: Reading, read: Sequence[Reading]) -> bool:
         """Whether the other, uploaded on the same day or at an unknown time, is a sum of this model and another."""
@@ -346,29 +343,6 @@ class Judge:
             pair.left <= allowed and pair.off < 5e-3 and bool((pair.mean > self.limits.least_weight).all())
             for pair in pairs
         )
-
-    def _may_come_from(self, one: Reading, parent: Reading) -> bool:
-        """Whether ``one`` may have been continued from ``parent``, with embeddings that say which way it went."""
-        if self.dates and age(parent.candidate) > age(one.candidate):
-            return False
-        seen = single(one.parts, parent.parts)
-        if abs(seen.cosine) > self.limits.aligned or abs(seen.cosine) >= abs(seen.reverse):
-            return False
-        kin = kinship(one.parts, parent.parts, self.tokens)
-        # With frozen embeddings the asked model could not hold more of it than of its parent.
-        return kin is None or (kin.only_p <= 2 and kin.both + kin.only_m > self.limits.shared)
-
-
-@dataclass(frozen=True)
-class _Relative:
-    """A model that the asked one may have been continued from. ``shared``: embeddings of its training that it holds."""
-
-    reading: Reading
-    left: float
-    because: str
-    direction: bool
-    is_proven: bool
-    shared: int
 
 
 def _distinct(read: Sequence[Reading]) -> list[Reading]:

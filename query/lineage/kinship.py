@@ -61,6 +61,29 @@ def kept_rows(m: ModelParts, p: ModelParts, s: ModelParts, base: ModelParts | No
     return int(np.count_nonzero(is_of_p & (_apart(m.tokens, s.tokens, BLUR) == APART)))
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Row by row, (tokens,): whether m has it otherwise than p, and how flat the change m − p is.
+
+    Flatness is (mean |x|)² / mean x² over the row's entries. Adam moves all entries by steps of nearly one size, so the
+    row of a word that one training met a few times changed by much the same everywhere: near 1. Where several trainings
+    add up or cancel, entries come out large and small: nearer to 2 / π, which is Gauss's. 0 where nothing changed.
+    """
+
+    changed: NDArray[np.bool_]
+    flatness: NDArray[np.float64]
+
+
+def rows_between(m: ModelParts, p: ModelParts) -> Rows | None:
+    """See :class:`Rows`; None where one of them has no embeddings to compare."""
+    if m.tokens is None or p.tokens is None or m.tokens.shape != p.tokens.shape:
+        return None
+    change = m.tokens.astype(np.float64) - p.tokens
+    square = np.square(change).mean(axis=1)
+    flatness = np.square(np.abs(change).mean(axis=1)) / np.where(square == 0, 1, square)
+    return Rows(_apart(m.tokens, p.tokens, _blur(m, p)) == APART, flatness)
+
+
 ALIKE, UNSURE, APART = 0, 1, 2
 # How far apart rows of float32 may be, relative to their norm, that are the same.
 BLUR = 1e-5

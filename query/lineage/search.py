@@ -75,6 +75,7 @@ class Search:
                 verdict = self.judge.verdict(self.readings)
         if not verdict.settled and not self.judge.is_sparse:
             verdict = self._together() or verdict
+        verdict = self._told_again(verdict)
         return verdict if verdict.links else self._by_factors()
 
     def _together(self) -> Verdict | None:
@@ -94,7 +95,35 @@ class Search:
                 return None
             self._take(one)
         verdict = self.judge.verdict(self.readings)
+        for _ in range(LAST_ONES):
+            is_affordable = self.spending.spent + self.spending.largest <= limits.budget
+            if verdict.settled or not self.waiting or not is_affordable:
+                break
+            # All but one parent may have been read: then that one is what is left.
+            _, fitted = self.store.fit(self.waiting, self._left())
+            self._take(self.waiting[int(fitted.argmax())])
+            verdict = self.judge.verdict(self.readings)
         return verdict if verdict.settled else None
+
+    def _told_again(self, verdict: Verdict) -> Verdict:
+        """The verdict, where it is an exact sum, once what its parents may be merged from has been read as well.
+
+        A merge that holds another of the parents explains as much as whatever else it was merged from.
+        """
+        names = {link.parent.model_id for link in verdict.links if link.parent and link.method in EXACT_METHODS}
+        members = [one for one in self.readings if one.candidate.model_id in names]
+        if len(members) < 2:
+            return verdict
+        for one in members:
+            others = [other.parts for other in members if other is not one]
+            found = Combinations(one.parts, others, self.judge.base).of(range(len(others)))
+            if self.spending.spent + self.spending.largest > self.judge.limits.budget or not self.waiting:
+                break
+            _, fitted = self.store.fit(self.waiting, residual(one.parts, others, found))
+            if fitted.max() >= 1 - self.judge.limits.together:
+                self._take(self.waiting[int(fitted.argmax())])
+        again = self.judge.verdict(self.readings)
+        return again if again.settled else verdict
 
     def _take(self, one: Candidate) -> None:
         self.waiting.remove(one)
@@ -124,8 +153,9 @@ class Search:
         known = [self.gains[link.parent.model_id] for link in verdict.links if link.parent and link.kind == CONTINUED]
         if self.judge.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
-        if known and all(link.proven for link in verdict.links) and verdict.links[0].left < limits.near:
-            return nearest if turn < 3 or (turn < 6 and gain > 0.8 * min(known)) else None
+        if known and verdict.links[0].left < (limits.near if verdict.links[0].proven else limits.near / 2):
+            # Sisters and cousins on the same data may be nearer than the parent, but not by much.
+            return nearest if turn < 3 or gain > NEARLY * min(known) else None
         if turn >= 3 and float(fitted.max()) < limits.giving_up and gain <= 0:
             return None
         if turn >= 4 and self._share_left(left) > (0.3 if known else 0.85):
@@ -156,6 +186,12 @@ class Search:
         return Verdict((Link(one, CONTINUED, 1.0, 1 - gain, because),), settled=False)
 
 
+# So many more are read after a group of them.
+LAST_ONES = 2
+# Merges by one recipe for all matrices.
+EXACT_METHODS = ("linear", "task arithmetic")
+# A parent's gain is at least so much of that of the relative that is taken for it.
+NEARLY = 0.65
 # A copy in fewer bits leaves so much of the gain of its original.
 ORIGINAL_GAIN = 0.9
 # By factors alone a parent must explain so much of the energy with coefficient 1; other runs on its data do not.

@@ -21,7 +21,11 @@ class Limits:
         near: left over after a parent with coefficient 1, at most, where nothing else speaks for it.
         aligned: |cosine| of what is left with the parent, at most.
         turned: by so much more |cosine| one way than the other, the order is the other way round.
-        sister: cosine of what is left after s with s − p, below which s went another way from p than the asked model.
+        sister: cosine of what is left after s with s − p, leading directions apart, below which s went another way.
+        flatter: share of the words whose change from one relative is flatter than from another, which then is farther.
+        flatter_than_base: the same against the base; sisters whose parent is not known reach two thirds.
+        flat: how even a word's change must be by one of two relatives to tell them apart; Gauss's is .64.
+        flat_rows: least words by which that is told.
         shared: least embeddings of words that are evidence.
         weak_share: of the embeddings that both changed, so few alike are weak evidence.
         weak_near: left over, at most, where the evidence is weak.
@@ -39,7 +43,7 @@ class Limits:
     budget: int = 30_000_000
     most_models: int = 8
     exact: float = 1e-6
-    noise: float = 4.0
+    noise: float = 2.0
     most_noise: float = 0.05
     most_parents: int = 4
     least_weight: float = 0.03
@@ -47,7 +51,11 @@ class Limits:
     near: float = 0.6
     aligned: float = 0.5
     turned: float = 0.1
-    sister: float = -0.1
+    sister: float = -0.15
+    flatter: float = 0.55
+    flatter_than_base: float = 0.85
+    flat: float = 0.8
+    flat_rows: int = 32
     shared: int = 8
     weak_share: float = 0.1
     weak_near: float = 0.5

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import numpy as np
+import pytest
 
 from query.lineage.candidates import Candidate
 from query.lineage.decide import Judge
 from query.lineage.evidence import as_stored
 from query.lineage.links import CONTINUED, Reading
 from query.lineage.thresholds import Limits
-from tests.lineage.test_evidence import BASE, TOKENS, A, B, added, matrices, parts, trained
+from tests.lineage.test_evidence import BASE, TOKENS, A, B, C, added, matrices, parts, trained
 
 DAY = datetime(2024, 5, 1)
 
@@ -85,3 +86,18 @@ def test_a_copy_in_fewer_bits_is_no_nearer_relative_than_what_it_is_a_copy_of():
     child = parts(added((1, A), (0.4, B)), tokens=trained(of_parent, range(60), 2))
     links = judged(candidate(3), child, (candidate(2, earlier), rounded), (candidate(1, earlier), other))
     assert [link.parent.model_id for link in links] == [1]
+
+
+def test_a_merge_of_two_of_a_merges_parents_is_not_its_parent_in_their_place():
+    earlier = DAY - timedelta(days=9)
+    merged = parts(added((0.8, A), (0.7, B)))
+    m = parts(added((0.6, A), (0.67, B), (0.97, C)))
+    one, two, three = parts(A), parts(B), parts(C)
+    # With (merged, two, three) it is as exact, with as many parents and smaller weights.
+    links = judged(
+        candidate(9), m, *((candidate(n, earlier), p) for n, p in enumerate((one, two, three, merged), start=1))
+    )
+    found = {link.parent.model_id: link.coefficient for link in links}
+    assert found == pytest.approx({1: 0.6, 2: 0.67, 3: 0.97}, abs=1e-3)
+    links = judged(candidate(9), m, *((candidate(n, earlier), p) for n, p in ((2, two), (3, three), (4, merged))))
+    assert {link.parent.model_id for link in links} == {2, 3, 4}
