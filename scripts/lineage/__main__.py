@@ -20,13 +20,14 @@ SEEDS = {"bert": 11, "gpt2": 22, "roberta": 33}
 @click.option(
     "--family", "families", multiple=True, type=click.Choice(sorted(SEEDS)), help="Only this; again for more."
 )
-def main(out: Path, shape: str, families: tuple[str, ...]) -> None:
+@click.option("--seed", type=int, help="Of the plan, for a forest that nobody has looked at; another folder for each.")
+def main(out: Path, shape: str, families: tuple[str, ...], seed: int | None) -> None:
     """Make the forests that are not there yet, ask for every model's lineage, print the tables."""
     from scripts.lineage.study import study
 
     out.mkdir(parents=True, exist_ok=True)
     for family in families or ("bert", "gpt2"):
-        found = study(out.resolve(), family, shape, SEEDS[family])
+        found = study(out.resolve(), family, shape, SEEDS[family] if seed is None else seed)
         (out / f"{shape}-{family}.results.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
         click.echo(table(found))
 
