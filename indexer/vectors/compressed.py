@@ -41,8 +41,9 @@ __all__ = [
 # Candidates compared exactly for ten results at least: 200, or 1,000 (5 ms more) where the promise asks for it.
 CANDIDATES = (200, 1000)
 
-# Where models lack blocks, so many times more are proposed: a whole vector's product favours those that lack none.
-WIDER = 4
+# Where models lack blocks, so many times more are proposed: a whole vector's product favours those that lack none. Of
+# 100,000 models 2 finds .968 of the 10 nearest, 4 .977 in a seventh more time.
+WIDER = 2
 
 # Models that ask for their neighbours when recall is measured: its standard error is then about .005.
 QUERIES = 256
