@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.measure import Table, say
+from scripts.scale.child import peak_bytes
 
 MOST_SECONDS, MOST_BYTES, MOST_RATIO = 90, 1.5e9, 1.5
 CONFIG = {
@@ -96,7 +96,7 @@ def child() -> None:
              ("end", time.process_time())]  # fmt: skip
     names = {"layer": "decoding, likeness"}
     parts = {names.get(what, what): after - before for (what, before), (_, after) in itertools.pairwise(marks)}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()  # ru_maxrss of a child begins with what its parent held
     print(json.dumps({"parts": parts, "limits": limits, "peak": peak}))
 
 
