@@ -1,5 +1,6 @@
-# make demo: from nothing to an atlas (make notebook: docs/atlas.ipynb again, from it). make test: the tests. make slow: those that make test leaves out, but for the
-# whole studies (make studies, half an hour). make reproduce: the study of four bases, about 25 minutes.
+# make demo: from nothing to an atlas (make notebook: docs/atlas.ipynb again, from it).
+# make test: the tests. make slow: those that make test leaves out, but for whole studies (make studies, half an hour).
+# make reproduce: the study of four bases, about 25 minutes.
 # Each makes its environment on first use.
 # In an active virtual environment (or with PYTHON=…) that one is used instead of .venv.
 
@@ -10,6 +11,8 @@ ENVIRONMENT := .venv
 endif
 PYTHON ?= $(ENVIRONMENT)/bin/python
 BOOTSTRAP ?= python3
+# One process more than two cores: many tests wait, for a browser, a time limit or a server that says nothing.
+SHARED_OUT := --numprocesses 3 --dist loadfile
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
 .PHONY: demo notebook reproduce test slow studies bench clean
@@ -24,14 +27,15 @@ reproduce: $(INSTALLED)
 	$(PYTHON) -m scripts.reproduce
 
 test: $(INSTALLED)
+	@$(PYTHON) -m tests.training & # what tests stand on is trained beside the checks; the tests wait for it
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m mypy
 	$(PYTHON) -c 'from importlinter.cli import import_linter; import_linter()' lint --no-logo
-	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile
+	$(PYTHON) -m pytest $(SHARED_OUT)
 
 slow: $(INSTALLED)
-	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile -m "slow and not study"
+	$(PYTHON) -m pytest $(SHARED_OUT) -m "slow and not study"
 
 studies: $(INSTALLED)
 	$(PYTHON) -m pytest -m study --timeout 3600
