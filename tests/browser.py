@@ -28,6 +28,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
 )
+STARTS = 5
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {"enter": "\ue007", "escape": "\ue00c", "down": "\ue015", "up": "\ue013", "left": "\ue012", "right": "\ue014"}
 
@@ -42,14 +43,9 @@ class Browser:
     """One window. Raises RuntimeError with the driver's words where a command fails."""
 
     def __init__(self, width: int = 1200, height: int = 800) -> None:
+        self._driver, port = _started()
         self._folder = tempfile.TemporaryDirectory(prefix="browser-")
-        self._driver = subprocess.Popen(
-            [shutil.which("chromedriver") or "", "--port=0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._address = f"http://127.0.0.1:{self._port()}"
+        self._address = f"http://127.0.0.1:{port}"
         arguments = [*FLAGS, f"--user-data-dir={self._folder.name}", f"--window-size={width},{height}"]
         wanted = {
             "goog:chromeOptions": {
@@ -58,7 +54,11 @@ class Browser:
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }  # fmt: skip
         self._session = ""
-        self._session = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        try:
+            self._session = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        except BaseException:
+            self._ended()
+            raise
 
     def __enter__(self) -> Browser:
         return self
@@ -67,9 +67,12 @@ class Browser:
         try:
             self._ask("DELETE", "")
         finally:
-            self._driver.terminate()
-            self._driver.wait()
-            self._folder.cleanup()
+            self._ended()
+
+    def _ended(self) -> None:
+        self._driver.terminate()
+        self._driver.wait()
+        self._folder.cleanup()
 
     def open(self, page: Path, fragment: str = "") -> None:
         """Load a file afresh."""
@@ -165,13 +168,6 @@ class Browser:
         file.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
         return file
 
-    def _port(self) -> int:
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if "started successfully on port" in line:
-                return int(line.rstrip(". \n").rpartition(" ")[2])
-        raise RuntimeError("chromedriver did not start")
-
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         address = self._address + (f"/session/{self._session}" if self._session else "") + path
         payload = json.dumps(body).encode() if body is not None else None
@@ -182,3 +178,24 @@ class Browser:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(json.load(error)["value"]["message"]) from error
+
+
+def _started() -> tuple[subprocess.Popen[str], int]:
+    """A driver and its port. It takes a free port of IPv4, then the same of IPv6, and gives up where another process
+    has that one, as happens beside many servers: then it is asked again."""
+    said = ""
+    for _ in range(STARTS):
+        driver = subprocess.Popen(
+            [shutil.which("chromedriver") or "", "--port=0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            said += line
+            if "started successfully on port" in line:
+                return driver, int(line.rstrip(". \n").rpartition(" ")[2])
+        driver.stdout.close()
+        driver.wait()
+    raise RuntimeError(f"chromedriver did not start, {STARTS} times: {said}")
