@@ -22,7 +22,9 @@ from query.purity.without import MOST_UNITS, interval
 from query.statistics.intervals import TOO_FEW_AUTHORS, units_of
 from query.statistics.neighbours import Integers, codes_of, leave_out
 from query.statistics.order import neighbour_order
+from query.statistics.threads import each
 
+_MANY = 2_000  # models of which a draw takes longer than handing it to a thread
 _TIE = 1e-12  # two means that differ by less are the same sum in another order
 
 
@@ -159,7 +161,6 @@ def _caution(trial: LabelledOrder, chance: Floats) -> str:
 
 
 def _p_value(trial: LabelledOrder, observed: float, draws: int, rng: np.random.Generator) -> float:
-    at_least = 0
-    for _ in range(draws):
-        at_least += trial.reaches(trial.permuted(rng), observed - _TIE)
+    moves = (trial.permuted(rng) for _ in range(draws))
+    at_least = sum(each(lambda kinds: trial.reaches(kinds, observed - _TIE), moves, is_long=len(trial.order) >= _MANY))
     return (1 + at_least) / (1 + draws)

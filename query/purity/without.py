@@ -9,6 +9,7 @@ import numpy as np
 from query.purity.labels import Floats, LabelledOrder
 from query.statistics.intervals import FEWEST_AUTHORS, Ends, uncertainty, units_of
 from query.statistics.neighbours import Integers
+from query.statistics.threads import each
 
 MOST_UNITS = 30  # authors taken away one at a time; where there are more, groups of them
 _BLOCK = 1 << 19  # entries of the table of neighbours looked at at a time
@@ -47,8 +48,12 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     reach = limits[:, :-1] + np.bincount(units)  # no further into the list than that
     widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
     hits = np.zeros(limits.shape, dtype=np.intp)
-    for part in _alike(widths):
+
+    def count_hits(part: Integers) -> None:
         hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
+
+    for _ in each(count_hits, _alike(widths)):
+        pass
     means: list[float | None] = []
     for unit in range(count):
         scored = gone[limits[:, unit] > 0]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from query.statistics.threads import each
+
 Integers = npt.NDArray[np.intp]
 Booleans = npt.NDArray[np.bool_]
 Order = npt.NDArray[np.unsignedinteger[Any]]
@@ -33,14 +35,19 @@ def leave_out(order: Order, excluded: Integers) -> None:
     count = len(order)
     group_of = np.append(excluded, -1)  # nobody, left out before, belongs to no group
     sizes = np.bincount(excluded)[excluded]
-    for size in np.unique(sizes):  # rows that lose equally many can be closed up together
-        alike = np.flatnonzero(sizes == size)
-        step = max(1, _BLOCK // count)
-        for part in (alike[start : start + step] for start in range(0, len(alike), step)):
-            lists = order[part]
-            kept = lists[group_of[lists] != excluded[part, None]].reshape(len(part), -1)
-            order[part, : kept.shape[1]] = kept
-            order[part, kept.shape[1] :] = count
+
+    def close_up(part: Integers) -> None:
+        lists = order[part]
+        kept = lists[group_of[lists] != excluded[part, None]].reshape(len(part), -1)
+        order[part, : kept.shape[1]] = kept
+        order[part, kept.shape[1] :] = count
+
+    # Rows that lose equally many can be closed up together.
+    for_size = (np.flatnonzero(sizes == size) for size in np.unique(sizes))
+    step = max(1, _BLOCK // count)
+    parts = (alike[start : start + step] for alike in for_size for start in range(0, len(alike), step))
+    for _ in each(close_up, parts):
+        pass
 
 
 def members_of(codes: Integers) -> list[Integers]:

@@ -7,6 +7,7 @@ each other than such products may be off, their similarities are computed again 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ import numpy.typing as npt
 
 from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
 from query.statistics.neighbours import Integers, Order
+from query.statistics.threads import each
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
 
 _BLOCK = 1 << 21  # numbers held at a time in a block of the similarity matrix
 _PANEL = 1 << 24  # numbers of the vectors held at a time: 64 MB
-_PAIRS = 64  # vectors multiplied again at a time
+_PAIRS = 8  # vectors multiplied again at a time: as many as the cache holds
+_FURTHER = 64  # places beyond those looked at where a run of near ties is expected to end
 
 # From this share of near ties on, a whole list is computed again.
 _CROWDED = 1 / 8
@@ -47,14 +50,19 @@ def neighbour_order(vectors: Floats, rows: Integers, blocks: int = 0, reach: Int
     exact = _Exact(vectors, rows, blocks)
     far = np.full(count, count) if reach is None else reach
     step = max(1, _BLOCK // max(1, count))
+
+    def sort(part: tuple[int, Floats]) -> None:
+        start, similarity = part
+        asked = np.arange(start, start + len(similarity))
+        keys = _keys(similarity, np.arange(count, dtype=np.uint64))
+        keys.sort(axis=1)
+        exact.settle(keys, asked, far[asked])
+        order[asked] = keys & _COLUMN
+
     for start, similarity in _panels(vectors, rows, blocks):
-        for first in range(0, len(similarity), step):
-            part = similarity[first : first + step]
-            asked = np.arange(start + first, start + first + len(part))
-            keys = _keys(part, np.arange(count, dtype=np.uint64))
-            keys.sort(axis=1)
-            exact.settle(keys, asked, far[asked])
-            order[asked] = keys & _COLUMN
+        parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
+        for _ in each(sort, parts):
+            pass
     return order
 
 
@@ -137,12 +145,14 @@ class _Exact:
             keys[chosen] = found
 
     def _pairs(self, mine: Integers, theirs: Integers) -> npt.NDArray[np.float64]:
-        """Similarities of pairs of candidates."""
+        """Similarities of pairs of candidates; fastest where equal ``mine`` lie together."""
         products = np.empty(len(mine))
-        for start in range(0, len(mine), _PAIRS):
-            some = slice(start, start + _PAIRS)
-            left, right = self.vectors[self.rows[mine[some]]], self.vectors[self.rows[theirs[some]]]
-            np.einsum("ij,ij->i", left, right, dtype=np.float64, out=products[some])
+        changes = np.flatnonzero(np.diff(mine, prepend=-1)).tolist()
+        for first, last in pairwise([*changes, len(mine)]):
+            left = self.vectors[self.rows[mine[first]]].astype(np.float64)
+            for start in range(first, last, _PAIRS):
+                some = slice(start, min(start + _PAIRS, last))
+                np.vecdot(self.vectors[self.rows[theirs[some]]].astype(np.float64), left, out=products[some])
         if self.blocks:
             shared = (self.changed[mine] & self.changed[theirs]).sum(axis=1, dtype=np.float32)
             products /= divisors(shared, self.blocks)
@@ -151,7 +161,7 @@ class _Exact:
 
 def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integers]:
     """Row, place and run of all that are in a run of near ties that begins before ``reach``, by run and place."""
-    width = min(keys.shape[1], int(reach.max(initial=0)) + _PAIRS)
+    width = min(keys.shape[1], int(reach.max(initial=0)) + _FURTHER)
     while True:
         steps = (keys[:, :width] >> np.uint64(_COLUMN_BITS)).astype(np.int64)
         apart = np.abs(np.int64(2 * _STEPS) - steps[:, :-1])
