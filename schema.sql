@@ -2,6 +2,9 @@
 -- This file is run as it stands to make a new atlas.duckdb; no other code creates anything.
 -- What people ask is in the schema main; what the program keeps for itself is in the schema internal.
 -- Times are UTC. A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
+-- All of it is one transaction: statement by statement it would be written to the disk six hundred times.
+
+BEGIN TRANSACTION;
 
 CREATE SCHEMA internal;
 
@@ -1109,3 +1112,5 @@ CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other
     WHERE base = of_base AND representation = of_representation
       AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other);
 COMMENT ON MACRO TABLE background IS 'SELECT share FROM background(base, representation, group, other group, similarity): the share of pairs of strangers at least as similar; null where too few are known.';
+
+COMMIT;

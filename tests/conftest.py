@@ -48,12 +48,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.forked import Forker, can_fork  # noqa: E402
+from tests.forked import Forker, can_fork, one_tls_context  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+one_tls_context()
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()

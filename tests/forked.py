@@ -14,18 +14,23 @@ import os
 import runpy
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 # They cost most of the start of a command, and start no threads before they are used.
 LOADED = (
     "torch", "numpy", "duckdb", "faiss", "pyarrow.parquet", "safetensors.torch", "click", "pandas", "yaml", "regex",
-    "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2",
+    "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2", "httpcore2", "h11", "filelock",
+    # What a command begins with. None of these asks the environment while it is loaded.
+    "indexer.builds.report", "indexer.cli.commands", "indexer.deltas.stored_base", "indexer.listing.listing",
+    "indexer.publish.publish", "query.atlas", "query.cli.questions", "query.cli.studies",
 )  # fmt: skip
 # What Python itself asks of its environment, when it starts.
 _ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_")
@@ -87,9 +92,17 @@ def can_fork(more: dict[str, str]) -> bool:
     return not any(name.startswith(_ASKED_AT_START) for name in more)
 
 
+def one_tls_context() -> None:
+    """Certificates are read once for all clients of a process, and of those that are forked from it."""
+    if not hasattr(ssl.create_default_context, "cache_info"):
+        ssl.create_default_context = cache(ssl.create_default_context)
+
+
 def _serve(connection: socket.socket) -> None:
     for name in LOADED:
         import_module(name)
+    one_tls_context()
+    import_module("httpx2").Client().close()
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 3)
         if not request:

@@ -142,10 +142,12 @@ def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset
 
 def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
     """Put those of schema.sql into the file where its own are not the same; it is used already, and to be changed."""
+    connection.execute("BEGIN")  # one for all: each by itself would wait for the disk
     for one in found.others:
         connection.execute(one.replacement)
         for comment in one.comments:
             connection.execute(comment)
+    connection.execute("COMMIT")
 
 
 # Definitions by schema and name (macros can have several).
@@ -160,6 +162,7 @@ def _expected() -> dict[str, Listed]:
     with duckdb.connect(":memory:") as connection:
         connection.execute(f"ATTACH ':memory:' AS {NAME}")
         connection.execute(f"USE {NAME}")
+        connection.execute("BEGIN")
         for one in definitions():
             connection.execute(one.statement)
         return {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}

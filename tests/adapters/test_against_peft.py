@@ -5,20 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+import transformers
 from safetensors.torch import load_file
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
 
 from indexer.errors import Skipped
 from indexer.names import ModelRef
@@ -27,20 +19,38 @@ from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.written import change_config, read
 
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+
+def lora_config(**settings: Any) -> LoraConfig:
+    """PEFT takes seconds to load: whoever shares out the tests shall not wait for it."""
+    from peft import LoraConfig
+
+    return LoraConfig(**settings)
+
+
+def with_adapter(model: torch.nn.Module, config: LoraConfig, **more: Any) -> PeftModel:
+    from peft import get_peft_model
+
+    return get_peft_model(copy.deepcopy(model), config, **more)
+
 
 def roberta() -> torch.nn.Module:
-    config = RobertaConfig(
+    config = transformers.RobertaConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=60
     )
-    return RobertaForSequenceClassification(config)
+    return transformers.RobertaForSequenceClassification(config)
 
 
 def gpt2() -> torch.nn.Module:
-    return GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=2, n_head=2, vocab_size=60, n_positions=16))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=24, n_layer=2, n_head=2, vocab_size=60, n_positions=16)
+    )
 
 
 def llama() -> torch.nn.Module:
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=24,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -48,12 +58,12 @@ def llama() -> torch.nn.Module:
         intermediate_size=40,
         vocab_size=60,
     )
-    return LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
 
 
 def trained(model: torch.nn.Module, config: LoraConfig) -> PeftModel:
     """An adapter whose factors are not zero."""
-    adapted = get_peft_model(copy.deepcopy(model), config)
+    adapted = with_adapter(model, config)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -126,12 +136,12 @@ def check_against_merging(model: torch.nn.Module, config: LoraConfig, folder: Pa
 )
 def test_against_peft(tmp_path: Path, build: Callable, settings_: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    assert check_against_merging(build(), LoraConfig(**settings_), tmp_path)
+    assert check_against_merging(build(), lora_config(**settings_), tmp_path)
 
 
 def test_the_pickled_form(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    adapted = trained(llama(), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    adapted = trained(llama(), lora_config(r=4, target_modules=["q_proj", "up_proj"]))
     adapted.save_pretrained(tmp_path, safe_serialization=False)
     state = torch.load(tmp_path / "adapter_model.bin", weights_only=True)
     (tmp_path / "adapter_model.safetensors").unlink(missing_ok=True)
@@ -151,8 +161,8 @@ def test_inits_that_are_taken_leave_the_base_alone_and_others_move_it(tmp_path: 
         more: dict[str, Any] = {}
         if start == "eva":
             more = {"low_cpu_mem_usage": False}
-        config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=start)
-        adapted = get_peft_model(copy.deepcopy(base), config, **more)
+        config = lora_config(r=4, target_modules=["q_proj"], init_lora_weights=start)
+        adapted = with_adapter(base, config, **more)
         after = adapted.get_base_model().state_dict()
         moved = any(
             not torch.equal(before[name.replace(".base_layer", "")], tensor)
@@ -172,7 +182,7 @@ def test_inits_that_are_taken_leave_the_base_alone_and_others_move_it(tmp_path: 
 
 
 def test_dora_is_refused_by_name(tmp_path: Path) -> None:
-    trained(llama(), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)).save_pretrained(tmp_path)
+    trained(llama(), lora_config(r=2, target_modules=["q_proj"], use_dora=True)).save_pretrained(tmp_path)
     with pytest.raises(Skipped) as skip:
         read(tmp_path)
     assert skip.value.reason == "adapter_unsupported"
@@ -184,7 +194,7 @@ def test_dora_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_whole_is_told(tmp_path: Path) -> None:
-    config = LoraConfig(
+    config = lora_config(
         r=2, target_modules=["query"], modules_to_save=["classifier", "intermediate.dense"], bias="lora_only"
     )
     trained(roberta(), config).save_pretrained(tmp_path)
@@ -200,11 +210,11 @@ def test_what_is_saved_whole_is_told(tmp_path: Path) -> None:
 
 
 def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
-    config = LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"], lora_bias=False)
+    config = lora_config(r=2, target_modules=["q_proj", "embed_tokens"], lora_bias=False)
     trained(llama(), config).save_pretrained(tmp_path, save_embedding_layers=False)
     assert any("lora_embedding_A" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
     assert set(read(tmp_path)) == {f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)}
-    config = LoraConfig(r=2, target_modules=["query"], lora_bias=True)
+    config = lora_config(r=2, target_modules=["query"], lora_bias=True)
     trained(roberta(), config).save_pretrained(tmp_path / "bias")
     assert any(name.endswith("lora_B.bias") for name in load_file(tmp_path / "bias/adapter_model.safetensors"))
     assert len(read(tmp_path / "bias")) == 2
@@ -212,7 +222,7 @@ def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:
 
 def test_only_the_factors_travel(tmp_path: Path) -> None:
     """Response bodies <= 1.02 x factors + 64 KiB a file, though the file also holds a whole embedding."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=256,
         num_hidden_layers=3,
         num_attention_heads=4,
@@ -220,8 +230,8 @@ def test_only_the_factors_travel(tmp_path: Path) -> None:
         intermediate_size=512,
         vocab_size=8000,
     )
-    lora = LoraConfig(r=16, target_modules="all-linear", modules_to_save=["embed_tokens"])
-    trained(LlamaForCausalLM(config), lora).save_pretrained(tmp_path / "me" / "lora")
+    lora = lora_config(r=16, target_modules="all-linear", modules_to_save=["embed_tokens"])
+    trained(transformers.LlamaForCausalLM(config), lora).save_pretrained(tmp_path / "me" / "lora")
     with LoopbackHub(tmp_path) as hub:
         checkpoint = open_checkpoint(ModelRef("me/lora"), relation="adapter", endpoint=hub.endpoint)
         factors = sum(

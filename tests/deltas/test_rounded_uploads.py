@@ -9,9 +9,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import RobertaForSequenceClassification
 
 from indexer.deltas.base import store_base
 from indexer.errors import Skipped
@@ -181,13 +181,15 @@ def test_half_a_unit_is_rounding_and_more_is_not(far):
 def test_casts_by_other_authors_are_duplicates_whoever_came_first(tmp_path):
     store = make_world(tmp_path / "store", per_dataset=2)
     for number, (model, dtype) in enumerate((("ann/glue-0", BF16), ("bob/imdb-1", FP16), ("ann/squad-0", BF16))):
-        tuned = RobertaForSequenceClassification.from_pretrained(store / model, dtype=dtype)
+        tuned = transformers.RobertaForSequenceClassification.from_pretrained(store / model, dtype=dtype)
         saved = tuned if number < 2 else tuned.float()
         month = "01" if number == 2 else "12"  # the last cast was uploaded before the original
         created = f"202{3 if number == 2 else 5}-{month}-01T00:00:00.000Z"
         add_model(store, f"eve/again-{number}", saved, dataset=f"other/{number}", created=created)
     unpublished = tmp_path / "unpublished"
-    RobertaForSequenceClassification.from_pretrained(store / "bob/squad-1", dtype=BF16).save_pretrained(unpublished)
+    transformers.RobertaForSequenceClassification.from_pretrained(store / "bob/squad-1", dtype=BF16).save_pretrained(
+        unpublished
+    )
     with indexed(store) as shell:
         ran = shell("query", "sql", "SELECT model, first_upload FROM duplicates ORDER BY model", "--json")
         asked = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from tests.conftest import ROOT
 
-pytest.importorskip("mcp")
+# Looked for, not loaded: that takes seconds.
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
 
 
 def ask(atlas, calls):
