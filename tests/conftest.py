@@ -49,6 +49,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.forked import Forker, can_fork, one_tls_context  # noqa: E402
+from tests.halves import longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of what is tested.
@@ -68,6 +69,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         words = [] if "not slow" in session.config.option.markexpr else ["--forest"]  # slow tests alone ask for it
         command = [sys.executable, "-m", "tests.training", *words]
         TRAINING.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items)
 
 
 def pytest_unconfigure() -> None:

@@ -1,4 +1,4 @@
-"""What `make test` tries of a long list of parameters, and `make slow` the rest of."""
+"""What `make test` tries of a long list of parameters, and `make slow` the rest of; and what both begin with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+
+# Files that take longest, in either half. They go first: one that is begun last is waited for by all other processes.
+LONGEST = (
+    "test_dask", "test_flips", "test_build", "test_aside", "test_publishing", "test_map", "profiles/test_questions",
+    "profiles/test_planted", "test_atlas", "purity/test_against_loops", "browse/test_page", "test_compressed",
+    "test_rebuild", "test_pool", "test_limits", "opening/test_fuzz", "lineage/test_forest", "family/test_trained",
+    "share/test_killed", "profiles/test_interrupted", "vectors/test_left_out", "test_shards", "test_index_types",
+    "predict/test_calibration", "test_nothing_left", "test_renames", "report/test_odd_atlases",
+    "deltas/test_rounded_uploads", "report/test_page", "ranks/test_against_numpy", "clusters/test_believed",
+)  # fmt: skip
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Put the tests of ``LONGEST`` first, all others as they are."""
+    turn = {f"tests/{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.nodeid.partition("::")[0], len(turn)))
 
 
 def a_few(values: Iterable[Any], chosen: int | Collection[Any]) -> list[Any]:
