@@ -33,6 +33,9 @@ BLOATED_SHARE = 0.5
 # disk, but blocks in use cannot be.
 LEAST_MEMORY = 128 << 20
 
+# Tables that name files of vectors.
+_NAMING = ("internal.segments", "internal.compressed_indexes")
+
 # _IOW(0x94, 9, int): "this file is to have that one's content".
 FICLONE = 0x40049409
 
@@ -64,8 +67,8 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
     try:
         if folder.database.exists():
             _copy(folder.database, copy)
-            named = _named_files(copy)
             if afresh:
+                named = _named_before(copy)
                 kept_ids, next_id = _ids_in(copy)
                 copy.unlink()
         is_new = not copy.exists()
@@ -78,14 +81,14 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
                 _use_verified(connection, folder.database)
+                named = _named_files(connection)
             yield Sibling(connection, kept_ids)
+            named = None if named is None else named | _named_files(connection)
             is_bloated = _is_bloated(connection)
         finally:
             connection.close()
         if is_bloated:
             _compact(copy, limits)
-        written = _named_files(copy)
-        named = None if named is None or written is None else named | written
         _put_in_place(folder, copy)
     finally:
         _collect(folder, named)  # after a failure, too: on a full disk the next publish needs the room
@@ -172,10 +175,15 @@ def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
             path.unlink(missing_ok=True)
 
 
-def _named_files(database: Path) -> frozenset[str] | None:
-    """FAISS files that a private copy names; None where it cannot be read."""
-    tables = ("internal.segments", "internal.compressed_indexes")
-    found = earlier_rows(database, tables, [f"SELECT faiss_file FROM {table}" for table in tables])
+def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
+    """FAISS files that the private copy names."""
+    names = [f"SELECT faiss_file FROM {NAME}.{table}" for table in _NAMING]
+    return frozenset(name for (name,) in connection.execute(" UNION ".join(names)).fetchall())
+
+
+def _named_before(database: Path) -> frozenset[str] | None:
+    """Those that a private copy of any schema names; None where it cannot be read."""
+    found = earlier_rows(database, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
     return None if found is None else frozenset(row["faiss_file"] for rows in found for row in rows)
 
 
