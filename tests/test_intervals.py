@@ -14,7 +14,7 @@ from query.statistics.neighbours import leave_out
 from query.statistics.order import neighbour_order
 from tests.purity.loops import Models
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.study
 
 AUTHORS = (5, 7, 10, 20, 50)
 

@@ -87,6 +87,7 @@ class _Published:
     copies: frozenset[int]
     profiles: frozenset[str] = frozenset()
     profiled: Mapping[str, set[int]] = field(default_factory=dict)
+    off_centre: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, connection: Connection) -> _Published:
@@ -95,18 +96,20 @@ class _Published:
             row["base"]: depth_vectors(lambda text, with_: connection.execute(text, with_).fetchall(), row["base"])
             for row in bases
         }
+        vectors = [
+            found_here
+            for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")
+            if (found_here := read_published(connection, row["base"], row["representation"])) is not None
+        ]
         return cls(
             models=connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes ORDER BY model_id"),
-            vectors=[
-                found_here
-                for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")
-                if (found_here := read_published(connection, row["base"], row["representation"])) is not None
-            ],
+            vectors=vectors,
+            off_centre={(one.base, one.representation): _off_centre(one, connection) for one in vectors},
             bases=bases,
             profiles=frozenset(row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")),
             profiled={
-                base: {model_id for model_id, vector in vectors.items() if vector.any()}
-                for base, vectors in depths.items()
+                base: {model_id for model_id, vector in of_base.items() if vector.any()}
+                for base, of_base in depths.items()
             },
             copies=frozenset(row["model_id"] for row in connection.rows("SELECT model_id FROM records WHERE is_copy")),
         )
@@ -141,10 +144,11 @@ def _check_records(
     for one in published.vectors:
         progress(f"vectors of {one.base}, {one.representation}")
         if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
-            yield from _check_vectors(folder, one, published.profiled.get(one.base, set()))
-            continue
-        expected = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
-        yield from _check_vectors(folder, one, expected - published.copies - without[one.representation])
+            expected = published.profiled.get(one.base, set())
+        else:
+            rows = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
+            expected = rows - published.copies - without[one.representation]
+        yield from _check_vectors(folder, one, expected, published.off_centre[one.base, one.representation])
     yield from _check_profiles(folder, published.profiles)
     yield from _check_unnamed(store, named, current, is_known)
     for digest in store.outcome_digests():
@@ -289,7 +293,9 @@ def _check_told(folder: AtlasFolder, published: _Published) -> Iterator[Disagree
             yield from (Disagreement(kind, path.name, f"{problem}; {mend}") for problem in read(path)[1])
 
 
-def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]) -> Iterator[Disagreement]:
+def _check_vectors(
+    folder: AtlasFolder, published: Published, expected: set[int], off_centre: Sequence[str]
+) -> Iterator[Disagreement]:
     """Every file against its checksum and its rows, and the models that have a vector against those that should."""
     damaged = False
     for file in published.files:
@@ -307,11 +313,7 @@ def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]
         yield Disagreement("vectors", what, str(error))
         return
     found = index.ids
-    try:
-        with Reading(folder.database) as connection:
-            yield from (Disagreement("centre", what, problem) for problem in _centre_problems(published, connection))
-    except AtlasError as error:
-        yield Disagreement("centre", what, str(error))
+    yield from (Disagreement("centre", what, problem) for problem in off_centre)
     yield from (Disagreement("vectors", what, problem) for problem in _problems(published, index))
     ids = set(found.tolist())
     missing, extra = sorted(expected - ids), sorted(ids - expected)
@@ -321,6 +323,13 @@ def _check_vectors(folder: AtlasFolder, published: Published, expected: set[int]
         yield Disagreement("vectors", what, f"holds {len(extra)} models the database lacks (first id {extra[0]})")
     if len(ids) < len(found):
         yield Disagreement("vectors", what, f"holds {len(found) - len(ids)} models more than once")
+
+
+def _off_centre(published: Published, connection: Connection) -> tuple[str, ...]:
+    try:
+        return tuple(_centre_problems(published, connection))
+    except AtlasError as error:
+        return (str(error),)
 
 
 def _centre_problems(published: Published, connection: Connection) -> Iterator[str]:

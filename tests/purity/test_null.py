@@ -39,7 +39,7 @@ def check_uniform(found):
     assert kstest(found, "uniform").pvalue > 0.001
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_cross_author_p_is_uniform_with_sweeps_and_owned_datasets():
     check_uniform([purity(nothing(seed), draws=99, seed=seed).cross_author.p_value for seed in range(RUNS)])
 
@@ -50,7 +50,7 @@ def test_plain_p_is_not_where_authors_have_places_of_their_own():
     assert (found <= 0.05).mean() > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_plain_p_is_uniform_where_models_are_independent():
     found = []
     for seed in range(RUNS):

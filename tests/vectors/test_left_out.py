@@ -44,7 +44,7 @@ def _shares(folder, models: list[Tuned], groups: tuple[str, str]) -> tuple[list[
     return strangers, kin
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize("groups", [("full", "full"), ("adapter", "full")], ids="-".join)
 def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_a_hundredth(
     groups, tmp_path, monkeypatch

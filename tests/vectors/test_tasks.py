@@ -7,7 +7,7 @@ import pytest
 
 from scripts.tasks.__main__ import Text, shared, without_mean
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.study
 
 
 def planted(of_text, of_task, rng):
