@@ -224,6 +224,7 @@ def test_equal_vectors_are_equally_good():
     assert compress([Vectors(np.arange(900, dtype=np.int64), matrix)], "SQ8", 0.95).recall == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_index(tmp_path):
     contents = []
     for seed in (1, 1, 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from click.testing import CliRunner
 
 from indexer.atlas import AtlasFolder
@@ -39,6 +40,7 @@ def test_options_of_the_command_say_no_more_than_they_were_given():
     assert asked == [IndexChange(memory=4 * 10**9), IndexChange(promised=0.0), IndexChange("exact"), None]
 
 
+@pytest.mark.slow
 def test_a_publish_that_says_one_thing_leaves_the_rest_and_a_later_representation_takes_it(atlas):
     represent(atlas, "spectrum", ASKED)
     assert chosen(atlas) == chosen(atlas, "spectrum") == ASKED

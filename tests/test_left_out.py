@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import BuildOptions, Watcher
 from indexer.builds.shards import publish_records
@@ -45,6 +47,7 @@ def models(atlas: AtlasFolder, representation: str) -> set[str]:
         return {row["model"] for row in opened.rows("SELECT model, model_id FROM models") if row["model_id"] in ids}
 
 
+@pytest.mark.slow
 def test_a_model_without_factors_is_left_out_of_what_needs_them_by_every_command(atlas):
     whole = models(atlas, "input")
     make_bare(atlas)

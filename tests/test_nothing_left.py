@@ -113,6 +113,7 @@ def test_a_listing_that_fails_at_once_leaves_nothing(shell, index):
     assert left(shell) == []
 
 
+@pytest.mark.slow
 def test_one_that_can_go_on_is_kept(shell):
     """A page was read: that is something learnt."""
     shell.hub._api.page_size = 1

@@ -191,6 +191,7 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
     atlas.base.close()
 
 
+@pytest.mark.slow
 def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
     atlas.publish(*atlas.entries)
     before = atlas.tables()
@@ -226,6 +227,7 @@ def bloat(atlas: Piecewise) -> None:
             connection.execute("CHECKPOINT")
 
 
+@pytest.mark.slow
 def test_an_atlas_that_began_without_a_vector_takes_the_first_that_comes(atlas):
     atlas.publish(*(replace(entry, record_key=None) for entry in atlas.entries[:3]))
     atlas.publish(*atlas.entries[:7])

@@ -131,6 +131,7 @@ def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, world):
     remove(atlas, "listing")
     rebuild(atlas)
@@ -145,6 +146,7 @@ def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, wo
     assert rows(atlas, "SELECT status, gone FROM fine_tunes WHERE model = 'eve/wnli-0'") == [("indexed", True)]
 
 
+@pytest.mark.slow
 def test_a_listing_of_which_half_is_damaged_is_whole_again(atlas):
     told = rows(atlas, TOLD)
     path = atlas.listing(BASE)

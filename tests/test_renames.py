@@ -95,6 +95,7 @@ def checked(shell) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_owner_may_begin_with_an_underscore(shell):
     rename(shell, "ann/imdb-0", "_ann/_imdb_")
     build(shell)

@@ -125,6 +125,7 @@ def test_a_module_is_looked_up_however_many_keys_there_are(keys: dict[str, int])
     assert patterns.lookups <= 10 * len(names)
 
 
+@pytest.mark.slow
 def test_names_and_keys_without_end_are_refused_or_cheap() -> None:
     patterns = NamePatterns({"q": 4, "a.q": 5}, "rank_pattern")
     assert patterns.find("a." * 1_000_000 + "q") == 4

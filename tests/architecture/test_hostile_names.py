@@ -86,7 +86,7 @@ def test_what_is_no_number_is_no_layer(number: str) -> None:
             "encoder.layer.0.attention.self.query.weight{}",
             "bert.encoder.layer.0.attention.self.query.{}",
         ],
-        2,
+        1,
     ),
 )
 def test_a_hundred_thousand_names_take_a_moment(name: str) -> None:

@@ -20,6 +20,7 @@ def bytes_naming(root, name):
     return [path for path in root.rglob("*") if path.is_file() and name.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_nothing_of_a_removed_model_is_left(atlas, run):
     with Atlas(atlas.root) as opened:
         opened.predict_many(["bob/glue-1"], store=True)

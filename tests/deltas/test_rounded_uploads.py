@@ -87,6 +87,7 @@ def test_every_real_model_is_one_with_each_of_its_casts_and_these_with_one_anoth
     assert missed == []
 
 
+@pytest.mark.slow
 def test_no_real_model_is_one_with_another_in_whatever_form(real):
     merged = [
         (one, other)
@@ -98,6 +99,7 @@ def test_no_real_model_is_one_with_another_in_whatever_form(real):
     assert set(merged) == copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learnt", [3e-5, 1e-4, 1e-3], ids=["below rounding", "like rounding", "above rounding"])
 @pytest.mark.parametrize("step", a_few([1e-6, 1e-5, 1e-4], {1e-5}))
 def test_a_step_more_is_another_model_in_whatever_form(tmp_path, learnt, step):
@@ -118,6 +120,7 @@ def test_a_step_more_is_another_model_in_whatever_form(tmp_path, learnt, step):
         assert not agree(first[one].sample, first[one].precision, second[other].sample, second[other].precision)
 
 
+@pytest.mark.slow
 def test_where_hardly_a_weight_was_changed_the_sample_alone_says_nothing(tmp_path):
     weights = made.cast(made.weights(), BF16)
     base = made.base_of(tmp_path, weights)
@@ -132,6 +135,7 @@ def test_where_hardly_a_weight_was_changed_the_sample_alone_says_nothing(tmp_pat
     assert difference_of(one, other) > 0.5
 
 
+@pytest.mark.slow
 def test_records_of_earlier_versions_are_compared_as_before(tmp_path):
     weights = made.weights()
     base = made.base_of(tmp_path, weights)
@@ -142,6 +146,7 @@ def test_records_of_earlier_versions_are_compared_as_before(tmp_path):
     assert difference_of(earlier["original"], dataclasses.replace(earlier["original"])) < 1e-6
 
 
+@pytest.mark.slow
 def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more(tmp_path):
     weights = made.weights()
     base = made.base_of(tmp_path, weights)
@@ -154,6 +159,7 @@ def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more
     assert not norms_fit(0.0, 0.005, 1.0)
 
 
+@pytest.mark.slow
 def test_samples_lie_in_the_matrix_and_are_the_same_for_all_models():
     for shape, matrices, count in (((128, 256), 24, 171), ((3, 5), 1, 4096), ((4096, 11008), 224, 64)):
         rows, columns = sampled_positions(DeltaKey("", 0, "query"), shape, matrices)
@@ -164,6 +170,7 @@ def test_samples_lie_in_the_matrix_and_are_the_same_for_all_models():
     assert not np.array_equal(first, sampled_positions(DeltaKey("", 1, "query"), (128, 256), 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [0, 1, 2])
 def test_half_a_unit_is_rounding_and_more_is_not(far):
     generator = torch.Generator().manual_seed(3)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save
 
 from scripts.loopback_hub import LoopbackHub
@@ -201,6 +202,7 @@ for name, revision in (("me/tiny", "main"), ("tiny", "main"), ("me/tiny", "refs/
 """
 
 
+@pytest.mark.slow
 def test_from_pretrained(hub: LoopbackHub, root: Path, tmp_path: Path):
     add_row(root, "me/tiny", old_ids=["tiny"], revisions={"refs/pr/1": {"folder": "tiny-converted"}})
     told = run_client(hub, tmp_path / "home", TRANSFORMERS_CLIENT, str(root / "me"))

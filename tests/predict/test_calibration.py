@@ -132,6 +132,7 @@ def test_a_model_of_an_unseen_dataset_gets_none_of_these():
     assert together.hidden_probability > 0.8
 
 
+@pytest.mark.slow
 def test_shuffled_labels_leave_nothing_but_chance():
     found = WORLDS["clear"].draw(150, "a", seed=5)
     rng = np.random.default_rng(6)

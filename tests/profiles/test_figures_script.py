@@ -17,6 +17,7 @@ def folder(tmp_path_factory):
     return profiled_atlas(tmp_path_factory.mktemp("figures"))
 
 
+@pytest.mark.slow
 def test_both_come_to_the_same(folder, monkeypatch):
     monkeypatch.setattr(figures, "DRAWS", 100)
     found = population(folder)

@@ -204,6 +204,7 @@ def test_the_unit_of_the_embeddings_does_not_matter():
     assert other.spread == pytest.approx(10 * row.spread, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_same_numbers_twice():
     assert rows_of(after(Attention())) == rows_of(after(Attention()))
     torch.manual_seed(1)  # the global generator has no part in it

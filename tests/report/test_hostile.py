@@ -71,6 +71,7 @@ def test_commands_and_statements_survive_a_hostile_base(hostile):
             assert words[2] == "--base"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())
 def test_in_a_browser_it_asks_for_nothing_and_fits(report, hostile, tmp_path):
     for name, html in (("plain", report.html), ("hostile", hostile[1].html)):

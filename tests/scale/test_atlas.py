@@ -54,6 +54,7 @@ def _expected(maker: Maker, root: Path, models: range, drawn_as: range | None = 
     return published(drawn, 72, labels.is_adapter[numbers], authors[numbers].tolist(), votes)[80:]
 
 
+@pytest.mark.slow
 def test_an_atlas_is_what_the_indexer_would_have_made(made):
     maker, root = made
     labels, cards = maker.population.labels, maker.cards

@@ -41,6 +41,7 @@ def facts(root):
         return opened.rows("SELECT model, datasets, author FROM models ORDER BY model"), near
 
 
+@pytest.mark.slow
 def test_shards_make_what_one_build_makes(made, tmp_path):
     first = shard(made, tmp_path / "a", lambda model: not model.startswith("cyd"))
     second = shard(made, tmp_path / "b", lambda model: not model.startswith("ann"))

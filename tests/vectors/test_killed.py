@@ -77,6 +77,7 @@ def growing(atlas, tmp_path):
     return atlas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     a_few(

@@ -59,6 +59,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
     assert int(growth) < 12_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_over_http(tmp_path: Path) -> None:
     folder = tmp_path / "me" / "big"
