@@ -319,6 +319,7 @@ def test_equal_vectors_have_no_silhouette_whatever_the_rounding():
     assert silhouettes(points, codes_of(list("aaabbbbccccc"))).tolist() == [0.0] * 12
 
 
+@pytest.mark.slow
 def test_shuffled_silhouettes_are_those_of_all_permutations():
     points, groups = unit(rng(4).normal(size=(7, 3))), codes_of(list("aabbbcc"))
     exact = np.array([np.mean(loop_silhouettes(points, order)) for order in itertools.permutations(groups)])

@@ -322,6 +322,7 @@ def made_record(made):
     return AtlasFolder(made.parent / "fuzzed"), record, stored_bases(folder)[0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(ROWS, CONFIGS), min_size=9, max_size=9))
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_publish_of_hostile_models_ends_well(made, tmp_path_factory, hostile_models):

@@ -103,6 +103,7 @@ def test_ids_survive_a_rebuild(atlas):
         assert opened.rows("SELECT model, model_id FROM models ORDER BY model") == before
 
 
+@pytest.mark.slow
 def test_every_representation_can_be_published_and_asked(atlas):
     for name in ("output", "delta", "seed", "seed_scaled", "spectrum"):
         represent(atlas, name)

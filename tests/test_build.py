@@ -250,6 +250,7 @@ def test_a_dry_run_reads_nothing_but_says_how_much(world):
     ]
 
 
+@pytest.mark.slow
 def test_reading_costs_little_more_than_the_block_matrices(world):
     build(world)
     block_bytes = 2 * (4 * 48 * 48 + 2 * 48 * 96) * 4

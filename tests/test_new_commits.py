@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.plan import Planned
@@ -67,6 +69,7 @@ def test_a_model_at_a_new_commit_stays_with_its_record_whoever_publishes(atlas):
         assert told(atlas) == before
 
 
+@pytest.mark.slow
 def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, monkeypatch):
     before = told(atlas)
     give_new_commits(atlas)

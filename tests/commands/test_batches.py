@@ -59,6 +59,7 @@ def test_nothing_on_stdin_is_told(atlas, run, typed):
     assert "No model came on stdin" in err
 
 
+@pytest.mark.slow
 def test_stored_predictions_outlive_a_publish_and_a_rebuild(atlas, run):
     undocumented(atlas, "ann/glue-0")
     code, out, err = run("query", "predict", "--undocumented", "--store", "--atlas", atlas.root, "--json")

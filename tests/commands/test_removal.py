@@ -47,6 +47,7 @@ def test_nothing_of_a_removed_model_is_left(atlas, run):
     assert [one.id for one in Listing(atlas.listing(BASE)).models()].count("ann/glue-0") == 0
 
 
+@pytest.mark.slow
 def test_a_crawl_brings_no_removed_model_back_but_adding_it_does(atlas, run):
     listing = Listing(atlas.listing(BASE))
     (listed,) = [one for one in listing.models() if one.id == "ann/glue-0"]

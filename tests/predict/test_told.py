@@ -149,6 +149,7 @@ def planted(tmp_path_factory):
         yield shell
 
 
+@pytest.mark.slow
 def test_an_undocumented_model_on_the_command_line(planted):
     ran = planted("query", "predict", "eve/in-house", "--json")
     assert ran.code == 0, ran.err

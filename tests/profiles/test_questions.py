@@ -166,6 +166,7 @@ def test_words_by_the_seeds_recipe_and_from_a_part(atlas, gpt2):
     assert len(part.layers) == 1
 
 
+@pytest.mark.slow
 def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2):
     found = atlas.invert(vit, layers=[1])
     assert found.layers[0].error < 0.5
@@ -174,6 +175,7 @@ def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit
     assert atlas.invert(gpt2, layers=[1], stem="image").layers[0].error < 1.0
 
 
+@pytest.mark.slow
 def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit):
     found = atlas.features(gpt2, neurons="all", patch=20, layers=[2])
     (rows,) = [one.change_by_row for one in found.features]

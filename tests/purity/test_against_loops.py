@@ -195,6 +195,7 @@ def test_one_authors_sweep_shows_in_purity_and_not_across_authors():
     assert np.mean(np.array(cross) <= 0.1) <= 0.22
 
 
+@pytest.mark.slow
 def test_sweeps_of_one_author_are_not_independent():
     """Several datasets to an author, each sweep in a place of its own: still nothing across authors."""
     cross = []

@@ -187,6 +187,7 @@ def test_an_atlas_is_asked_at_its_address_and_offline(ann, atlas, tmp_path, monk
         Atlas("hf://ann/other")
 
 
+@pytest.mark.slow
 def test_a_moved_branch_is_followed(ann, atlas):
     ann.push(atlas)
     with Atlas(f"hf://{NAME}") as opened:
