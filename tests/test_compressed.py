@@ -157,6 +157,7 @@ def test_more_candidates_than_there_are_is_all_of_them():
     assert -1 not in one_list
 
 
+@pytest.mark.slow
 def test_the_search_is_as_thorough_as_the_promise_asks():
     by_promise = [compress(OLD, "PCA64,IVF32,SQ8", promised) for promised in (0.0, 0.7, 0.95, 1.1)]
     visited = [int(made.parameters.removeprefix("nprobe=")) for made in by_promise]

@@ -167,6 +167,7 @@ def test_a_named_index_that_outgrows_its_memory_is_published_no_more(tmp_path):
     assert not any(one.in_compressed for one in store.published().segments)
 
 
+@pytest.mark.slow
 def test_codes_that_count_no_more_are_dropped_once_they_are_most(tmp_path):
     store = Store(tmp_path)
     store.publish(groups(range(1, 501)), neighbours=False, choice=IndexChoice("SQ8", promised=0.5))

@@ -58,6 +58,7 @@ def change(build: Build, planned: Planned) -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_a_model_at_a_new_commit_stays_with_its_record_whoever_publishes(atlas):
     before = told(atlas)
     give_new_commits(atlas)

@@ -82,6 +82,7 @@ def test_stored_predictions_outlive_a_publish_and_a_rebuild(atlas, run):
         assert opened.rows(statement) == kept
 
 
+@pytest.mark.slow
 def test_a_prediction_of_another_record_is_dropped(atlas):
     with Atlas(atlas.root) as opened:
         opened.predict_many(["ann/glue-0"], store=True)

@@ -240,6 +240,7 @@ def test_on_a_phone(page):
     assert page.run(small) == 0
 
 
+@pytest.mark.slow
 def test_ten_thousand_models(browser, tmp_path):
     rows = [(f"a{i % 500}/m{i}", f"a{i % 500}", (f"d{i % 40}",), "finetune", i, (i * 7919) % 10007, (i * 104729) % 10009)
             for i in range(10_000)]  # fmt: skip

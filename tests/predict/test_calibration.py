@@ -89,6 +89,7 @@ def test_without_the_fit_neither_holds(kind):
     assert largest_deviation(chance, right) > 5
 
 
+@pytest.mark.slow
 def test_what_is_reported_is_what_fresh_draws_show():
     """Leave-one-author-out on 200 authors says of the next 200 what then comes true."""
     found, truth = fresh_draws("blurred", 1)
@@ -107,6 +108,7 @@ def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baseline
     assert max(loss["vectors"], loss["head"]) < min(loss["majority"], loss["chance"])
 
 
+@pytest.mark.slow
 def test_a_model_of_an_unseen_dataset_gets_none_of_these():
     world = World.of(noise=0.5, named=1.0, headless=0.0, novel=0.1)
     found = world.draw(150, "a", seed=4)

@@ -65,6 +65,7 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     assert all(page.said(section) for section in SECTIONS if section != "words")
 
 
+@pytest.mark.slow
 def test_an_atlas_without_any_representation(tmp_path):
     with Atlas(write_atlas(tmp_path, family(), representations=())) as atlas:
         report = atlas.report()
