@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, time
 
 from indexer.builds.report import BuildOptions
-from indexer.builds.resources import default_workers, parse_size
+from indexer.builds.resources import parse_size
 from indexer.errors import AtlasError
 from indexer.names import DISCOVERIES, EXECUTORS, RELATIONS, SORTS
+from indexer.processors import processors
 from indexer.vectors.choice import AUTO, EXACT, IndexChange
 
 Size = str | int | None
@@ -60,7 +61,7 @@ def build_options(
         author=author,
         spectra=spectra,
         keep_factors=keep_factors,
-        workers=workers or default_workers(),
+        workers=workers or processors(),
         memory=bytes_of("memory", memory),
         bandwidth=bytes_of("bandwidth", bandwidth),
         scheduler=scheduler,

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from indexer.builds.resources import default_workers
 from indexer.console.notebook import shown
+from indexer.processors import processors
 from indexer.records.thresholds import Thresholds
 from indexer.vectors.choice import IndexChange
 
@@ -46,7 +46,7 @@ class BuildOptions:
     author: str | None = None
     spectra: bool = False
     keep_factors: bool = True
-    workers: int = field(default_factory=default_workers)
+    workers: int = field(default_factory=processors)
     memory: int | None = None
     bandwidth: float | None = None
     scheduler: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -38,11 +37,6 @@ class Resources:
     ahead_bytes: int = AHEAD_BYTES
     bandwidth: float | None = None
     database_bytes: int | None = None
-
-
-def default_workers() -> int:
-    """One for each processor this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def workers_for(workers: int, units: int) -> int:

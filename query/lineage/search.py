@@ -115,10 +115,10 @@ class Search:
         if len(members) < 2:
             return verdict
         for one in members:
-            others = [other.parts for other in members if other is not one]
-            found = Combinations(one.parts, others, self.judge.base).of(range(len(others)))
             if self.spending.spent + self.spending.largest > self.judge.limits.budget or not self.waiting:
                 break
+            others = [other.parts for other in members if other is not one]
+            found = Combinations(one.parts, others, self.judge.base).of(range(len(others)))
             _, fitted = self.store.fit(self.waiting, residual(one.parts, others, found))
             if fitted.max() >= 1 - self.judge.limits.together:
                 self._take(self.waiting[int(fitted.argmax())])

@@ -52,8 +52,7 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     def count_hits(part: Integers) -> None:
         hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
 
-    for _ in each(count_hits, _alike(widths)):
-        pass
+    each(count_hits, _alike(widths))
     means: list[float | None] = []
     for unit in range(count):
         scored = gone[limits[:, unit] > 0]

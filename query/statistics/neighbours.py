@@ -46,8 +46,7 @@ def leave_out(order: Order, excluded: Integers) -> None:
     for_size = (np.flatnonzero(sizes == size) for size in np.unique(sizes))
     step = max(1, _BLOCK // count)
     parts = (alike[start : start + step] for alike in for_size for start in range(0, len(alike), step))
-    for _ in each(close_up, parts):
-        pass
+    each(close_up, parts)
 
 
 def members_of(codes: Integers) -> list[Integers]:

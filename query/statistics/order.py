@@ -61,8 +61,7 @@ def neighbour_order(vectors: Floats, rows: Integers, blocks: int = 0, reach: Int
 
     for start, similarity in _panels(vectors, rows, blocks):
         parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
-        for _ in each(sort, parts):
-            pass
+        each(sort, parts)
     return order
 
 

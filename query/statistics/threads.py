@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from indexer.processors import processors
 
 Part = TypeVar("Part")
 Found = TypeVar("Found")
@@ -17,13 +19,10 @@ _MOST = 8  # each thread holds blocks of some hundred megabytes
 def threads_here() -> int:
     """One for each processor that this process may use; as many as ``OMP_NUM_THREADS`` says, where it is set."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return min(_MOST, int(asked))
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST, processors)
+    return min(_MOST, int(asked) if asked.isdecimal() and int(asked) > 0 else processors())
 
 
-def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> Iterator[Found]:
+def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
     """What ``work`` gives for each of ``parts``, in their order; parts are taken a few ahead.
 
     Threads get in each other's way where a part takes less than about a millisecond: those that are not ``is_long``
@@ -31,17 +30,18 @@ def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool 
     """
     threads = threads_here() if is_long else 1
     if threads == 1:
-        yield from map(work, parts)
-        return
+        return [work(part) for part in parts]
+    found: list[Found] = []
     begun: deque[Future[Found]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for part in parts:
                 begun.append(pool.submit(work, part))
                 if len(begun) > 2 * threads:
-                    yield begun.popleft().result()
+                    found.append(begun.popleft().result())
             while begun:
-                yield begun.popleft().result()
+                found.append(begun.popleft().result())
         finally:
             for future in begun:
                 future.cancel()
+    return found

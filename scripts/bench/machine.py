@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from indexer.processors import processors
+
 PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "duckdb", "scikit-learn", "weightwatcher")
 
 
@@ -48,7 +50,7 @@ def this_machine() -> Machine:
     return Machine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=processors(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         load=os.getloadavg(),
         system=f"{platform.system()} {platform.machine()}",

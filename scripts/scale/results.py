@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indexer.processors import processors
 from scripts.scale.figures import Figures, aligned, table
 from scripts.scale.likeness import FIGURES, LABEL_FIGURES, Compared
 
@@ -88,7 +89,7 @@ def this_machine() -> dict[str, str]:
 
     return {
         "when": datetime.now(UTC).isoformat(timespec="minutes"),
-        "processors": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "processors": str(processors()),
         "load": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
         "faiss-cpu": version("faiss-cpu"),
