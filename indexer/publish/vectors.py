@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,26 +213,7 @@ class PublishedVectors:
                 f"DELETE FROM {table} WHERE base = ? AND representation = ?", [self.base, self.representation.name]
             )
         base, name = self.base, self.representation.name
-        self.tables.insert(
-            "representations",
-            [
-                {
-                    "base": base,
-                    "representation": name,
-                    "version": self.representation.version,
-                    "rank": self.rank,
-                    "length": self.length,
-                    "vectors": sum(one.count for one in self.segments),
-                    "per_delta": self.representation.per_delta,
-                    "blocks": self.masks.blocks,
-                    "budget": self.choice.budget,
-                    "centre": self.centre,
-                    "index_choice": self.choice.index,
-                    "index_memory": self.choice.memory,
-                    "promised_recall": self.choice.promised,
-                }
-            ],
-        )
+        self.tables.insert("representations", [self._row()])
         self.tables.insert(
             "internal.segments",
             [
@@ -269,6 +251,23 @@ class PublishedVectors:
                 for kind, ids in self.masks.members().items()
             ],
         )
+
+    def _row(self) -> dict[str, Any]:
+        return {
+            "base": self.base,
+            "representation": self.representation.name,
+            "version": self.representation.version,
+            "rank": self.rank,
+            "length": self.length,
+            "vectors": sum(one.count for one in self.segments),
+            "per_delta": self.representation.per_delta,
+            "blocks": self.masks.blocks,
+            "budget": self.choice.budget,
+            "centre": self.centre,
+            "index_choice": self.choice.index,
+            "index_memory": self.choice.memory,
+            "promised_recall": self.choice.promised,
+        }
 
 
 def _with(masks: Masks, blocks: int, gone: Ids, coming: Mapping[bytes, Sequence[int]]) -> Masks:

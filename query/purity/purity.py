@@ -69,8 +69,7 @@ def purity(
         names = [population.models[row] for row in rows]
         scores = []
         # Leaving out a model's author also leaves out the model, so one table serves both in turn.
-        alone = np.arange(len(rows), dtype=np.intp)
-        kin = alone if trees is None else codes_of(trees[rows].tolist())
+        kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
         families = authors if trees is None else _joined(authors, kin)
         reach = _reach(labels, authors, families, k)
         order = neighbour_order(population.vectors, rows, population.blocks, reach)

@@ -1,0 +1,229 @@
+"""The picture of a map: what it says, its colours and shapes, its names, and the file that it is."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from indexer.errors import AtlasError
+from query import Atlas
+from query.figures import THEMES, draw, label
+from query.map.coloring import LEGEND, grouped
+from query.map.heaps import heaps, room_for_names
+from query.map.map import checked_map_file
+from tests.map.planted import DRAWN, SVG, near, pca
+from tests.planted_atlas import BASE, Planted, plant_atlas
+
+
+def test_the_rest_shares_a_grey():
+    names = [f"d{number}" for number in range(LEGEND + 3) for _ in range(30 - number)]
+    groups = grouped("dataset", [*names, None, None])
+    assert [group.group for group in groups.shown] == [f"d{number}" for number in range(LEGEND)]
+    assert [group.models for group in groups.rest] == [30 - LEGEND, 29 - LEGEND, 28 - LEGEND]
+    assert groups.codes.count(-1) == 2
+    assert groups.of(len(names)) is None
+
+
+def texts_of(figure):
+    """Everything a figure says."""
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_the_picture_says_what_it_shows(atlas):
+    said = "\n".join(texts_of(pca(atlas).figure()))
+    for words in (
+        f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 copy of the base, 1 unrelated to the base, 1 duplicate", "imdb (4)",
+        "glue/mrpc (2)", "no dataset named (1)", "adapter (2)", "principal component 1 (", " % of the variance",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+def test_what_has_no_group_can_be_seen(atlas):
+    """Undocumented models are rings in the colour of the text, in front of all others, in both themes."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.colors import to_hex
+
+    drawn = pca(atlas)
+    (place,) = [(point.x, point.y) for point in drawn.points if point.group is None]
+    for name, theme in THEMES.items():
+        marks = drawn.figure(name).findobj(PathCollection)
+        (ring,) = [one for one in marks if any(np.allclose(at, place) for at in one.get_offsets())]
+        assert to_hex(ring.get_edgecolors()[0]).upper() == theme.ink
+        assert ring.get_linewidths()[0] > 0.5
+        assert ring.get_zorder() == max(one.get_zorder() for one in marks)
+
+
+def test_one_colour_and_one_shape_say_one_thing(atlas):
+    """No two entries of the legend look alike, and every mark on the picture is one of them."""
+    figure = pca(atlas).figure()
+    (legend,) = figure.legends
+    entries = [(line.get_marker(), line.get_color(), line.get_fillstyle()) for line in legend.legend_handles]
+    assert len(set(entries)) == len(entries)
+    assert {marker for marker, _, _ in entries} >= {"o", "^"}
+    assert all(len(set(theme.palette)) == len(theme.palette) >= LEGEND for theme in THEMES.values())
+
+
+def test_groups_are_named_where_they_lie():
+    """A heap is found though a third of the group lies elsewhere, and its name covers nothing and is nearest to it."""
+    rng = np.random.default_rng(0)
+    centres = np.array([[0, 0], [10, 0], [0, 10]])
+    codes = np.repeat([0, 1, 2, 3], [30, 20, 20, 12])
+    places = np.vstack([centres[codes[:70]] + 0.3 * rng.normal(size=(70, 2)), rng.uniform(0, 10, size=(12, 2))])
+    places[:10] += 6  # a third of the first group
+    found = heaps(places, codes.tolist(), 4)
+    assert found[3] is None  # scattered over the whole map
+    for heap, centre in zip(found, centres, strict=False):
+        assert np.hypot(heap.x - centre[0], heap.y - centre[1]) < 0.3
+    frame = (-3.0, -3.0, 13.0, 13.0)
+    names = room_for_names(places, codes.tolist(), found, [(2.0, 0.5)] * 4, frame, 0.1)
+    assert names[3] is None
+    assert all(names[:3])
+    for group, (x, y) in enumerate(names[:3]):
+        away = np.hypot(*np.maximum(np.abs(places - (x, y)) - (1.0, 0.25), 0).T)
+        assert away.min() >= 0.1
+        assert codes[away.argmin()] == group
+        assert frame[0] <= x - 1 and x + 1 <= frame[2]  # noqa: PT018
+    crowd = np.vstack([places, rng.uniform(-3, 13, size=(4000, 2))])
+    everywhere = [*codes.tolist(), *[-1] * 4000]
+    assert room_for_names(crowd, everywhere, found, [(2.0, 0.5)] * 4, frame, 0.1) == [None] * 4
+    assert heaps(places[:1], [0], 1) == (None,)
+
+
+def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
+    from matplotlib.collections import PathCollection
+    from matplotlib.colors import to_hex
+    from matplotlib.markers import MarkerStyle
+
+    drawn = pca(atlas)
+    theme = THEMES["light"]
+    shapes = {"o": "finetune", "^": "adapter"}
+    sizes = {
+        shape: len(MarkerStyle(shape).get_path().transformed(MarkerStyle(shape).get_transform())) for shape in shapes
+    }
+    assert len(set(sizes.values())) == 2
+    found = {}
+    for marks in drawn.figure().findobj(PathCollection):
+        (path,) = marks.get_paths()
+        relation = next(shapes[shape] for shape, size in sizes.items() if size == len(path))
+        colours = marks.get_facecolors()
+        for row, place in enumerate(marks.get_offsets()):
+            found[tuple(np.round(place, 6))] = (relation, to_hex(colours[row % len(colours)]).upper())
+    ranks = {"imdb": 0, "glue/mrpc": 1, "squad": 2}
+    for point in drawn.points:
+        colour = theme.background if point.group is None else theme.palette[ranks[point.group]]  # a ring
+        assert found.pop((round(point.x, 6), round(point.y, 6))) == (point.relation, colour)
+    assert not found
+
+
+# Machado, Oliveira & Fernandes (2009), severity 1: what protanopes, deuteranopes and tritanopes see, in linear RGB.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def lab_of(colour, vision):
+    """CIELAB (D65) of a hex colour as a kind of vision sees it."""
+    stored = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(stored <= 0.04045, stored / 12.92, ((stored + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(vision) @ linear, 0, 1)
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+    xyz = np.array(to_xyz) @ seen / [0.95047, 1, 1.08883]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_are_told_apart_by_everyone(theme, vision):
+    colours = {colour: lab_of(colour, VISION[vision]) for colour in (*theme.palette, theme.rest, theme.background)}
+    for first, second in itertools.combinations(colours, 2):
+        assert np.linalg.norm(colours[first] - colours[second]) > 19, (first, second)
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_a_scale_rises_evenly_in_lightness(theme):
+    lightness = [lab_of(colour, VISION["normal"])[0] for colour in theme.scale]
+    assert min(np.diff(lightness)) > 5
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("suffix", DRAWN)
+@pytest.mark.parametrize("color", ["dataset", "downloads"])
+def test_the_same_map_gives_the_same_file(atlas, tmp_path, suffix, color):
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}"
+    pca(atlas, color=color).write(first)
+    pca(atlas, color=color).write(second)
+    assert first.read_bytes().startswith(DRAWN[suffix])
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_an_svg_with_many_points_holds_a_picture_of_them(atlas, monkeypatch):
+    from query.map import picture
+
+    assert b"<image" not in draw(pca(atlas).figure(), ".svg")
+    monkeypatch.setattr(picture, "_RASTERISED", 8)
+    assert b"<image" in draw(pca(atlas).figure(), ".svg")
+
+
+@pytest.mark.parametrize("name", ["map.gif", "map", "map.html.zip"])
+def test_another_suffix_is_refused_before_any_work(name):
+    with pytest.raises(AtlasError, match=r"\.png, \.svg, \.pdf, \.html"):
+        checked_map_file(name)
+    with pytest.raises(AtlasError, match="folder"):
+        checked_map_file("/nowhere/map.png")
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "$\\frac{1}{0}$", "a$b", "\u202egnp.exe",
+    "line\nbreak", "\x1b[31mred", "long" * 100, "日本語", "%s {} {{data}}", "\u2028", "<!--", "&amp;", "'\"", "\\", "_", "",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    models = [
+        Planted(f"{text}/{number}", near(number % 3), (text,) if text else (), author=text, licence=text)
+        for number, text in enumerate(HOSTILE)
+    ]
+    with Atlas(plant_atlas(tmp_path_factory.mktemp("hostile") / "atlas", models)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("color", ["dataset", "author", "model"])
+def test_hostile_names_in_a_picture_are_text(hostile, color):
+    drawn = pca(hostile, color=color)
+    for suffix in (".png", ".pdf"):
+        draw(drawn.figure(), suffix)
+    said = ElementTree.fromstring(draw(drawn.figure(), ".svg"))
+    assert {element.tag.removeprefix(SVG) for element in said.iter()} <= {
+        "svg", "metadata", "RDF", "Work", "type", "format", "creator", "Agent", "title", "date", "defs", "style", "g",
+        "path", "use", "text", "clipPath", "rect", "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}RDF",
+        *(element.tag for element in said.iter() if "purl.org" in element.tag or "creativecommons" in element.tag),
+    }  # fmt: skip
+    written = "".join(said.itertext())
+    assert "\u202e" not in written
+    assert "\x1b" not in written
+    if color == "model":
+        assert "$\\frac{1}{0}$/2 (1)" in written
+
+
+def test_a_name_is_shown_whole_or_cut_in_the_middle():
+    assert label("glue/mrpc") == "glue/mrpc"
+    assert label("$x$") == r"\$x\$"
+    cut = label("a" * 50 + "b" * 50, 21)
+    assert len(cut) == 21
+    assert re.fullmatch("a+…b+", cut)
+
+
+# ---- small atlases, and the command ----
