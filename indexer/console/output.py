@@ -209,7 +209,10 @@ def _sheet(row: Mapping[str, Any], least_telling: Sequence[str], title: str = ""
     """One object: a line for each value, then the objects and the tables in it, each under its name."""
     left_out: list[str] = []
     nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
-    values = {clean(name): cell_text(value) for name, value in row.items() if name not in nested}
+    # A name with nothing beside it reads as if something were missing.
+    values = {
+        clean(name): cell_text(value) if value != [] else "none" for name, value in row.items() if name not in nested
+    }
     width = max(map(_width, values), default=0)
     for name, text in values.items():
         _write(f"{_padded(name, width, False)}  {text}".rstrip() + "\n")

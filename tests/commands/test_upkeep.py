@@ -26,6 +26,7 @@ def test_status_has_a_row_for_each_base(made):
 def test_verify_has_a_row_for_each_disagreement(made, tmp_path):
     assert ran("verify", "--atlas", str(made), "--format", "csv").stdout == "kind,what,problem\n"
     assert ran("verify", "--atlas", str(made), "--format", "jsonl").stdout == ""
+    assert ran("verify", "--atlas", str(made)).stdout.split() == ["ok", "yes", "disagreements", "none"]
     atlas = tmp_path / "atlas"
     shutil.copytree(made, atlas)
     for file in atlas.glob("*.faiss"):
