@@ -54,18 +54,19 @@ def tolerances(
     ``inputs`` (sequences, positions, width) or images; ``states`` are h_l of them. A constant layer has tolerance 0.
     """
     living = [layer for layer in chosen if not spreads[layer].is_constant]
-    grams: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {layer: [] for layer in living}
     factors = {layer: _factor(spreads[layer]) for layer in living}
-    places = _places(layers, inputs, seed)
-    for number in range(len(inputs)):
-        for place in places[number].tolist():
-            changed = _changed(layers, inputs, number, place)
-            with torch.no_grad():
-                found = layers.states(changed, living)
-            for layer in living:
-                moved = (found[layer] - states[layer][number]).double()
-                grams[layer].append(_grams(moved, factors[layer]))
-    return {layer: _tolerance(grams[layer], spreads[layer], seed) if grams.get(layer) else NONE_AT_ALL
+    asked = _candidates(layers, inputs, _places(layers, inputs, seed))
+    most = max((len(candidates) for _, _, candidates in asked), default=0)
+    # Allocated once: thousands of small tensors kept between large ones that go cost 500 MB of holes in the heap.
+    grams = {layer: torch.zeros(len(asked), 2, most, most, dtype=torch.float64) for layer in living}
+    for which, (number, place, candidates) in enumerate(asked):
+        changed = _changed(layers, inputs[number], place, candidates)
+        with torch.no_grad():
+            found = layers.states(changed, living)
+        for layer in living:
+            moved = (found[layer] - states[layer][number]).double()
+            grams[layer][which] = _grams(moved, factors[layer])
+    return {layer: _tolerance(grams[layer], spreads[layer], seed) if layer in grams else NONE_AT_ALL
             for layer in chosen}  # fmt: skip
 
 
@@ -84,11 +85,11 @@ def noise_bearable(gram: torch.Tensor, draws: torch.Tensor, smallest: float) -> 
     return torch.where(along > 0, squares / (2 * along), torch.inf).min(dim=1).values
 
 
-def _grams(moved: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """D·Dᵀ (candidates, candidates), and the same under the layer's own covariance."""
+def _grams(moved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """D·Dᵀ, then the same under the layer's own covariance: (2, candidates, candidates)."""
     flat = moved.flatten(1)
     own = (moved @ factor.T).flatten(1)
-    return flat @ flat.T, own @ own.T
+    return torch.stack([flat @ flat.T, own @ own.T])
 
 
 def _factor(spread: Spread) -> torch.Tensor:
@@ -98,16 +99,17 @@ def _factor(spread: Spread) -> torch.Tensor:
     return (vectors[:, kept] * values[kept].sqrt()).T.contiguous()
 
 
-def _tolerance(grams: list[tuple[torch.Tensor, torch.Tensor]], spread: Spread, seed: int) -> Tolerance:
+def _tolerance(grams: torch.Tensor, spread: Spread, seed: int) -> Tolerance:
+    """From the Gram matrices of all places (places, 2, candidates, candidates)."""
     draws = torch.randn(DRAWS, CANDIDATES, generator=generator(seed, "tolerance"), dtype=torch.float64)
     white, own = [], []
     for plain, weighted in grams:
-        drawn = draws[:, : len(plain)].to(plain.device)
+        drawn = draws[:, : len(plain)]
         smallest = (SAME * spread.size) ** 2
         white.append(noise_bearable(torch.stack([plain, plain * spread.size**2]), drawn, smallest))
         own.append(noise_bearable(torch.stack([plain, weighted]), drawn, smallest))
-    value, error = _median(torch.stack(white).cpu(), seed)
-    own_value, own_error = _median(torch.stack(own).cpu(), seed)
+    value, error = _median(torch.stack(white), seed)
+    own_value, own_error = _median(torch.stack(own), seed)
     return Tolerance(value, error, own_value, own_error)
 
 
@@ -126,21 +128,32 @@ def _places(layers: Layers, inputs: torch.Tensor, seed: int) -> torch.Tensor:
     return drawn.topk(min(PLACES, positions), dim=1).indices
 
 
-def _changed(layers: Layers, inputs: torch.Tensor, number: int, place: int) -> torch.Tensor:
-    """One input with each of its nearest candidates at one place: (candidates, …)."""
-    if layers.patch is not None and layers.image_shape is not None:
+def _candidates(layers: Layers, inputs: torch.Tensor, places: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+    """Which input, which place, and what is nearest to what stands there: (candidates, width), or so many patches."""
+    asked = [(number, place) for number, chosen in enumerate(places.tolist()) for place in chosen]
+    if layers.patch is not None:
         cut = patches_of(inputs, layers.patch)
-        here = cut[number, place]
         others = cut.flatten(0, 1).unique(dim=0)
-        distances = (others - here).norm(dim=1)
-        distances[distances == 0] = torch.inf
-        best = distances.topk(min(CANDIDATES, len(others) - 1), largest=False).indices
-        changed = cut[number].repeat(len(best), 1, 1)
-        changed[:, place] = others[best]
+        return [(number, place, _nearest_others(others, cut[number, place])) for number, place in asked]
+    truths = torch.stack([inputs[number, place] for number, place in asked])
+    # All at once: the vocabulary is gone through a single time. The truth itself comes first; another token may have
+    # the same embedding, and then nothing can tell them apart.
+    near = nearest_tokens(layers, truths, CANDIDATES + 1)[:, 1:]
+    return [(*one, layers.tokens[ids]) for one, ids in zip(asked, near, strict=True)]
+
+
+def _nearest_others(patches: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+    distances = (patches - here).norm(dim=1)
+    distances[distances == 0] = torch.inf
+    return patches[distances.topk(min(CANDIDATES, len(patches) - 1), largest=False).indices]
+
+
+def _changed(layers: Layers, one: torch.Tensor, place: int, candidates: torch.Tensor) -> torch.Tensor:
+    """One input with each of the candidates at one place: (candidates, …)."""
+    if layers.patch is not None and layers.image_shape is not None:
+        changed = patches_of(one[None], layers.patch).repeat(len(candidates), 1, 1)
+        changed[:, place] = candidates
         return images_of(changed, layers.patch, layers.image_shape)
-    truth = inputs[number, place]
-    # The truth itself comes first; another token may have the same embedding, and then nothing can tell them apart.
-    near = nearest_tokens(layers, truth, CANDIDATES + 1)[1:]
-    changed = inputs[number].repeat(len(near), 1, 1)
-    changed[:, place] = layers.tokens[near]
+    changed = one.repeat(len(candidates), 1, 1)
+    changed[:, place] = candidates
     return changed
