@@ -60,7 +60,8 @@ class Feature:
     """What a neuron looks for.
 
     ``image`` (channels, height, width) from 0 to 1; ``activation`` of the asked neuron there, ``best_probe`` the
-    highest among the probe images; ``change_by_row``: the share of the squared change by row of patches.
+    highest among the probe images; ``change_by_row`` and ``change_by_column``: the share of the squared change by row
+    of patches, from the top, and by column, from the left.
     """
 
     layer: int
@@ -69,6 +70,7 @@ class Feature:
     activation: float
     best_probe: float | None
     change_by_row: tuple[float, ...]
+    change_by_column: tuple[float, ...]
 
 
 def find_features(
@@ -100,10 +102,10 @@ def find_features(
     with torch.no_grad():
         reached = _activations(layers, layer, neurons, patch, final)
         best = None if probe is None else _best(layers, layer, neurons, patch, probe)
-    shares = [_by_row(layers, (after - before)[None]) for after, before in zip(final, start, strict=True)]
+    shares = [_shares(layers, (after - before)[None]) for after, before in zip(final, start, strict=True)]
     return [
         Feature(layer, neuron, final[place].clamp(0, 1).cpu(), float(reached[place]),
-                None if best is None else float(best[place]), shares[place])
+                None if best is None else float(best[place]), *shares[place])
         for place, neuron in enumerate(neurons)
     ]  # fmt: skip
 
@@ -169,11 +171,13 @@ def _best(
     return torch.stack(each).max(dim=1).values
 
 
-def _by_row(layers: Layers, change: torch.Tensor) -> tuple[float, ...]:
+def _shares(layers: Layers, change: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The squared change by row and by column of patches, each of sum 1."""
     assert layers.patch is not None
     across = change.shape[3] // layers.patch
-    rows = patches_of(change.double().square(), layers.patch).sum(dim=(0, 2)).reshape(-1, across).sum(dim=1)
-    return tuple((rows / rows.sum().clamp_min(1e-300)).tolist())
+    squares = patches_of(change.double().square(), layers.patch).sum(dim=(0, 2)).reshape(-1, across)
+    shares = squares / squares.sum().clamp_min(1e-300)
+    return tuple(shares.sum(dim=1).tolist()), tuple(shares.sum(dim=0).tolist())
 
 
 def _scaled(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:

@@ -38,6 +38,7 @@ class FoundFeatures(Drawn):
             "activation": [one.activation for one in self.features],
             "best_probe": [one.best_probe for one in self.features],
             "change_by_row": [list(one.change_by_row) for one in self.features],
+            "change_by_column": [list(one.change_by_column) for one in self.features],
             "notes": list(self.notes),
         }
 
@@ -48,7 +49,7 @@ class FoundFeatures(Drawn):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer and neuron; ``neuron``: None for all of them together."""
-        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row")
+        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row", "change_by_column")
         return [{name: getattr(one, name) for name in kept} for one in self.features]
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
@@ -59,9 +60,15 @@ class FoundFeatures(Drawn):
         for layer in self.layers:
             found = [one for one in self.features if one.layer == layer]
             beaten = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
-            upper = [sum(one.change_by_row[: max(1, len(one.change_by_row) // 4)]) for one in found]
+            upper = [_first_quarter(one.change_by_row) for one in found]
+            left = [_first_quarter(one.change_by_column) for one in found]
             rows.append(
                 {"layer": layer, "neurons": len(found), "above the best image": beaten,
-                 "change in the upper quarter": sum(upper) / len(upper)}
+                 "change in the upper quarter": sum(upper) / len(upper),
+                 "in the left one": sum(left) / len(left)}
             )  # fmt: skip
         return rows
+
+
+def _first_quarter(shares: tuple[float, ...]) -> float:
+    return sum(shares[: max(1, len(shares) // 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from scripts.depth.data import SIDE
 from scripts.depth.models import PATCH, load_mixer
 
 LAYERS = (1, 2, 4)
-NEURONS = tuple(range(8))
+NEURONS = tuple(range(32))
 MIDDLE = 27  # a patch in the upper half, with neighbours on all sides
 SENTENCE = "The value of the parameter is returned as a list of strings."
 Row = dict[str, Any]
@@ -101,11 +102,18 @@ def neurons(models: Models) -> Iterator[Row]:
         for way, ascent in ways:
             for layer in LAYERS:
                 found = find_features(layers, layer, NEURONS, ascent=ascent, seed=0, probe=probe)
-                rows = torch.tensor([one.change_by_row for one in found]).mean(dim=0)
                 above = sum(one.best_probe is not None and one.activation > one.best_probe for one in found)
-                quarter = len(rows) // 4
-                yield {"model": name, "way": way, "layer": layer, "first quarter": float(rows[:quarter].sum()),
-                       "last quarter": float(rows[-quarter:].sum()), "above best image": f"{above}/{len(found)}"}  # fmt: skip
+                yield {"model": name, "way": way, "layer": layer, **_quarters("rows", [one.change_by_row for one in found]),
+                       **_quarters("columns", [one.change_by_column for one in found]),
+                       "above best image": f"{above}/{len(found)}"}  # fmt: skip
+
+
+def _quarters(name: str, shares: list[tuple[float, ...]]) -> Row:
+    """The mean over neurons of the share in the first and the last quarter, and its standard error."""
+    quarter = len(shares[0]) // 4
+    ends = {"first": [sum(one[:quarter]) for one in shares], "last": [sum(one[-quarter:]) for one in shares]}
+    return {f"{which} quarter of {name}": [statistics.mean(one), statistics.stdev(one) / len(one) ** 0.5]
+            for which, one in ends.items()}  # fmt: skip
 
 
 def patches(models: Models) -> Iterator[Row]:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from indexer.errors import AtlasError
+from indexer.profiles.features import SHARP, find_features
 from indexer.profiles.images import named_images
-from indexer.profiles.layers import Layers
+from indexer.profiles.layers import Layers, patches_of
 from indexer.profiles.measure import Asked, LayerRow, measure
 from indexer.profiles.probes import random_probe
 from tests.profiles.planted import TOKENS, WIDTH, Mixing, identities, vocabulary
@@ -75,6 +76,14 @@ def test_a_toy_of_three_tokens_is_certified():
 def test_the_padding_row_of_an_embedding_is_never_drawn():
     layers = Layers(nn.Embedding(TOKENS, 8, padding_idx=5), [nn.Identity()])
     assert 5 not in layers.ordinary_ids.tolist()
+
+
+def test_a_neuron_of_one_patch_changes_its_row_and_its_column_alone():
+    """Patches as they are, 8 by 8 of them: patch 20 is the fifth of the third row."""
+    layers = Layers(lambda pixels: patches_of(pixels, 4), [nn.Identity()], patch=4, image_shape=(3, 32, 32))
+    (found,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
+    assert found.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
+    assert found.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
 
 
 def test_an_image_of_one_colour_is_refused(tmp_path):

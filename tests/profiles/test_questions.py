@@ -185,7 +185,7 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit):
     assert sum(one.activation > one.best_probe for one in grid.features) >= 4
     assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
     told = json.loads(json.dumps(grid.to_dict()))
-    assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row"} <= set(told)
+    assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row", "change_by_column"} <= set(told)
 
 
 @pytest.mark.parametrize(
