@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
+import transformers
 
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.names import ModelRef
@@ -60,12 +60,12 @@ class Checkpoints:
 
 def roberta_base(work: Path) -> Checkpoints:
     """A base and two fine-tunes of roberta-base's size below ``work`` (1.8 GB, made in under a minute)."""
-    return _opened(made_once(work / "roberta-base-sized", partial(_make, RobertaConfig(), True), CODE))
+    return _opened(made_once(work / "roberta-base-sized", partial(_make, transformers.RobertaConfig(), True), CODE))
 
 
 def few_layers(work: Path) -> Checkpoints:
     """A base and a fine-tune with matrices of roberta-base's size in few layers, for what takes long."""
-    config = RobertaConfig(num_hidden_layers=FEW, vocab_size=1000)
+    config = transformers.RobertaConfig(num_hidden_layers=FEW, vocab_size=1000)
     return _opened(made_once(work / f"base-of-{FEW}-layers", partial(_make, config, False), CODE))
 
 
@@ -79,24 +79,26 @@ def _opened(made: Path) -> Checkpoints:
     )
 
 
-def _make(config: RobertaConfig, with_trained: bool, folder: Path) -> None:
+def _make(config: transformers.RobertaConfig, with_trained: bool, folder: Path) -> None:
     torch.manual_seed(0)
     # A classifier without a pooler, so that a fine-tune holds exactly the base's blocks and a head.
-    base = RobertaModel(config, add_pooling_layer=False)
+    base = transformers.RobertaModel(config, add_pooling_layer=False)
     base.save_pretrained(folder / "base")
     checkpoint = open_checkpoint(ModelRef.parse(str(folder / "base")))
     store_base(checkpoint, "bench/base", "0" * 40, folder / "base-matrices.safetensors").close()
     checkpoint.close()
     changes = {"planted": _plant, "trained": _train} if with_trained else {"planted": _plant}
     for name, change in changes.items():
-        model = RobertaForSequenceClassification(RobertaConfig.from_dict(config.to_dict() | {"num_labels": 3}))
+        model = transformers.RobertaForSequenceClassification(
+            transformers.RobertaConfig.from_dict(config.to_dict() | {"num_labels": 3})
+        )
         model.roberta.load_state_dict(base.state_dict())
         change(model)
         model.save_pretrained(folder / name)
 
 
 @torch.no_grad()
-def _plant(model: RobertaForSequenceClassification) -> None:
+def _plant(model: transformers.RobertaForSequenceClassification) -> None:
     for number, (name, weight) in enumerate(model.named_parameters()):
         family = next((ending for ending in ENERGY if name.endswith(ending)), None)
         if family is None or weight.ndim != 2:
@@ -118,7 +120,7 @@ def spectrum_of(shares: tuple[float, ...], count: int) -> np.ndarray:
     return np.sqrt(np.sort(np.diff(energy))[::-1])
 
 
-def _train(model: RobertaForSequenceClassification) -> None:
+def _train(model: transformers.RobertaForSequenceClassification) -> None:
     """A few steps on the source of the standard library's own documentation tools."""
     words = [word for module in (pydoc, inspect, statistics) for word in inspect.getsource(module).split()]
     tokens = torch.tensor([5 + zlib.crc32(word.encode()) % 50_000 for word in words])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import RobertaConfig
+import transformers
 
 from scripts.bench.checkpoints import CODE, Checkpoints, roberta_base
 from scripts.bench.hub import read_model, served
@@ -147,7 +147,7 @@ def _make_holes(folder: Path) -> None:
 
 def _make_layers(layers: int, folder: Path) -> None:
     """A fine-tune with config.json, and its base's block matrices as ``indexer.deltas.base`` keeps them."""
-    config = RobertaConfig(num_hidden_layers=layers).to_dict() | {"model_type": "roberta"}
+    config = transformers.RobertaConfig(num_hidden_layers=layers).to_dict() | {"model_type": "roberta"}
     tuned = folder / "fine-tune"
     tuned.mkdir()
     (tuned / "config.json").write_text(json.dumps(config), encoding="utf-8")

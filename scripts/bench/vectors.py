@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from sklearn.utils.extmath import randomized_svd
-from transformers import AutoModel, RobertaModel
 
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, dense_deltas, layout_against
@@ -76,7 +76,7 @@ def measure(work: Path) -> list[Table]:
     checkpoints = roberta_base(work)
     tables = []
     with one_thread(), torch.no_grad():
-        base_model = AutoModel.from_pretrained(checkpoints.base, add_pooling_layer=False)
+        base_model = transformers.AutoModel.from_pretrained(checkpoints.base, add_pooling_layer=False)
         for name, folder in checkpoints.fine_tunes.items():
             read = partial(read_deltas, folder, checkpoints.matrices)
             say(f"vectors: exact singular values of the {name} deltas")
@@ -95,7 +95,7 @@ def exact_values(matrix: torch.Tensor) -> torch.Tensor:
     return torch.linalg.svdvals(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
 
 
-def _methods(read: Read, folder: Path, base_model: RobertaModel) -> list[Method]:
+def _methods(read: Read, folder: Path, base_model: transformers.RobertaModel) -> list[Method]:
     subset = held_deltas(read(), SUBSET_LAYERS)
     share = len(SUBSET_LAYERS) / LAYERS
     return [
@@ -126,9 +126,9 @@ def _scikit(matrix: torch.Tensor, norm: float) -> torch.Tensor:
     return torch.from_numpy(randomized_svd(matrix.numpy(), RANK, random_state=0)[1])
 
 
-def _seed_recipe(folder: Path, base: RobertaModel, svd: Stopwatch) -> dict[DeltaKey, torch.Tensor]:
+def _seed_recipe(folder: Path, base: transformers.RobertaModel, svd: Stopwatch) -> dict[DeltaKey, torch.Tensor]:
     """Load the fine-tune with transformers, subtract the base held in memory, decompose."""
-    tuned = AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    tuned = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
     values = {}
     for number, (before, after) in enumerate(zip(base.encoder.layer, tuned.encoder.layer, strict=True)):
         pairs = {

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
 from scripts.family.batches import endless, once
 from scripts.family.cards import claimed
@@ -23,9 +23,9 @@ from scripts.family.tasks import NO_LABEL, LabelledTexts
 
 WEIGHTS = "model.safetensors"
 EVALUATION_BATCH = 64
-CLASSIFIERS: Mapping[str, type] = {
-    "text-classification": AutoModelForSequenceClassification,
-    "token-classification": AutoModelForTokenClassification,
+CLASSIFIERS: Mapping[str, str] = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
 }
 PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS"}
 
@@ -78,9 +78,9 @@ def make_run(plan: Plan, run: Run, work: Path, start: Path, folder: Path) -> dic
     return measured
 
 
-def load_start(plan: Plan, run: Run, task: str, labels: list[str], start: Path) -> PreTrainedModel:
+def load_start(plan: Plan, run: Run, task: str, labels: list[str], start: Path) -> transformers.PreTrainedModel:
     """The network before training, with a new head where the task needs one."""
-    kind: Any = CLASSIFIERS.get(task) or LANGUAGE_MODELS[task]
+    kind: Any = getattr(transformers, CLASSIFIERS.get(task) or LANGUAGE_MODELS[task])
     settings: dict[str, Any] = {}
     if task in CLASSIFIERS:
         settings["id2label"] = dict(enumerate(labels))
@@ -98,7 +98,7 @@ def load_start(plan: Plan, run: Run, task: str, labels: list[str], start: Path) 
     )
 
 
-def freeze(model: PreTrainedModel, architecture: Architecture, lowest: int) -> None:
+def freeze(model: transformers.PreTrainedModel, architecture: Architecture, lowest: int) -> None:
     """Keep the embeddings and the ``lowest`` layers of every stack as they are; 0 keeps nothing."""
     if not lowest:
         return
@@ -107,7 +107,7 @@ def freeze(model: PreTrainedModel, architecture: Architecture, lowest: int) -> N
             parameter.requires_grad = False
 
 
-def add_adapter(model: PreTrainedModel, adapter: Adapter, task: str, plan: Plan) -> nn.Module:
+def add_adapter(model: transformers.PreTrainedModel, adapter: Adapter, task: str, plan: Plan) -> nn.Module:
     """The same network with LoRA factors beside the targeted matrices (Hu et al., 2021), by PEFT."""
     from peft import LoraConfig, get_peft_model  # needed by few runs, slow to import
 
@@ -173,12 +173,12 @@ def save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder)
 
 
-def save_sharded(model: PreTrainedModel, folder: Path) -> None:
+def save_sharded(model: transformers.PreTrainedModel, folder: Path) -> None:
     """Cut into files of at most 2 MB, with an index."""
     model.save_pretrained(folder, max_shard_size="2MB")
 
 
-def save_bin(model: PreTrainedModel, folder: Path, zipped: bool = True) -> None:
+def save_bin(model: transformers.PreTrainedModel, folder: Path, zipped: bool = True) -> None:
     """As ``pytorch_model.bin``, which is what the Hub was full of before safetensors."""
     model.save_pretrained(folder)
     as_bin(folder, zipped)
@@ -191,7 +191,7 @@ def as_bin(folder: Path, zipped: bool = True) -> None:
     (folder / WEIGHTS).unlink()
 
 
-FORMATS: Mapping[str, Callable[[PreTrainedModel, Path], None]] = {
+FORMATS: Mapping[str, Callable[[transformers.PreTrainedModel, Path], None]] = {
     "float32": save,
     "float16": lambda model, folder: save(model.half(), folder),
     "bfloat16": lambda model, folder: save(model.bfloat16(), folder),

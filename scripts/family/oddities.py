@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
 
 from scripts.family.finetune import WEIGHTS, as_bin
 from scripts.family.plan import Oddity, Plan
@@ -89,7 +89,7 @@ def new_network(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
     torch.manual_seed(len(oddity.model))
     configuration = new_configuration(plan.architecture, plan.text.vocabulary)
     configuration.update(dict(oddity.config))
-    AutoModelForSequenceClassification.from_config(configuration).save_pretrained(folder)
+    transformers.AutoModelForSequenceClassification.from_config(configuration).save_pretrained(folder)
 
 
 def gguf_only(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:

@@ -8,17 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 
 from scripts.family.batches import Batch, endless, unlabelled
 from scripts.family.plan import Architecture, Plan
@@ -27,20 +20,21 @@ from scripts.family.tasks import END, MASK, NO_LABEL, PADDING, SPECIAL_TOKENS, S
 MASKED_SHARE = 0.2
 THREADS = 2  # fixed: two thread counts differ in the last bits
 WARM_UP_STEPS = 50
-LANGUAGE_MODELS: Mapping[str, type] = {
-    "fill-mask": AutoModelForMaskedLM,
-    "text-generation": AutoModelForCausalLM,
-    "text2text-generation": AutoModelForSeq2SeqLM,
+# By name: the library loads a class when it is asked for.
+LANGUAGE_MODELS: Mapping[str, str] = {
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-generation": "AutoModelForCausalLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
 }
 
 
-def new_configuration(architecture: Architecture, vocabulary: int) -> PretrainedConfig:
+def new_configuration(architecture: Architecture, vocabulary: int) -> transformers.PretrainedConfig:
     """The configuration of an architecture, with the special tokens of this family's vocabulary."""
     tokens = {"bos_token_id": START, "pad_token_id": PADDING, "eos_token_id": END}
     if architecture.language_task == "text2text-generation":
         tokens["decoder_start_token_id"] = PADDING
     values = {"vocab_size": vocabulary, **tokens, **architecture.config}
-    return AutoConfig.for_model(architecture.model_type, **values)
+    return transformers.AutoConfig.for_model(architecture.model_type, **values)
 
 
 def make_base(plan: Plan, work: Path, folder: Path) -> dict[str, float]:
@@ -53,7 +47,7 @@ def make_base(plan: Plan, work: Path, folder: Path) -> dict[str, float]:
     torch.manual_seed(plan.pretraining.seed)
     architecture = plan.architecture
     configuration = new_configuration(architecture, plan.text.vocabulary)
-    kind: Any = LANGUAGE_MODELS[architecture.language_task]
+    kind: Any = getattr(transformers, LANGUAGE_MODELS[architecture.language_task])
     model = kind.from_config(configuration, attn_implementation="eager")
     texts = json.loads((work / "corpus.json").read_text(encoding="utf-8"))
     batches = endless(unlabelled(texts), plan.pretraining.batch, plan.pretraining.tokens, plan.pretraining.seed)
@@ -105,7 +99,7 @@ def summary(losses: list[float]) -> dict[str, float]:
     }
 
 
-def masked_loss(model: PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
+def masked_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
     """Masked language modelling (Devlin et al., 2018), and one word of the text to be told from its <s>.
 
     The second part makes <s> a summary of the text, which heads that read <s> alone need: at this size it
@@ -129,13 +123,13 @@ def disguise(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     return torch.where(draw < 0.8, MASK, torch.where(draw < 0.9, anything, ids))
 
 
-def causal_loss(model: PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
+def causal_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
     """Every token from those before it."""
     labels = batch.ids.masked_fill(batch.attention == 0, NO_LABEL)
     return model(input_ids=batch.ids, attention_mask=batch.attention, labels=labels).loss
 
 
-def denoising_loss(model: PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
+def denoising_loss(model: transformers.PreTrainedModel, batch: Batch, architecture: Architecture) -> torch.Tensor:
     """The whole text from a copy with masked tokens (Lewis et al., 2019), for encoder-decoders."""
     chosen = (torch.rand(batch.ids.shape) < MASKED_SHARE) & (batch.ids >= len(SPECIAL_TOKENS))
     ids = torch.where(chosen, disguise(batch.ids, model.config.vocab_size), batch.ids)
@@ -143,7 +137,7 @@ def denoising_loss(model: PreTrainedModel, batch: Batch, architecture: Architect
     return model(input_ids=ids, attention_mask=batch.attention, labels=labels).loss
 
 
-OBJECTIVES: Mapping[str, Callable[[PreTrainedModel, Batch, Architecture], torch.Tensor]] = {
+OBJECTIVES: Mapping[str, Callable[[transformers.PreTrainedModel, Batch, Architecture], torch.Tensor]] = {
     "masked": masked_loss,
     "causal": causal_loss,
     "denoising": denoising_loss,

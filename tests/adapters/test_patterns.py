@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft.utils.other import get_pattern_key
 
 from indexer.errors import Skipped
 from indexer.weights.name_pattern import NamePatterns
 from tests.adapters.written import read, write_adapter
+
+
+def meant(patterns: dict[str, int], name: str) -> int | None:
+    """What PEFT itself takes for this module."""
+    from peft.utils.other import get_pattern_key  # seconds, which no other test need wait for
+
+    return patterns.get(get_pattern_key(patterns.keys(), name))
+
 
 NAMES = [
     "model.layers.0.self_attn.q_proj",
@@ -51,7 +58,7 @@ def test_patterns_match_as_in_peft(keys: list[str]) -> None:
     patterns = {key: number for number, key in enumerate(keys)}
     ours = NamePatterns(patterns, "rank_pattern")
     for name in NAMES:
-        assert ours.find(name) == patterns.get(get_pattern_key(patterns.keys(), name)), name
+        assert ours.find(name) == meant(patterns, name), name
 
 
 @given(
@@ -70,7 +77,7 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
         assert reason in ("adapter_unsupported", "malformed")
         return
     try:
-        expected = patterns.get(get_pattern_key(patterns.keys(), name))
+        expected = meant(patterns, name)
     except re.error:
         return  # PEFT itself cannot read such an adapter
     assert found == expected
@@ -99,7 +106,7 @@ def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_keys_match_as_in_peft_dots_included(keys: list[str], name: str) -> None:
     """In PEFT a dot of a key stands for any character; the first key that matches wins."""
     patterns = {key: number for number, key in enumerate(keys)}
-    assert NamePatterns(patterns, "rank_pattern").find(name) == patterns.get(get_pattern_key(patterns.keys(), name))
+    assert NamePatterns(patterns, "rank_pattern").find(name) == meant(patterns, name)
 
 
 @given(st.lists(st.sampled_from(["a", "b.a", "[ab]", "a|b", "b", "a.b", ".", "a.a", r"b\.a", "(a|b)"]), unique=True))
@@ -108,7 +115,7 @@ def test_of_plain_keys_and_expressions_the_first_wins(keys: list[str]) -> None:
     patterns = {key: number for number, key in enumerate(keys)}
     ours = NamePatterns(patterns, "rank_pattern")
     for name in ("a", "b", "b.a", "a.b.a", "bxa", "b.xa", "a.a", "c.a.b"):
-        assert ours.find(name) == patterns.get(get_pattern_key(patterns.keys(), name)), name
+        assert ours.find(name) == meant(patterns, name), name
 
 
 @pytest.mark.parametrize("keys", [

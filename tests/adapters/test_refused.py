@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
 
 from indexer.errors import Skipped
 from tests.adapters.written import read, write_adapter
@@ -144,6 +143,8 @@ def test_scales(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
 
 
 def test_defaults_are_those_of_peft(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
     defaults = LoraConfig()
     factors = {"q.lora_A.weight": torch.ones(defaults.r, 3), "q.lora_B.weight": torch.ones(3, defaults.r)}
     write_adapter(tmp_path, factors)

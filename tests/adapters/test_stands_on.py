@@ -9,8 +9,8 @@ import duckdb
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
@@ -78,11 +78,21 @@ def stood(tmp_path_factory):
     """An atlas of a world with adapters on everything that adapters are found on."""
     store = make_world(tmp_path_factory.mktemp("stood") / "store", per_dataset=4)
     torch.manual_seed(7)
-    add_model(store, "far/other-base", RobertaModel(RobertaConfig(**SIZES)), dataset=None, base="far/itself")
     add_model(
-        store, "far/wide-base", RobertaModel(RobertaConfig(**{**SIZES, "hidden_size": 64})), dataset=None, base="x/y"
+        store,
+        "far/other-base",
+        transformers.RobertaModel(transformers.RobertaConfig(**SIZES)),
+        dataset=None,
+        base="far/itself",
     )
-    untagged = RobertaForSequenceClassification.from_pretrained(store / "bob/imdb-1")
+    add_model(
+        store,
+        "far/wide-base",
+        transformers.RobertaModel(transformers.RobertaConfig(**{**SIZES, "hidden_size": 64})),
+        dataset=None,
+        base="x/y",
+    )
+    untagged = transformers.RobertaForSequenceClassification.from_pretrained(store / "bob/imdb-1")
     untagged.save_pretrained(store / "dan/undocumented")
     describe(store, "dan/undocumented", tags=[])
     describe(store, "dan/locked", tags=[], gated="manual")

@@ -186,16 +186,16 @@ def test_huggingface_hub_meets_faults(hub: LoopbackHub, tmp_path: Path):
 
 TRANSFORMERS_CLIENT = """
 import sys, torch
-from transformers import AutoModel, BertConfig, BertModel
+import transformers
 torch.set_num_threads(1)
 sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 saved = {}
 for folder in ("tiny", "tiny-converted"):
-    model = BertModel(BertConfig(vocab_size=20, max_position_embeddings=8, **sizes))
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=20, max_position_embeddings=8, **sizes))
     model.save_pretrained(sys.argv[1] + "/" + folder)
     saved[folder] = model.state_dict()
 for name, revision in (("me/tiny", "main"), ("tiny", "main"), ("me/tiny", "refs/pr/1")):
-    loaded = AutoModel.from_pretrained(name, revision=revision).state_dict()
+    loaded = transformers.AutoModel.from_pretrained(name, revision=revision).state_dict()
     for folder, tensors in saved.items():
         same = all(torch.equal(tensors[key], loaded[key]) for key in tensors)
         told[f"{name} {revision} is {folder}"] = same

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers import RobertaConfig, RobertaForSequenceClassification
+import transformers
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def trained() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     words = [word for module in (json, textwrap, inspect) for word in inspect.getsource(module).split()]
     tokens = torch.tensor([5 + zlib.crc32(word.encode()) % 995 for word in words[: 12 * 8 * 24]])
-    config = RobertaConfig(
+    config = transformers.RobertaConfig(
         vocab_size=1000,
         hidden_size=192,
         num_hidden_layers=2,
@@ -36,7 +36,7 @@ def trained() -> dict[str, torch.Tensor]:
         max_position_embeddings=40,
         num_labels=3,
     )
-    model = RobertaForSequenceClassification(config)
+    model = transformers.RobertaForSequenceClassification(config)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     for step, batch in enumerate(tokens.view(12, 8, 24)):
