@@ -48,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.forked import Forker, can_fork, one_tls_context  # noqa: E402
+from tests.forked import Forker, Started, can_fork, one_tls_context  # noqa: E402
 from tests.halves import longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
@@ -67,6 +67,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and "PYTEST_XDIST_WORKER" not in os.environ and getattr(session.config.option, "numprocesses", None):
         words = [] if "not slow" in session.config.option.markexpr else ["--forest"]  # slow tests alone ask for it
+        FORKER.begin()
         command = [sys.executable, "-m", "tests.training", *words]
         TRAINING.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
 
@@ -102,6 +103,39 @@ class Ran:
         return json.loads(self.out)
 
 
+def start_python(
+    *words: Any, cwd: Path | None = None, env: dict[str, str] | None = None, **streams: int
+) -> Started | subprocess.Popen[str]:
+    """``python words…`` in text mode, leading a group of processes of its own: a fork where it may be one."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    if can_fork(environment):
+        return Started(FORKER, words, cwd=cwd or ROOT, env=environment, **streams)
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        cwd=cwd or ROOT,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        **streams,
+    )
+
+
+def run_python(*words: Any, stdin: str | None = None, timeout: float = 240, **where: Any) -> Ran:
+    """``python words…`` to its end."""
+    process = start_python(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **where)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(stdin or "")
+        process.stdin.close()
+    process.stdin = None
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return Ran(process.returncode, out, err)
+
+
 @dataclass
 class Shell:
     """Runs the real commands as a person would, against one Hub, in one folder; builds in one process unless told."""
@@ -116,20 +150,7 @@ class Shell:
         if (module, *rest[:1]) == ("indexer", "build") and not {"--workers", "--executor"} & set(rest):
             rest += ["--workers", "1"]  # each process of a pool loads torch anew; tests of the pool say how many
         own = {"HF_ENDPOINT": self.endpoint, **self.environment, **more}
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **own}
-        if can_fork(own):
-            return Ran(*FORKER.run(module, rest, str(self.folder), environment, stdin, timeout))
-        done = subprocess.run(
-            [sys.executable, "-m", module, *rest],
-            cwd=self.folder,
-            env=environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return run_python("-m", module, *rest, stdin=stdin, timeout=timeout, cwd=self.folder, env=own)
 
 
 @pytest.fixture(scope="session")

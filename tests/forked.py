@@ -3,6 +3,8 @@
 A command has a process, an environment, a folder and streams of its own as if it had been started afresh; only what
 Python loads before its first line is there already. Of the libraries that ask the environment while they are loaded
 (huggingface_hub and what stands on it) none is.
+
+One such process serves all processes of a test run: whoever connects is given a fork of it, which forks his commands.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import ssl
@@ -20,9 +23,12 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 # They cost most of the start of a command, and start no threads before they are used.
 LOADED = (
@@ -34,62 +40,160 @@ LOADED = (
 )  # fmt: skip
 # What Python itself asks of its environment, when it starts.
 _ASKED_AT_START = ("PYTHON", "LC_", "LANG", "OMP_")
-
+_ROOT = Path(__file__).resolve().parent.parent
+_ADDRESS = "ATLAS_TESTS_FORKER"
 _MOST_REQUEST = 1 << 20
 
 
 class Forker:
-    """The process, started at the first command; ``close`` ends it."""
+    """The process, begun at the first command or before (``begin``); ``close`` ends it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
+        self._lifeline: int | None = None
+        self._idle: list[socket.socket] = []
 
-    def run(
-        self, module: str, words: list[str], cwd: str, environment: dict[str, str], stdin: str | None, timeout: float
-    ) -> tuple[int, str, str]:
-        """Run ``python -m module words``: its exit code (negative: the signal that killed it), stdout and stderr."""
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write((stdin or "").encode())
-            given.seek(0)
-            request = json.dumps({"module": module, "words": words, "cwd": cwd, "environment": environment})
-            code = self._ask(request.encode(), [given.fileno(), out.fileno(), err.fileno()], timeout)
-            said = []
-            for file in (out, err):
-                file.seek(0)
-                said.append(file.read().decode(errors="replace").replace("\r\n", "\n"))
-        return code, said[0], said[1]
+    def begin(self) -> None:
+        """Start loading, for this process and all that it will start."""
+        address = str(Path(tempfile.mkdtemp()) / "forker")
+        until, self._lifeline = os.pipe()  # its other end is closed with the last process of ours
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(address)
+            listening.listen(64)
+            words = [sys.executable, "-m", "tests.forked", str(listening.fileno()), str(until)]
+            self._process = subprocess.Popen(words, pass_fds=[listening.fileno(), until])
+        os.close(until)
+        os.environ[_ADDRESS] = address
 
-    def _ask(self, request: bytes, descriptors: list[int], timeout: float) -> int:
-        if self._connection is None:
-            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                words = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
-                self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_REQUEST)
-        socket.send_fds(self._connection, [request], descriptors)
-        self._connection.settimeout(None)  # how long the libraries take is nobody's fault
-        child = int(self._connection.recv(100))
-        self._connection.settimeout(timeout)
-        try:
-            return int(self._connection.recv(100))
-        except TimeoutError as error:
-            os.killpg(child, signal.SIGKILL)
-            self._connection.settimeout(None)
-            self._connection.recv(100)
-            raise subprocess.TimeoutExpired(request.decode()[:200], timeout) from error
+    def connection(self) -> socket.socket:
+        """A fork of the process, which forks one command after the other: one that is idle, or a new one."""
+        if self._idle:
+            return self._idle.pop()
+        if _ADDRESS not in os.environ:
+            self.begin()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(os.environ[_ADDRESS])
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_REQUEST)
+        return connection
+
+    def give_back(self, connection: socket.socket) -> None:
+        """Its command has ended."""
+        self._idle.append(connection)
 
     def close(self) -> None:
-        """End the process; a command that is running goes on."""
-        if self._connection is not None and self._process is not None:
-            self._connection.close()
+        """End the process, if it was this one that began it; a command that is running goes on."""
+        while self._idle:
+            self._idle.pop().close()
+        if self._process is not None and self._lifeline is not None:
+            os.close(self._lifeline)
             self._process.wait()
-            self._connection = None
+            os.environ.pop(_ADDRESS, None)
+            self._process = self._lifeline = None
 
 
-def can_fork(more: dict[str, str]) -> bool:
-    """Whether a command with these variables can be a fork: nothing that Python asks at its start is among them."""
-    return not any(name.startswith(_ASKED_AT_START) for name in more)
+class Started:
+    """A command that runs meanwhile, as ``subprocess.Popen`` gives it in text mode; it leads a group of its own."""
+
+    def __init__(
+        self,
+        forker: Forker,
+        words: Sequence[Any],
+        *,
+        cwd: Any = None,
+        env: dict[str, str] | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        streams = [_stream(number, asked) for number, asked in enumerate((stdin, stdout, stderr))]
+        self.stdin, self.stdout, self.stderr = (ours for _, ours in streams)
+        self._forker, self._connection = forker, forker.connection()
+        theirs = [descriptor for descriptor, _ in streams]
+        words, cwd = [str(word) for word in words], str(cwd or os.getcwd())
+        self.pid = _ask(self._connection, words, cwd, {**(env or os.environ)}, theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self.returncode = int(self._connection.recv(100))
+            except (TimeoutError, BlockingIOError) as error:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from error
+            self._forker.give_back(self._connection)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str | None, str | None]:
+        """What is left of its stdout and stderr, until both are closed and it has ended."""
+        said: dict[int, str] = {}
+        readers = []
+        for number, stream in ((1, self.stdout), (2, self.stderr)):
+            if stream is not None:
+                reader = threading.Thread(target=lambda n=number, s=stream: said.update({n: s.read()}), daemon=True)
+                reader.start()
+                readers.append(reader)
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        self.wait(timeout)
+        self._close()
+        return said.get(1), said.get(2)
+
+    def send_signal(self, number: int) -> None:
+        """To the process alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def _close(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self.wait()
+
+
+def _stream(number: int, asked: int | None) -> tuple[int, IO[str] | None]:
+    """The end that the command is given, and ours."""
+    if asked == subprocess.PIPE:
+        reading, writing = os.pipe()
+        if number == 0:
+            return reading, os.fdopen(writing, "w", encoding="utf-8")
+        return writing, os.fdopen(reading, encoding="utf-8", errors="replace")
+    if asked == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_RDWR), None
+    assert asked is None
+    return os.dup(number), None
+
+
+def can_fork(environment: dict[str, str]) -> bool:
+    """Whether a command may be a fork: whatever Python asks at its start is as it is here."""
+    here = {**os.environ, "PYTHONPATH": environment.get("PYTHONPATH", "")}
+    names = {name for name in {*environment, *here} if name.startswith(_ASKED_AT_START)}
+    is_ours = here["PYTHONPATH"] in ("", str(_ROOT), os.environ.get("PYTHONPATH"))
+    return is_ours and all(environment.get(name, "") == here.get(name, "") for name in names)
 
 
 def one_tls_context() -> None:
@@ -98,11 +202,36 @@ def one_tls_context() -> None:
         ssl.create_default_context = cache(ssl.create_default_context)
 
 
-def _serve(connection: socket.socket) -> None:
+def _ask(connection: socket.socket, words: list[str], cwd: str, environment: dict[str, str], streams: list[int]) -> int:
+    """The process id of the command."""
+    request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
+    socket.send_fds(connection, [request.encode()], streams)
+    connection.settimeout(None)  # how long the libraries take is nobody's fault
+    return int(connection.recv(100))
+
+
+def _serve(listening: socket.socket, until: int) -> None:
+    """Load, then fork for everyone who connects, until ``until`` is closed at its other end."""
     for name in LOADED:
         import_module(name)
     one_tls_context()
     import_module("httpx2").Client().close()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
+    while True:
+        ready, _, _ = select.select([listening, until], [], [])
+        if until in ready:
+            return
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listening.close()
+            os.close(until)
+            _serve_one(connection)
+            os._exit(0)
+        connection.close()
+
+
+def _serve_one(connection: socket.socket) -> None:
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, _MOST_REQUEST, 3)
         if not request:
@@ -115,7 +244,8 @@ def _serve(connection: socket.socket) -> None:
             os.close(one)
         connection.send(str(child).encode())
         _, status = os.waitpid(child, 0)
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with contextlib.suppress(BrokenPipeError):  # whoever asked may have gone
+            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
@@ -124,23 +254,25 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     for number, one in enumerate(descriptors):
         os.dup2(one, number)
         os.close(one)
+    tempfile.tempdir = None  # asked anew
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     sys.stdin, sys.stdout = os.fdopen(0, "r", encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-    sys.argv = [request["module"], *request["words"]]
-    sys.path[0] = request["cwd"]
-    os._exit(_ended(request["module"]))
+    os._exit(_ended(request["words"]))
 
 
-def _ended(module: str) -> int:
+def _ended(words: list[str]) -> int:
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        _run(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = 128 + signal.SIGINT
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -152,5 +284,19 @@ def _ended(module: str) -> int:
     return code
 
 
+def _run(words: list[str]) -> None:
+    """As Python does it behind its own name: ``-m module``, ``-c code``, or a file."""
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = words[1:], os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), vars(main))
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+
+
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from indexer.errors import AtlasError
 from indexer.publish.maintenance import rebuild, represent, status
 from indexer.publish.verification import verify
 from query import Atlas
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.halves import a_few
 from tests.patience import PATIENCE
 from tests.world import BASE, OLD_ID
@@ -149,11 +148,7 @@ with folder.locked("crash"):
 @pytest.mark.parametrize("point", a_few(["vectors", "neighbours", "commit", "checksums", "renamed"], {"commit"}))
 def test_a_publish_killed_anywhere_leaves_the_state_before_or_after(atlas, point):
     before = answers(atlas)
-    done = subprocess.run(
-        [sys.executable, "-c", CRASH, str(atlas.root), point],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 9
+    assert start_python("-c", CRASH, atlas.root, point).wait(PATIENCE) == 9
     assert verify(atlas) == []
     with Atlas(atlas.root) as opened:
         published = {row["representation"] for row in opened.rows("SELECT representation FROM representations")}

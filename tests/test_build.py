@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT, Shell
+from tests.conftest import ROOT, Shell, start_python
 from tests.patience import PATIENCE, wait_for
 from tests.world import BASE, DATASETS, OLD_ID, make_world
 
@@ -166,13 +166,11 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
         lambda: records() >= 3,
         lambda: records() >= 8,
     ):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", "1"],
-            cwd=world.folder,
-            env={**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+        process = start_python(
+            "-m", "indexer", "build", "--base", BASE, "--workers", "1",
+            cwd=world.folder, env={**world.environment, "HF_ENDPOINT": world.endpoint},
+            stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
         wait_for(lambda now=moment, ran=process: now() or ran.poll() is not None)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -191,13 +189,10 @@ def test_a_build_killed_at_any_time_goes_on_where_it_stopped(world):
 @pytest.mark.parametrize(("workers", "stop"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
 def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
     world.hub.faults.add(path=r"imdb-3.*safetensors", hang=600.0)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", workers],
-        cwd=world.folder,
-        env={**os.environ, **world.environment, "HF_ENDPOINT": world.endpoint, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(
+        "-m", "indexer", "build", "--base", BASE, "--workers", workers,
+        cwd=world.folder, env={**world.environment, "HF_ENDPOINT": world.endpoint}, stderr=subprocess.PIPE,
+    )  # fmt: skip
     wait_for(lambda: any("imdb-3/resolve" in request.path for request in world.hub.requests))
     wait_for(lambda: list((world.folder / "atlas" / "records").glob("??/*.safetensors")))
     process.send_signal(stop)
@@ -213,15 +208,12 @@ def test_a_build_that_is_stopped_publishes_what_was_done(world, workers, stop):
 @pytest.mark.slow
 def test_a_second_writer_is_told_who_the_first_is(world):
     build(world)
-    holder = subprocess.Popen(
-        [
-            sys.executable, "-c",
+    holder = start_python(
+        "-c",
             "import sys, time\nfrom indexer.atlas import AtlasFolder\n"
             "with AtlasFolder(sys.argv[1]).locked('index build --base x'):\n    print('held', flush=True)\n"
             "    time.sleep(600)",
-            str(world.folder / "atlas"),
-        ],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        world.folder / "atlas", stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
         assert holder.stdout.readline() == "held\n"

@@ -20,7 +20,7 @@ from indexer.builds import dask_executor
 from indexer.builds.dask_executor import DaskExecutor
 from indexer.builds.result import Place, Result
 from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT, Shell
+from tests.conftest import ROOT, Shell, start_python
 from tests.hub_ground import Clock
 from tests.patience import PATIENCE, wait_for
 from tests.pretended_work import unit
@@ -57,21 +57,20 @@ class Cluster:
         self.scheduler = self.start("scheduler", "--host", self.address, "--no-dashboard")
 
     def start(self, *words, **environment):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dask", *words],
+        process = start_python(
+            "-m", "dask", *words,
             cwd=self.world.folder,
             env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
                 "HF_ENDPOINT": self.world.endpoint,
                 "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+                # A worker is a fork of its nanny, which has the libraries; Dask's own default loads them anew.
+                "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "fork",
                 **self.world.environment,
                 **environment,
             },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        )  # fmt: skip
         self.stack.callback(end, process)
         return process
 
@@ -104,26 +103,11 @@ def free_port():
 
 
 def start_build(world, address):
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "indexer",
-            "build",
-            "--base",
-            BASE,
-            "--executor",
-            "dask",
-            "--scheduler",
-            address,
-            "--json",
-        ],
-        cwd=world.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": world.endpoint, **world.environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_python(
+        "-m", "indexer", "build", "--base", BASE, "--executor", "dask", "--scheduler", address, "--json",
+        cwd=world.folder, env={"HF_ENDPOINT": world.endpoint, **world.environment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def finish(build, code=0):
@@ -142,6 +126,7 @@ def statuses(world):
 
 
 def test_a_cluster_does_what_one_process_does(world):
+    world.environment["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "spawn"  # as users have it
     with cluster(world, 2) as running:
         report = finish(start_build(world, running.address))
     assert (report["indexed"], report["failed"], report["discovered"]) == (12, 0, 12)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -16,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.cli import main
 from indexer.errors import AtlasError
 from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT, Shell
+from tests.conftest import Shell, start_python
 from tests.hub_ground import as_ever, use_endpoint
 from tests.patience import PATIENCE
 from tests.world import BASE, describe, make_world
@@ -130,10 +129,10 @@ def test_one_that_can_go_on_is_kept(shell):
 def test_ctrl_c(shell, path, learnt):
     """Before anything came; and after the listing came, which stays, without a database that would hold no more."""
     fault = shell.hub.faults.add(path, method="GET", hang=600, nth=3 if learnt else 1)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", "1"],
-        cwd=shell.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": shell.endpoint, **shell.environment},
+    process = start_python(
+        "-m", "indexer", "build", "--base", BASE, "--workers", "1",
+        cwd=shell.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={"HF_ENDPOINT": shell.endpoint, **shell.environment},
     )  # fmt: skip
     try:
         while not fault.struck:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from multiprocessing import active_children
 
@@ -15,7 +14,7 @@ from indexer.builds import executor
 from indexer.builds.executor import ProcessExecutor, SerialExecutor, executor_for
 from indexer.builds.resources import workers_for
 from indexer.builds.result import Place, Result
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.patience import PATIENCE, wait_for
 from tests.pretended_work import pretend, unit
 
@@ -56,9 +55,8 @@ def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(place):
 @pytest.mark.parametrize("how", ["together", "alone"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_a_pool_that_is_stopped_leaves_nobody_behind(tmp_path, how, stop):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.pretended_work", str(tmp_path), how, "slow-1", "slow-2"],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    process = start_python(
+        "-m", "tests.pretended_work", tmp_path, how, "slow-1", "slow-2", stderr=subprocess.PIPE
     )  # fmt: skip
     wait_for(lambda: len(list(tmp_path.glob("slow-*.met"))) == (2 if how == "together" else 1))
     if stop == signal.SIGINT:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 
 import duckdb
@@ -14,7 +12,7 @@ import pytest
 
 from indexer.builds.shards import Shard
 from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT, Shell
+from tests.conftest import Shell, start_python
 from tests.world import BASE, OLD_ID, make_world
 
 pytestmark = pytest.mark.slow
@@ -130,10 +128,9 @@ def test_wrong_words_get_one_line(world):
 
 
 def start(world, *words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": world.endpoint, **world.environment}
-    return subprocess.Popen(
-        [sys.executable, "-m", "indexer", *words, "--workers", "1", "--json"],
-        cwd=world.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    return start_python(
+        "-m", "indexer", *words, "--workers", "1", "--json", cwd=world.folder,
+        env={"HF_ENDPOINT": world.endpoint, **world.environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

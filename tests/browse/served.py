@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -16,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import duckdb
 import numpy as np
 
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.patience import PATIENCE, wait_for
 
 KINDS = {"Int32Array": "<i4", "Uint32Array": "<u4", "Float32Array": "<f4", "Float64Array": "<f8"}
@@ -27,10 +25,9 @@ class Served:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "query", "browse", "--atlas", str(folder), "--no-open", "--method", "pca", *options],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        self.process = start_python(
+            "-m", "query", "browse", "--atlas", folder, "--no-open", "--method", "pca", *options,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdout is not None
         self.printed = self.process.stdout.readline().strip()

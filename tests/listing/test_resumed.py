@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.hub_ground import BASE, add_repo, asked, served, tags, update_listing
 from tests.listing.hubs import ONE, by_id, lines, many
 from tests.patience import wait_for
@@ -130,8 +127,7 @@ def test_a_killed_crawl_goes_on(store, monkeypatch, path):
     many(store, 20)
     with served(store, monkeypatch, page_size=2) as hub:
         hub.faults.add("cursor=", nth=5, hang=600)
-        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen([sys.executable, "-c", CRAWLER, str(path)], env=environment)
+        process = start_python("-c", CRAWLER, path, env={"HF_ENDPOINT": hub.endpoint})
         wait_for(lambda: len(hub.requests) >= 6 or process.poll() is not None)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import duckdb
 import numpy as np
@@ -17,6 +15,7 @@ from query import Atlas
 from query.figures import THEMES, draw
 from query.map.coloring import cluster_name, scaled
 from query.map.map import model_map
+from tests.conftest import run_python
 from tests.map.planted import KEPT, MODELS, near, pca, time
 from tests.patience import PATIENCE
 from tests.planted_atlas import BASE, Planted, plant_atlas
@@ -178,17 +177,14 @@ def test_an_atlas_of_copies_has_no_map(tmp_path):
 
 
 def query(folder, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "query", *words, "--atlas", str(folder)], capture_output=True, text=True, check=False,
-        timeout=PATIENCE,
-    )  # fmt: skip
+    return run_python("-m", "query", *words, "--atlas", folder, timeout=PATIENCE)
 
 
 def test_a_table_for_other_viewers(folder, tmp_path):
     """Read back by DuckDB: rows are numbered from 0, and neighbours are rows, the nearest first."""
     ran = query(folder, "map", "--method", "pca", "--color", "cluster", "--out", str(tmp_path / "my map.parquet"))
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.splitlines()[-1] == (
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines()[-1] == (
         f"to look at it: embedding-atlas '{tmp_path}/my map.parquet' --text model --x x --y y --neighbors neighbors"
     )
     rows = duckdb.sql(f"SELECT * FROM '{tmp_path / 'my map.parquet'}'")
@@ -260,15 +256,15 @@ def test_neighbours_that_are_not_known_are_left_open():
 def test_the_command(folder, tmp_path):
     ran = query(folder, "map", "--method", "tsne", "--color", "licence", "--out", str(tmp_path / "m.svg"), "--theme",
                 "dark", "--json")  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    facts = json.loads(ran.stdout)
+    assert ran.code == 0, ran.err
+    facts = json.loads(ran.out)
     assert facts["file"] == str(tmp_path / "m.svg")
     assert facts["groups"] == [{"group": "mit", "models": 3}, {"group": "apache-2.0", "models": 1}]
     assert THEMES["dark"].background.lower() in (tmp_path / "m.svg").read_text().lower()
     ran = query(folder, "map", "--color", "flavour", "--out", str(tmp_path / "n.png"))
-    assert ran.returncode == 1
-    assert ran.stderr.count("\n") == 1
-    assert "flavour" in ran.stderr
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1
+    assert "flavour" in ran.err
     assert not (tmp_path / "n.png").exists()
     ran = query(folder, "map", "--out", "n.bmp")
-    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert (ran.code, ran.err.count("\n")) == (1, 1)

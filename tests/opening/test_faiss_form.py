@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import faiss
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from indexer.errors import AtlasError
 from indexer.storage.checked_files import file_sha256
 from indexer.vectors.files import VectorFile, check_file
 from indexer.vectors.form import SEGMENT, Malformed, check_form
-from tests.conftest import ROOT
+from tests.conftest import run_python
 from tests.halves import a_few
 
 LENGTH, COUNT = 32, 200
@@ -94,10 +91,9 @@ print(refused, searched, raised)
 @pytest.mark.parametrize("factory", a_few(KINDS, 10))
 def test_nothing_that_was_bent_crashes(tmp_path, factory):
     path = written(tmp_path / "a.faiss", factory)
-    words = [sys.executable, "-c", FUZZ, str(path), factory, str(COUNT), str(LENGTH)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-500:]
-    refused, searched, _ = map(int, done.stdout.split())
+    done = run_python("-c", FUZZ, path, factory, COUNT, LENGTH)
+    assert done.code == 0, done.err[-500:]
+    refused, searched, _ = map(int, done.out.split())
     assert refused > 10
     assert searched > 0, "bent codes and numbers are still an index"
 

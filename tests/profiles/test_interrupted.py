@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -22,7 +20,7 @@ from indexer.profiles import measure
 from indexer.profiles.store import ProfileStore
 from indexer.publish.verification import verify
 from indexer.storage.whole_files import remove_leftovers
-from tests.conftest import ROOT
+from tests.conftest import run_python
 from tests.hub_ground import use_endpoint
 from tests.patience import PATIENCE
 from tests.world import BASE, indexed, make_world
@@ -140,12 +138,11 @@ main(["profile", "--base", sys.argv[2], "--limit", "2", "--atlas", sys.argv[3]])
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_written(shell, folder, undisturbed):
     # Every whole layer, and the end, is two files; here the second layer of the first model is being written.
     at = 2 * (LAYERS + 1) + 4
-    ran = subprocess.run(
-        [sys.executable, "-c", KILLED, str(at), BASE, str(folder.root)],
-        env={**os.environ, **shell.environment, "HF_ENDPOINT": shell.endpoint, "PYTHONPATH": str(ROOT)},
-        capture_output=True, timeout=PATIENCE, check=False, cwd=folder.root.parent,
+    ran = run_python(
+        "-c", KILLED, at, BASE, folder.root,
+        env={**shell.environment, "HF_ENDPOINT": shell.endpoint}, timeout=PATIENCE, cwd=folder.root.parent,
     )  # fmt: skip
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    assert ran.code == -signal.SIGKILL, ran.err
     left = [path for path in folder.profiles.rglob(".*") if path.is_file()]
     assert len(left) == 1  # beside the place of the file, not in it
     assert layers_by_file(folder) == [[1], [1, 2]]

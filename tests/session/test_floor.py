@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 
 import httpcore2
@@ -20,7 +18,7 @@ from indexer.network.hub_get import Patience, fetch_small
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
 from scripts.loopback_hub import LoopbackHub
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.hub_ground import RawServer, http, served, use_endpoint
 from tests.patience import PATIENCE
 from tests.session.asking import failure, info
@@ -208,10 +206,10 @@ def test_a_signal_ends_a_process_that_waits_for_a_drip(world, tmp_path, sent, pa
     with LoopbackHub(world) as hub:
         hub.prepare()
         hub.faults.add(path, method="GET", drip=3.0)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "indexer", "build", "--base", BASE, "--workers", workers],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")},
+        process = start_python(
+            "-m", "indexer", "build", "--base", BASE, "--workers", workers,
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf")},
         )  # fmt: skip
         try:
             while not any(fault.struck for fault in hub.faults._table):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +13,7 @@ from indexer.atlas import AtlasFolder
 from indexer.publish.maintenance import represent
 from indexer.publish.verification import verify
 from query import Atlas
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.share.ground import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of
 
 pytestmark = pytest.mark.slow
@@ -26,9 +24,9 @@ TIMES = 10
 @contextmanager
 def killable(shell, *words):
     """A function that runs the command in ``shell``, killed at a moment: (exit status, moments there were)."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.share.killed", *words], cwd=shell.folder, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": shell.endpoint, **shell.environment},
+    process = start_python(
+        "-m", "tests.share.killed", *words, cwd=shell.folder,
+        env={"HF_ENDPOINT": shell.endpoint, **shell.environment},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 

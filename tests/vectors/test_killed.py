@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from indexer.builds.report import BuildOptions, Watcher
@@ -14,7 +10,7 @@ from indexer.names import RELATIONS
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from query import Atlas
-from tests.conftest import ROOT
+from tests.conftest import start_python
 from tests.halves import a_few
 from tests.patience import PATIENCE
 from tests.world import BASE
@@ -90,11 +86,7 @@ def test_a_publish_killed_while_the_centre_moves_leaves_one_centre(point, growin
     assert len(before[2]) == 5
     with Atlas(growing.root) as reader:
         held = reader.vectors(BASE).matrix.tolist()
-        done = subprocess.run(
-            [sys.executable, "-c", CRASH, str(growing.root), point],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=PATIENCE,
-        )  # fmt: skip
-        assert done.returncode == 9
+        assert start_python("-c", CRASH, growing.root, point).wait(PATIENCE) == 9
         assert reader.vectors(BASE).matrix.tolist() == held  # opened before, it sees nothing of it
     now = _state(growing.root)
     assert now[0] == {now[1]}
