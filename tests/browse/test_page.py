@@ -332,20 +332,21 @@ def test_until_the_map_is_made_the_rest_works(browser, served, folder, monkeypat
     browser.console()
 
 
-@pytest.mark.slow
-def test_ten_thousand_and_a_hundred_thousand(browser, tmp_path):
-    """Only that both work: how long it takes says something of the machine."""
+@pytest.mark.parametrize(
+    "models", [pytest.param(10_000, marks=pytest.mark.slow), pytest.param(100_000, marks=pytest.mark.study)]
+)
+def test_of_many_models(browser, tmp_path, models):
+    """Only that it works: how long it takes says something of the machine."""
     from tests.browse.planted import plant_many
 
-    for models in (10_000, 100_000):
-        with Served(plant_many(tmp_path / str(models), models)) as running:
-            running.placed()
-            browser.size(1280, 860)
-            opened(browser, running.address)
-            assert shown(browser) == f"Models shown ({models:,} of {models:,})"
-            browser.click("#filters details:nth-child(1) input[type=checkbox]", 0)
-            assert f"of {models:,})" in shown(browser)
-            assert browser.run("sortBy('norm', true); return document.querySelectorAll('#shown tbody tr').length") < 100
-            browser.run("scroller.scrollTop = scroller.scrollHeight")
-            browser.wait("document.querySelector('#shown tbody tr[aria-rowindex=\"2\"]') === null")
-            assert browser.console() == []
+    with Served(plant_many(tmp_path / "atlas", models)) as running:
+        running.placed()
+        browser.size(1280, 860)
+        opened(browser, running.address)
+        assert shown(browser) == f"Models shown ({models:,} of {models:,})"
+        browser.click("#filters details:nth-child(1) input[type=checkbox]", 0)
+        assert f"of {models:,})" in shown(browser)
+        assert browser.run("sortBy('norm', true); return document.querySelectorAll('#shown tbody tr').length") < 100
+        browser.run("scroller.scrollTop = scroller.scrollHeight")
+        browser.wait("document.querySelector('#shown tbody tr[aria-rowindex=\"2\"]') === null")
+        assert browser.console() == []

@@ -224,7 +224,7 @@ def test_without_a_head_vectors_decide_and_a_head_says_what_is_true_on_the_whole
     assert chances["head"][~headless, -1].std() > 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_five_thousand_models_are_evaluated():
     rng = np.random.default_rng(15)
     centres = rng.normal(size=(400, 2052)).astype(np.float32)
