@@ -15,7 +15,8 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
+from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
+from indexer.publish.sibling import empty_database
 from indexer.vectors.segments import Vectors
 from tests.planted_vectors import publish_vectors
 
@@ -54,10 +55,10 @@ def write_atlas(
 ) -> Path:  # fmt: skip
     """Publish ``models`` under ids from 1; every representation holds the same vectors, but for a little noise."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "atlas.duckdb").write_bytes(empty_database())
     connection = duckdb.connect()
     connection.execute(f"ATTACH '{folder / 'atlas.duckdb'}' AS atlas (storage_version '{STORAGE_VERSION}')")
     connection.execute("USE atlas")
-    connection.execute(schema_sql())
     connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
     _insert(connection, "atlas_info", [[SCHEMA_VERSION, 3, BEGAN, "0.1.0", len(models) + 1]])
     layers = [{"stack": "", "layers": 6}]

@@ -10,7 +10,8 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
+from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
+from indexer.publish.sibling import empty_database
 from indexer.vectors.segments import Vectors
 from tests.planted_vectors import publish_vectors
 
@@ -45,8 +46,8 @@ def plant_atlas(folder: Path, models: list[Planted], base: str = BASE) -> Path:
     ids = np.flatnonzero(norms) + 1
     unit = (raw[ids - 1] / norms[ids - 1, None]).astype(np.float32)
     config = {"storage_compatibility_version": STORAGE_VERSION}
+    (folder / "atlas.duckdb").write_bytes(empty_database())
     with duckdb.connect(str(folder / "atlas.duckdb"), config=config) as connection:
-        connection.execute(schema_sql())
         connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
         connection.execute("INSERT INTO atlas_info VALUES (?, 1, NULL, 'test', ?)", [SCHEMA_VERSION, len(models) + 1])
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [base])

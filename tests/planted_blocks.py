@@ -10,10 +10,11 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
+from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
 from indexer.publish.backgrounds import renew_backgrounds
 from indexer.publish.centring import Centring
 from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.sibling import empty_database
 from indexer.publish.tables import Tables
 from indexer.publish.uncentred import Uncentred
 from indexer.publish.vectors import PublishedVectors
@@ -43,8 +44,8 @@ def plant(folder: Path, models: Sequence[Tuned], blocks: int | None = None) -> P
     folder.mkdir(parents=True, exist_ok=True)
     count = blocks or (len(models[0].blocks) if models else 1)
     config = {"storage_compatibility_version": STORAGE_VERSION}
+    (folder / "atlas.duckdb").write_bytes(empty_database())
     with duckdb.connect(str(folder / "atlas.duckdb"), config=config) as connection:
-        connection.execute(schema_sql())
         connection.execute("BEGIN")
         connection.execute("INSERT INTO atlas_info VALUES (?, 1, NULL, 'test', ?)", [SCHEMA_VERSION, len(models) + 1])
         deltas = [f"{number}.query" for number in range(count)]

@@ -108,8 +108,8 @@ def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
 
     Raises AtlasError where it is no atlas, or one of another schema.
     """
-    expected = _expected()
-    listed = {kind: (_listed(connection, statement), expected[kind]) for kind, statement in _LISTINGS.items()}
+    wanted = expected()
+    listed = {kind: (_listed(connection, statement), wanted[kind]) for kind, statement in _LISTINGS.items()}
     check_version(connection, path, listed["table"])
     problems = [problem for kind, pair in listed.items() for problem in _problems(kind, *pair)]
     problems += _too_many_rows(connection, path)
@@ -155,11 +155,11 @@ Listed = dict[tuple[str, str], set[str]]
 
 
 @cache
-def _expected() -> dict[str, Listed]:
+def expected() -> dict[str, Listed]:
     """What a file should hold, by kind: what this DuckDB makes of schema.sql in memory."""
     import duckdb
 
-    with duckdb.connect(":memory:") as connection:
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:  # more have nothing to do, and take time
         connection.execute(f"ATTACH ':memory:' AS {NAME}")
         connection.execute(f"USE {NAME}")
         connection.execute("BEGIN")

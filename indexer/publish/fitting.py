@@ -42,7 +42,7 @@ class Fitting:
     """The columns of every table of schema.sql, and whether rows fit them."""
 
     def __init__(self) -> None:
-        self._columns = _columns()
+        self._columns = columns()
 
     def check(self, table: str, rows: Sequence[Row]) -> None:
         """Raises Misfit for the first value that does not fit; ``rows`` all have the same columns."""
@@ -81,7 +81,7 @@ class Fitting:
 
 
 @cache
-def _columns() -> dict[str, dict[str, tuple[Check, bool]]]:
+def columns() -> dict[str, dict[str, tuple[Check, bool]]]:
     """By table and column, what values it can hold and whether null is one of them.
 
     From schema.sql alone: a database that somebody else made is not asked what it can hold.
@@ -89,7 +89,7 @@ def _columns() -> dict[str, dict[str, tuple[Check, bool]]]:
     import duckdb
 
     found: dict[str, dict[str, tuple[Check, bool]]] = {}
-    with duckdb.connect(":memory:") as connection:
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         for one in definitions():
             if one.kind in ("schema", "table"):
                 connection.execute(one.statement)
