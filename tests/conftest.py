@@ -49,7 +49,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.forked import Forker, Started, can_fork, one_tls_context  # noqa: E402
-from tests.halves import longest_first  # noqa: E402
+from tests.halves import leave_out_what_is_late, longest_first  # noqa: E402
 from tests.training import small_family  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of what is tested.
@@ -74,6 +74,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
+
+
+def pytest_runtest_setup() -> None:
+    leave_out_what_is_late()
 
 
 def pytest_unconfigure() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Collection, Iterable
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -19,9 +22,32 @@ LONGEST = (
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Put the tests of ``LONGEST`` first, all others as they are."""
+    """Put the tests of ``LONGEST`` first, all others as they are; where there is a limit, in another order each day.
+
+    What comes last is what a limit leaves out: not the same files every time.
+    """
     turn = {f"tests/{name}.py": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: turn.get(item.nodeid.partition("::")[0], len(turn)))
+    limit = until()
+    day = 0 if limit is None else int(limit // 86_400)  # the same in all processes of a run
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        file = item.nodeid.partition("::")[0]
+        return turn.get(file, len(turn)), 0 if limit is None else crc32(f"{day} {file}".encode())
+
+    items.sort(key=place)
+
+
+def until() -> float | None:
+    """When the last test may begin, in seconds since 1970; None where there is no limit."""
+    told = os.environ.get("ATLAS_TESTS_UNTIL")
+    return float(told) if told else None
+
+
+def leave_out_what_is_late() -> None:
+    """Skip a test that would begin after ``until``."""
+    limit = until()
+    if limit is not None and time.time() > limit:
+        pytest.skip("no time left for it in this run")
 
 
 def a_few(values: Iterable[Any], chosen: int | Collection[Any]) -> list[Any]:

@@ -66,7 +66,9 @@ def known(name: object) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "architecture", ["t5", *(pytest.param(name, marks=pytest.mark.study) for name in ("bert", "gpt2"))]
+)
 def test_other_architectures_are_only_data(tmp_path, architecture):
     root = make_family(tmp_path / architecture, "mini", architecture)
     assert json.loads((root / "family.json").read_text())["base"] == f"atlas-demo/tiny-{architecture}"
