@@ -64,8 +64,8 @@ class FoundFeatures(Drawn):
             left = [_first_quarter(one.change_by_column) for one in found]
             rows.append(
                 {"layer": layer, "neurons": len(found), "above the best image": beaten,
-                 "change in the upper quarter": sum(upper) / len(upper),
-                 "in the left one": sum(left) / len(left)}
+                 "change, upper quarter": sum(upper) / len(upper),
+                 "change, left quarter": sum(left) / len(left)}
             )  # fmt: skip
         return rows
 
