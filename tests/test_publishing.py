@@ -111,6 +111,7 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     assert sum("'ann/glue-0'" in row or entries[0].listed.id in row for row in pieces["records"]) >= 2
 
 
+@pytest.mark.slow
 def test_a_piece_reads_only_its_own_records(atlas, monkeypatch):
     atlas.publish(*atlas.entries[:-2])
     read = []

@@ -134,6 +134,7 @@ def test_the_page_of_a_model(page):
     assert page.run("return part('model-page').hidden")
 
 
+@pytest.mark.slow
 def test_lineage_on_both_sides(page):
     model_page(page, "author2/set0-2")
     assert page.texts('[aria-label="Lineage"] tbody tr')[0].split("\t")[:2] == ["author1/set0-1", "merge (linear)"]
@@ -224,6 +225,7 @@ def test_everything_without_a_mouse(page):
     assert page.run(unnamed) == 0
 
 
+@pytest.mark.slow
 def test_on_a_phone_and_in_the_dark(page):
     page.size(400, 800, 2)
     page.scheme("dark")
@@ -271,6 +273,7 @@ def test_only_rows_in_sight_are_in_the_document(page):
     )
 
 
+@pytest.mark.slow
 def test_a_new_generation_is_told_and_shown(browser, own):
     with Served(own) as running:
         running.placed()
@@ -288,6 +291,7 @@ def test_a_new_generation_is_told_and_shown(browser, own):
     browser.console()
 
 
+@pytest.mark.slow
 def test_another_base_and_one_without_a_map(browser, own):
     with duckdb.connect(str(own / "atlas.duckdb")) as connection:
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [OTHER])

@@ -42,6 +42,7 @@ def test_planted_markup_is_text(hostile):
         assert re.fullmatch(r"[\w#:/.-]+", attributes["href"])
 
 
+@pytest.mark.slow
 def test_planted_markup_is_text_in_pictures(hostile):
     _, report = hostile
     pictures = Page(report.html).pictures()

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
         (["--models", "50"], "fewer than 200 models"),
         (["--models", "0", "--vectors", "900000000000"], "are needed: give another --work"),
         (["--doc", "nowhere.json"], "nowhere.json"),
-        (["--models", "0", "--vectors", "0", "--real", "."], "is not an atlas"),
+        pytest.param(["--models", "0", "--vectors", "0", "--real", "."], "is not an atlas", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_use_is_one_line(words, said, tmp_path):

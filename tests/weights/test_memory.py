@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.loopback_hub import LoopbackHub
-from tests.halves import a_few
 from tests.patience import PATIENCE
 from tests.weights.folders import FORMS, write_config
 
@@ -42,8 +41,9 @@ print(peak - idle, len(checkpoint.tensors), total)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("form", a_few(["safetensors", "torch-zip", "torch-legacy"], 1))
+@pytest.mark.parametrize("form", ["safetensors", "torch-zip", "torch-legacy"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
     """200 MB in layers of 2 MB: a few layers above idle at the most."""
     write_config(tmp_path)
