@@ -56,7 +56,7 @@ class Forker:
     def begin(self) -> None:
         """Start loading, for this process and all that it will start."""
         address = str(Path(tempfile.mkdtemp()) / "forker")
-        until, self._lifeline = os.pipe()  # its other end is closed with the last process of ours
+        until, self._lifeline = os.pipe()  # closed with this process, however it ends: the other then knows
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(address)
             listening.listen(64)
@@ -158,10 +158,6 @@ class Started:
         """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
     def _close(self) -> None:
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
@@ -218,7 +214,6 @@ def _serve(listening: socket.socket, until: int) -> None:
     import_module("httpx2").Client().close()
     import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
     import_module("indexer.publish.fitting").columns()
-    import_module("indexer.publish.sibling").empty_database()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
     while True:
         ready, _, _ = select.select([listening, until], [], [])

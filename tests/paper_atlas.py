@@ -16,8 +16,8 @@ import duckdb
 import numpy as np
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
-from indexer.publish.sibling import empty_database
 from indexer.vectors.segments import Vectors
+from tests.empty_database import empty_database
 from tests.planted_vectors import publish_vectors
 
 BASE = "org/paper-base"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
-from indexer.publish.sibling import empty_database
 from indexer.vectors.segments import Vectors
+from tests.empty_database import empty_database
 from tests.planted_vectors import publish_vectors
 
 BASE = "org/base"

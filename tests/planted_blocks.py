@@ -14,11 +14,11 @@ from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
 from indexer.publish.backgrounds import renew_backgrounds
 from indexer.publish.centring import Centring
 from indexer.publish.neighbour_table import NeighbourTable
-from indexer.publish.sibling import empty_database
 from indexer.publish.tables import Tables
 from indexer.publish.uncentred import Uncentred
 from indexer.publish.vectors import PublishedVectors
 from indexer.records.representation import representation_named
+from tests.empty_database import empty_database
 
 BASE = "org/base"
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,13 +72,12 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
                 kept_ids, next_id = _ids_in(copy)
                 copy.unlink()
         is_new = not copy.exists()
-        if is_new:
-            copy.write_bytes(empty_database())
         limits = _limits(copy, memory)
         connection = attached_for_writing(copy, settings=limits)
         try:
             if is_new:
                 use(connection)
+                connection.execute(schema_sql())
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
                 _use_verified(connection, folder.database)
@@ -98,18 +95,6 @@ def private_copy(folder: AtlasFolder, afresh: bool, memory: int | None = None) -
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
         shutil.rmtree(_spill(copy), ignore_errors=True)
-
-
-@cache
-def empty_database() -> bytes:
-    """What schema.sql makes, as a file. Once a process: its half a thousand comments take a fifth of a second."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "atlas.duckdb"
-        connection = attached_for_writing(file)
-        use(connection)
-        connection.execute(schema_sql())
-        connection.close()
-        return file.read_bytes()
 
 
 def _use_verified(connection: duckdb.DuckDBPyConnection, original: Path) -> None:
