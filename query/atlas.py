@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.console.notebook import shown
-from indexer.errors import AtlasError
+from query.holdings import in_a_line, in_a_notebook, place
 from query.reader import AtlasReader
-from query.wording import counted
 
 if TYPE_CHECKING:
     from query.batches import Answered
@@ -63,15 +61,9 @@ class Atlas(AtlasReader):
         from query.similar import similar
 
         return similar(
-            self,
-            str(model),
-            k,
-            where=where,
-            other_authors=other_authors,
-            representation=representation,
-            base=base,
+            self, str(model), k, where=where, other_authors=other_authors, representation=representation, base=base,
             explain=explain,
-        )
+        )  # fmt: skip
 
     def purity(
         self,
@@ -131,13 +123,8 @@ class Atlas(AtlasReader):
 
         self.connection.execute("SELECT 1")  # AtlasError where the atlas is closed
         return run_sql(
-            self.database,
-            statement,
-            limit=limit,
-            seconds=seconds,
-            parameters=parameters,
-            stand_ins=self.stand_ins,
-        )
+            self.database, statement, limit=limit, seconds=seconds, parameters=parameters, stand_ins=self.stand_ins
+        )  # fmt: skip
 
     def clusters(
         self,
@@ -409,36 +396,7 @@ class Atlas(AtlasReader):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"<Atlas {self._place()!r}: {self._holdings()}>"
+        return f"<Atlas {place(self)!r}: {in_a_line(self)}>"
 
     def _repr_html_(self) -> str:
-        try:
-            contents = self._contents()
-        except AtlasError:  # it is closed
-            contents = []
-        return shown(f"Atlas {self._place()}: {self._holdings()}", contents, self.notes)
-
-    def _place(self) -> str:
-        """Its folder, from where one is; a notebook is to show nobody's home."""
-        root, here = self.folder.root, Path.cwd()
-        return str(root.relative_to(here) if root.is_relative_to(here) else root)
-
-    def _holdings(self) -> str:
-        """What it holds, in a line."""
-        try:
-            bases = self._contents()
-            (published,) = (row["published"] for row in self.rows("SELECT published FROM atlas_info"))
-        except AtlasError as error:
-            return error.message
-        models = counted(sum(row["indexed"] for row in bases), "model")
-        when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
-        return f"{models} of {', '.join(row['base'] for row in bases) or 'no base'}{when}"
-
-    def _contents(self) -> list[dict[str, Any]]:
-        """A row for each base: its models, authors, datasets and published representations."""
-        return self.rows(
-            "SELECT bases.base, count(models.model_id) AS indexed, count(DISTINCT author) AS authors, "
-            "(SELECT list(representation ORDER BY representation) FROM representations AS r WHERE r.base = bases.base) "
-            "AS representations FROM bases LEFT JOIN models ON models.base = bases.base "
-            "GROUP BY bases.base ORDER BY bases.base"
-        )
+        return in_a_notebook(self)
