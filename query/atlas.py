@@ -60,10 +60,8 @@ class Atlas(AtlasReader):
         """
         from query.similar import similar
 
-        return similar(
-            self, str(model), k, where=where, other_authors=other_authors, representation=representation, base=base,
-            explain=explain,
-        )  # fmt: skip
+        return similar(self, str(model), k, where=where, other_authors=other_authors, representation=representation,
+                       base=base, explain=explain)  # fmt: skip
 
     def purity(
         self,
@@ -122,9 +120,8 @@ class Atlas(AtlasReader):
         from query.sql import run_sql
 
         self.connection.execute("SELECT 1")  # AtlasError where the atlas is closed
-        return run_sql(
-            self.database, statement, limit=limit, seconds=seconds, parameters=parameters, stand_ins=self.stand_ins
-        )  # fmt: skip
+        return run_sql(self.database, statement, limit=limit, seconds=seconds, parameters=parameters,
+                       stand_ins=self.stand_ins)  # fmt: skip
 
     def clusters(
         self,
