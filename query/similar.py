@@ -243,7 +243,7 @@ def _described(
             "FROM models "
             "JOIN (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
             "USING (model_id)",
-            [representation, _group(atlas, asked), ids, [similarity for _, similarity in found]],
+            [representation, group_of(atlas, asked), ids, [similarity for _, similarity in found]],
         )
     }
     assert asked.vector is not None
@@ -268,7 +268,7 @@ def _described(
     ]
 
 
-def _group(atlas: AtlasReader, asked: Asked) -> str:
+def group_of(atlas: AtlasReader, asked: Asked) -> str:
     """Whose centre was subtracted from the asked model's vector."""
     if asked.group:
         return asked.group
@@ -333,7 +333,7 @@ def similarity_of(
     if blocks:
         both = (changed_blocks(vector[None, :], blocks) for vector in (mine, theirs))
         shared = int(shared_blocks(*both)[0, 0])
-    groups = (_group(atlas, one), _group(atlas, other))
+    groups = (group_of(atlas, one), group_of(atlas, other))
     return found, atlas.background(one.base, groups, found, representation), shared
 
 

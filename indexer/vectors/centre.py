@@ -92,6 +92,16 @@ class Centre:
         return whole.reshape(len(vectors), -1).astype(np.float32)
 
 
+def cosine_of_strangers(votes: NDArray[np.integer]) -> NDArray[np.float64]:
+    """What centring alone makes of the cosine of two voters whose blocks were at right angles, as was everybody's.
+
+    With n ≥ 2 votes the centre is Σb/(n + 2), which holds a part of both: −(n + 4)/(n·(n + 3)), −.6 for two votes.
+    """
+    n = votes.astype(np.float64)
+    found: NDArray[np.float64] = -(n + 4) / (n * (n + 3))
+    return found
+
+
 def vote_shares(authors: Sequence[str], changed: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """What each block of each model counts in the mean over authors, (n, b), and the votes (authors) of each, (b,).
 

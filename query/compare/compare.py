@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.errors import AtlasError
 from indexer.quantities import one_in
 from query.compare.facts import Fact, facts_of
-from query.compare.similarity import blocks
+from query.compare.similarity import blocks, small_centre
 from query.layers.layers import layers_of
 from query.layers.parts import Part
 from query.lookup import Asked, asked_model, with_vector
@@ -52,6 +52,7 @@ class Comparison(Result):
     layers: tuple[PartPair, ...]
     families: tuple[PartPair, ...]
     facts: tuple[Fact, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -93,10 +94,12 @@ def compare(
             "",
         )
     alike = background = shared = of_layers = of_families = None
+    notes: tuple[str, ...] = ()
     if not (first.is_copy or second.is_copy):
         first, second = (with_vector(atlas, one, representation) for one in (first, second))
         alike, background, shared = similarity_of(atlas, first, second, representation)
         of_layers, of_families = _by_part(atlas, first, second, representation)
+        notes = small_centre(atlas, first, second, representation)
     changed = (layers_of(atlas, first), layers_of(atlas, second))
     return Comparison(
         a=first.name,
@@ -109,6 +112,7 @@ def compare(
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
         facts=facts_of(atlas, first, second),
+        notes=notes,
     )
 
 

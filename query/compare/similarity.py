@@ -9,11 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.names import DeltaKey
+from query.lookup import Asked
+from query.similar import group_of
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 Vector = NDArray[np.float32]
+
+# Strangers that the centre alone brings so low (five authors or fewer) are worth a word.
+_FAR_BELOW = -0.2
 
 
 @dataclass(frozen=True)
@@ -41,3 +46,29 @@ def blocks(atlas: AtlasReader, base: str, first: Vector, second: Vector) -> Bloc
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines = np.where(norms > 0, (one * other).sum(axis=1) / norms, np.nan)
     return Blocks(keys, cosines)
+
+
+def small_centre(atlas: AtlasReader, one: Asked, other: Asked, representation: str) -> tuple[str, ...]:
+    """A sentence where so few authors made the centre of two models that strangers come out far below zero."""
+    from indexer.vectors.centre import ADAPTER, cosine_of_strangers
+    from indexer.vectors.masks import changed_blocks
+
+    centre, group = atlas.centre(one.base, representation), group_of(atlas, one)
+    if centre is None or group != group_of(atlas, other) or one.author == other.author:
+        return ()
+    if one.model_id is None or other.model_id is None:  # read for this question, it had no vote
+        return ()
+    votes = centre.groups[group].votes
+    assert one.vector is not None
+    assert other.vector is not None
+    mine, theirs = changed_blocks(np.stack([one.vector, other.vector]), len(votes))
+    heard = votes[mine & theirs & (votes > 1)]
+    strangers = float(cosine_of_strangers(heard).mean()) if len(heard) else 0.0
+    if strangers > _FAR_BELOW:
+        return ()
+    authors = f"{heard.min()}" if heard.min() == heard.max() else f"{heard.min()} to {heard.max()}"
+    kind = "adapters" if group == ADAPTER else "full fine-tunes"
+    return (
+        f"Only {kind} of {authors} authors changed the matrices that both did. What these have in common is taken "
+        f"away, and with so few that alone brings strangers to {strangers:.2f}, not to 0.",
+    )

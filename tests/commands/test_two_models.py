@@ -63,3 +63,16 @@ def test_a_comparison_is_that_of_the_vectors(atlas, run):
     assert "similarity" in out
     assert "datasets" in out
     assert run("query", "compare", "ann/glue-0", "ann/nobody", "--atlas", atlas.root)[0] == 1
+
+
+def test_few_authors_behind_a_centre_are_told(atlas):
+    """Nothing is said of two models by one author, who are one vote."""
+    with Atlas(atlas.root) as opened:
+        centre = opened.centre("org/tiny-base")
+        others, same = opened.compare("glue-0", "bob/glue-1"), opened.compare("ann/glue-0", "ann/imdb-0")
+    assert centre is not None
+    (votes,) = set(centre.groups["full"].votes.tolist())
+    (note,) = others.notes
+    assert f"Only full fine-tunes of {votes} authors" in note
+    assert note.endswith(f"strangers to {-(votes + 4) / (votes * (votes + 3)):.2f}, not to 0.")
+    assert same.notes == ()

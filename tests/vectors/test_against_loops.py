@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from indexer.vectors.background import Background
-from indexer.vectors.centre import centre_of
+from indexer.vectors.centre import FULL, Centre, centre_of, cosine_of_strangers
 from query import Atlas
 from query.lookup import asked_model
 from query.similar import similarity_of
@@ -225,3 +225,12 @@ def test_a_block_that_is_its_centre_gives_no_nan(models):
     same = Centre({"full": GroupCentre(blocks, np.full(6, 9), 9)})
     assert not same.centred(blocks.reshape(1, -1), "full").any()
     assert np.isfinite(same.uncentred(blocks.reshape(1, -1), "full")).all()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_what_a_small_centre_makes_of_strangers(count):
+    """Blocks at right angles, each of another author."""
+    raw = np.eye(12, dtype=np.float32)[:count]
+    centre = centre_of(raw, [f"author{number}" for number in range(count)], 1)
+    cosines = (centred := Centre({FULL: centre}).centred(raw, FULL)) @ centred.T
+    assert cosines[np.triu_indices(count, 1)] == pytest.approx(cosine_of_strangers(np.array([count]))[0], abs=1e-6)
