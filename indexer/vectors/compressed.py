@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.vectors.directions import leading_directions
 from indexer.vectors.factories import POINTS_PER_CENTROID, SAMPLE_BYTES, Factory, auto_factories, read_factory
-from indexer.vectors.masks import Masks
+from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.recall import ask, recall, sample
 from indexer.vectors.segments import Part, blocks
 
@@ -41,8 +41,8 @@ __all__ = [
 # Candidates compared exactly for ten results at least: 200, or 1,000 (5 ms more) where the promise asks for it.
 CANDIDATES = (200, 1000)
 
-# Where models lack blocks, so many times more are proposed: a whole vector's product favours those that lack none. Of
-# 100,000 models 2 finds .968 of the 10 nearest, 4 .977 in a seventh more time.
+# Where models lack blocks and an index cannot be asked for some of them alone, so many times more are proposed: a whole
+# vector's product favours those that lack none. Of 100,000 models 2 finds .968 of the 10 nearest, 4 .977.
 WIDER = 2
 
 # Models that ask for their neighbours when recall is measured: its standard error is then about .005.
@@ -99,49 +99,102 @@ class CompressedSearch:
             faiss.ParameterSpace().set_index_parameters(index, parameters)  # type: ignore[arg-type]
         self._lists = faiss.try_extract_index_ivf(index)
         self._visited = int(self._lists.nprobe) if self._lists is not None else 0
+        self._is_selective = self._lists is not None or _is_scanned(index)
 
     def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         """At most ``count`` ids for one vector (d,), nearest first by the codes, none twice.
 
         Fewer where the index holds fewer, or a graph's walk ends. Where the inverted lists that are to be visited hold
-        fewer, more of them are visited. Where some models lack blocks, more are proposed than are asked
-        for, and those with the highest products for the blocks that they share come back.
+        fewer, more of them are visited. Where some models lack blocks, as many are proposed of those that share fewer
+        with the query as of the others, and those with the highest products for the blocks that they share come back.
         """
         masks = self.masks
         if not masks.blocks or masks.are_all_full:
             return self._proposed(query, count)[0]
-        ids, products = self._proposed(query, WIDER * count)
+        if not self._is_selective:
+            ids, products = self._proposed(query, WIDER * count)
+        else:
+            parts = [self._proposed(query, count, fewer) for fewer in self._by_shared(query)]
+            ids, products = (np.concatenate(part) for part in zip(*parts, strict=True))
         likeness = products / masks.divisors(query[None, :], ids)[0]
         return ids[np.argsort(-likeness, kind="stable")[:count]]
 
-    def _proposed(self, query: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _by_shared(self, query: NDArray[np.float32]) -> list[_Chosen]:
+        """All models in two parts: those that share as many blocks with the query as whole ones do, and the others."""
+        import faiss
+
+        masks = self.masks
+        mine = changed_blocks(query[None, :], masks.blocks)
+        shared = divisors(shared_blocks(mine, masks.kinds), masks.blocks)[0]
+        fewer = masks.ids[shared[masks.places] < shared[0]]
+        if not len(fewer):
+            return [_Chosen(None, int(self.index.ntotal))]
+        bits = np.zeros(-(-(int(fewer[-1]) + 1) // 8) * 8, dtype=bool)
+        bits[fewer] = True
+        chosen = faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
+        others = max(0, int(self.index.ntotal) - len(fewer))
+        return [_Chosen(faiss.IDSelectorNot(chosen), others), _Chosen(chosen, len(fewer))]
+
+    def _proposed(
+        self, query: NDArray[np.float32], count: int, of: _Chosen | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Ids and about their inner products."""
-        count = min(count, int(self.index.ntotal))
+        size = int(self.index.ntotal) if of is None else of.count
+        count = min(count, size)
         if count < 1:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         asked = np.ascontiguousarray(query[None, :], dtype=np.float32)
-        for visited in self._numbers_of_lists(count):
-            if self._lists is not None:
-                self._lists.nprobe = visited
+        # Of a part some may be in segments that the index does not know.
+        enough = count if of is None or of.selector is None else min(count, -(-size // 2))
+        for visited in self._numbers_of_lists(count, size):
             with _one_thread():
-                (products,), (proposed,) = self.index.search(asked, count)
+                (products,), (proposed,) = self.index.search(asked, count, params=self._parameters(visited, of))
             products, proposed = products[proposed >= 0], proposed[proposed >= 0]
-            if len(proposed) == count:
+            if len(proposed) >= enough:
                 break
         once = np.sort(np.unique(proposed, return_index=True)[1])
         return proposed[once], products[once]
 
-    def _numbers_of_lists(self, count: int) -> Iterator[int]:
-        """Lists to visit for ``count`` vectors: as many as they fill on average, then ever more of them."""
+    def _parameters(self, visited: int, of: _Chosen | None) -> Any:
+        import faiss
+
+        selector = None if of is None else of.selector
+        if self._lists is not None:
+            return faiss.SearchParametersIVF(sel=selector, nprobe=visited)  # type: ignore[call-arg]
+        return None if selector is None else faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+
+    def _numbers_of_lists(self, count: int, size: int) -> Iterator[int]:
+        """Lists to visit for ``count`` of ``size`` vectors: as many as they fill on average, then ever more of them."""
         if self._lists is None:
             yield 0
             return
-        filled = math.ceil(count * self._lists.nlist / max(1, int(self.index.ntotal)))
+        filled = math.ceil(count * self._lists.nlist / max(1, size))
         visited = min(max(self._visited, filled), self._lists.nlist)
         while visited < self._lists.nlist:
             yield visited
             visited *= 2
         yield self._lists.nlist
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """Some of the models, about how many; ``selector``: FAISS's, None for all."""
+
+    selector: Any
+    count: int
+
+
+def _is_scanned(index: Any) -> bool:
+    """Whether the index compares one code after the other, so that it can be asked for some models alone.
+
+    Product quantizers and fast scans (FAISS 1.15) refuse to, and a walk through a graph may not come by all of them.
+    """
+    import faiss
+
+    inner = faiss.downcast_index(index)
+    while isinstance(inner, faiss.IndexIDMap | faiss.IndexPreTransform):
+        inner = faiss.downcast_index(inner.index)
+    return isinstance(inner, faiss.IndexFlat | faiss.IndexScalarQuantizer | faiss.IndexRaBitQ)
 
 
 def compress(
