@@ -45,8 +45,8 @@ CODES = {
 # 1.0, 1.0, 2,052. Where models lie near few directions the first finds .98 already, with 64. Without their centre they
 # do not: of 100,000 such vectors of 8,208 numbers PCA256,RR,PQ128x4fs finds .79 with 1,000 candidates, PCA512 with SQ8
 # .84, PCA1024 .87, RaBitQ .97 (in 32 ms), RaBitQ2 .985 with 200 (in 75). A RaBitQ codes what is left without a centre:
-# that of all vectors keeps their order better than one for each list (256 lists, all of them visited: .905 and .977 with
-# 1,000), so it has no lists.
+# that of all vectors keeps their order better than one for each list (256 lists, all of them visited: .905 and .977
+# with 1,000), so it has no lists.
 LADDER = (
     "PCA256,RR,PQ128x4fs",
     "PQ{eighths}x4fs",
