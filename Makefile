@@ -43,10 +43,9 @@ studies: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PYTHON) -m scripts.bench
 
-# Not compiled: pip compiles all that it installs, one file after the other (a minute); what is used, Python compiles itself.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(ENVIRONMENT)/bin/python || $(BOOTSTRAP) -m venv $(ENVIRONMENT)
-	$(PYTHON) -m pip install --quiet --no-compile --upgrade-strategy only-if-needed -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
