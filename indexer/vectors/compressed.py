@@ -27,7 +27,7 @@ from indexer.vectors.directions import leading_directions
 from indexer.vectors.factories import POINTS_PER_CENTROID, SAMPLE_BYTES, Factory, auto_factories, read_factory
 from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.recall import ask, recall, sample
-from indexer.vectors.segments import Part, blocks
+from indexer.vectors.segments import Part, blocks, only
 
 __all__ = [
     "CANDIDATES",
@@ -108,18 +108,18 @@ class CompressedSearch:
         fewer, more of them are visited. Where some models lack blocks, as many are proposed of those that share fewer
         with the query as of the others, and those with the highest products for the blocks that they share come back.
         """
-        masks = self.masks
+        masks, everyone = self.masks, _Chosen(None, int(self.index.ntotal))
         if not masks.blocks or masks.are_all_full:
-            return self._proposed(query, count)[0]
-        if not self._is_selective:
-            ids, products = self._proposed(query, WIDER * count)
-        else:
-            parts = [self._proposed(query, count, fewer) for fewer in self._by_shared(query)]
+            return self._proposed(query, count, everyone)[0]
+        if self._is_selective:
+            parts = [self._proposed(query, count, some) for some in self._by_shared(query, everyone)]
             ids, products = (np.concatenate(part) for part in zip(*parts, strict=True))
+        else:
+            ids, products = self._proposed(query, WIDER * count, everyone)
         likeness = products / masks.divisors(query[None, :], ids)[0]
         return ids[np.argsort(-likeness, kind="stable")[:count]]
 
-    def _by_shared(self, query: NDArray[np.float32]) -> list[_Chosen]:
+    def _by_shared(self, query: NDArray[np.float32], everyone: _Chosen) -> list[_Chosen]:
         """All models in two parts: those that share as many blocks with the query as whole ones do, and the others."""
         import faiss
 
@@ -128,25 +128,22 @@ class CompressedSearch:
         shared = divisors(shared_blocks(mine, masks.kinds), masks.blocks)[0]
         fewer = masks.ids[shared[masks.places] < shared[0]]
         if not len(fewer):
-            return [_Chosen(None, int(self.index.ntotal))]
-        bits = np.zeros(-(-(int(fewer[-1]) + 1) // 8) * 8, dtype=bool)
-        bits[fewer] = True
-        chosen = faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
-        others = max(0, int(self.index.ntotal) - len(fewer))
-        return [_Chosen(faiss.IDSelectorNot(chosen), others), _Chosen(chosen, len(fewer))]
+            return [everyone]
+        these = only(fewer)
+        others = max(0, everyone.count - len(fewer))
+        return [_Chosen(faiss.IDSelectorNot(these), others), _Chosen(these, len(fewer))]
 
     def _proposed(
-        self, query: NDArray[np.float32], count: int, of: _Chosen | None = None
+        self, query: NDArray[np.float32], count: int, of: _Chosen
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Ids and about their inner products."""
-        size = int(self.index.ntotal) if of is None else of.count
-        count = min(count, size)
+        count = min(count, of.count)
         if count < 1:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         asked = np.ascontiguousarray(query[None, :], dtype=np.float32)
         # Of a part some may be in segments that the index does not know.
-        enough = count if of is None or of.selector is None else min(count, -(-size // 2))
-        for visited in self._numbers_of_lists(count, size):
+        enough = count if of.selector is None else min(count, -(-of.count // 2))
+        for visited in self._numbers_of_lists(count, of.count):
             with _one_thread():
                 (products,), (proposed,) = self.index.search(asked, count, params=self._parameters(visited, of))
             products, proposed = products[proposed >= 0], proposed[proposed >= 0]
@@ -155,13 +152,12 @@ class CompressedSearch:
         once = np.sort(np.unique(proposed, return_index=True)[1])
         return proposed[once], products[once]
 
-    def _parameters(self, visited: int, of: _Chosen | None) -> Any:
+    def _parameters(self, visited: int, of: _Chosen) -> Any:
         import faiss
 
-        selector = None if of is None else of.selector
         if self._lists is not None:
-            return faiss.SearchParametersIVF(sel=selector, nprobe=visited)  # type: ignore[call-arg]
-        return None if selector is None else faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+            return faiss.SearchParametersIVF(sel=of.selector, nprobe=visited)  # type: ignore[call-arg]
+        return None if of.selector is None else faiss.SearchParameters(sel=of.selector)  # type: ignore[call-arg]
 
     def _numbers_of_lists(self, count: int, size: int) -> Iterator[int]:
         """Lists to visit for ``count`` of ``size`` vectors: as many as they fill on average, then ever more of them."""

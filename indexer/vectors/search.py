@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
-from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, positions
+from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, only, positions
 
 if TYPE_CHECKING:
     from indexer.vectors.compressed import CompressedSearch
@@ -178,9 +178,7 @@ def _search(
         ids = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
         if not len(ids):
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        bits = np.zeros(-(-(int(ids[-1]) + 1) // 8) * 8, dtype=bool)
-        bits[ids] = True
-        selector = faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
+        selector = only(ids)
     elif allowed is not None:
         selector = faiss.IDSelectorBatch(np.setdiff1d(allowed, removed, assume_unique=True))
     elif len(removed):

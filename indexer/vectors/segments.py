@@ -19,6 +19,9 @@ from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.form import HALF, SEGMENT
 from indexer.vectors.masks import Masks
 
+# An id is held in so many bits.
+_BITS_AN_ID = 64
+
 FACTORY = "IDMap,Flat"
 
 # Of vectors that are kept in 16 bits.
@@ -254,6 +257,21 @@ def positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int
     """Where in ``held`` (ascending) those of ``ids`` lie that are in it, in the order of ``ids``."""
     places = np.searchsorted(held, ids).clip(max=max(len(held) - 1, 0))
     return places[held[places] == ids] if len(held) else np.zeros(0, dtype=np.intp)
+
+
+def only(ids: NDArray[np.int64]) -> Any:
+    """FAISS's selector of these ids (one at least, ascending): a bit for each number up to the last one.
+
+    A table of them where they are so sparse that the bits would take more memory: an id may be a stranger's word.
+    """
+    import faiss
+
+    last = int(ids[-1])
+    if last >= _BITS_AN_ID * len(ids):
+        return faiss.IDSelectorBatch(ids)
+    bits = np.zeros(last + 1, dtype=bool)
+    bits[ids] = True
+    return faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
 
 
 class _Owner:

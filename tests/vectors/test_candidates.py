@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import faiss
 import numpy as np
 import pytest
 
 from indexer.vectors.compressed import CompressedSearch, compress
 from indexer.vectors.masks import Masks
 from indexer.vectors.recall import ask, recall
-from indexer.vectors.segments import Vectors
+from indexer.vectors.segments import Vectors, only
 
 BLOCKS, EACH = 12, 20
 COUNT, LACKING = 3000, 600
@@ -75,3 +76,13 @@ def test_models_that_the_index_does_not_know_are_not_waited_for(planted):
     proposed = search.candidates(matrix[1], 60)
     assert len(proposed) == 60
     assert proposed.max() < COUNT // 2
+
+
+@pytest.mark.parametrize("ids", [np.arange(0, 90, 3), np.array([5]), np.array([7, 2_000_000_011])])
+def test_a_selector_takes_no_more_memory_than_its_ids(ids):
+    """A stranger's ids may be any numbers."""
+    selector = only(ids)
+    numbers = [*ids.tolist(), 1, 4, 8, 91, 1_999_999_999]
+    assert [selector.is_member(number) for number in numbers] == [number in ids for number in numbers]
+    if isinstance(selector, faiss.IDSelectorBitmap):
+        assert selector.n <= 8 * len(ids)
