@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from indexer.atlas import schema_sql
-from indexer.publish.neighbours import nearest
+from indexer.publish.neighbours import COLUMNS, nearest
 from indexer.vectors.published import read_published
 from indexer.vectors.recall import sample
 from indexer.vectors.search import VectorIndex
@@ -46,14 +46,17 @@ def part(vectors: Vectors, chosen: slice | np.ndarray) -> Vectors:
     return Vectors(vectors.ids[chosen], vectors.matrix[chosen])
 
 
+@pytest.mark.parametrize("columns", [COLUMNS, 17, 33])
 @pytest.mark.parametrize(("count", "k"), [(1, 5), (2, 5), (40, 7), (40, 50), (600, 20)])
-def test_nearest_is_brute_force_over_several_segments(tmp_path, count, k):
+def test_nearest_is_brute_force_over_several_segments_and_in_small_tiles(tmp_path, monkeypatch, count, k, columns):
+    monkeypatch.setattr("indexer.publish.neighbours.COLUMNS", columns)
+    monkeypatch.setattr("indexer.publish.neighbours.SLACK", 1)
     vectors = unit_rows(count, 16)
     vectors.matrix[:] = exact_rows(count, np.random.default_rng(count))
     vectors.matrix[: count // 2] = vectors.matrix[0]  # more ties: half of the models are the same
     segments = [
         OpenSegment(tmp_path, write_segment(tmp_path, "b", "input", part(vectors, slice(start, start + 250))))
-        for start in range(0, count, 250)
+        for start in reversed(range(0, count, 250))  # of models that tie the earlier id comes later
     ]
     found, entering = nearest(segments, [vectors], k)
     pairs, rank = found.first(k)
@@ -137,7 +140,7 @@ def test_a_list_asks_for_no_more_vectors_than_are_compared_at_a_time(tmp_path, m
     rng = np.random.default_rng(6)
     store, asked, rows = Store(tmp_path), [], VectorIndex.rows
     store.publish(draw(rng, list(range(1, 201))))
-    monkeypatch.setattr("indexer.publish.neighbours.BLOCK", 300 * 20)
+    monkeypatch.setattr("indexer.publish.neighbours.ROWS", 30)
 
     def noted(index, ids):
         asked.append(len(ids))

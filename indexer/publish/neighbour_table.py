@@ -36,21 +36,21 @@ class NeighbourTable:
         enters are written again; no other is touched.
         """
         if len(added) > MOST_NEW * len(index):
-            self._write_all(index.segments)
+            self._write_all(index.segments, index.length)
             return
         again = np.union1d(added, np.setdiff1d(self._owners_naming(removed), removed))
         lists, entering = self._computed(index, again, added)
         changed = self._with_entering(entering)
         self._replace(np.unique(np.concatenate([again, removed, changed.owner])), Pairs.together([lists, changed]))
 
-    def _write_all(self, segments: Sequence[OpenSegment]) -> None:
+    def _write_all(self, segments: Sequence[OpenSegment], length: int) -> None:
         """Every list, written as it is computed, so that memory stays bounded."""
         self.tables.run(
             "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
             "(SELECT model_id FROM fine_tunes WHERE base = ?)",
             [self.representation, self.base],
         )
-        for block in blocks((one.vectors() for one in segments), rows_at_once(segments)):
+        for block in blocks((one.vectors() for one in segments), rows_at_once(length)):
             lists, _ = nearest(segments, [block], NEIGHBOURS)
             self._insert(lists)
 
@@ -68,7 +68,7 @@ class NeighbourTable:
     def _computed(self, index: VectorIndex, again: Ids, added: Ids) -> tuple[Pairs, Pairs]:
         """Lists of the models ``again``, and which of the ``added`` enter the lists of the others."""
         others = self._known(again)
-        step = rows_at_once(index.segments)
+        step = rows_at_once(index.length)
         lists, entering = [], []
         for chosen, known in ((added, others), (np.setdiff1d(again, added), None)):
             asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))

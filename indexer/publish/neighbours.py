@@ -1,8 +1,8 @@
-"""Exact nearest neighbours, block by block, ties by id: of some models, and whom they push out of others' lists."""
+"""Exact nearest neighbours, tile by tile, ties by id: of some models, and whom they push out of others' lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 
 from indexer.vectors.masks import Masks
 from indexer.vectors.search import TIE_DIGITS
-from indexer.vectors.segments import OpenSegment, Vectors
+from indexer.vectors.segments import OpenSegment, Vectors, rows_of_block
 
-# Numbers of the similarity matrix held at once: 64 MB.
-BLOCK = 1 << 24
+# The similarity matrix is computed in tiles of at most so many rows and columns: 32 MB. Of many rows each stored vector
+# is widened from 16 bits once for all; with 167 instead of 2,044 that takes as long as the products.
+ROWS = 2048
+COLUMNS = 4096
 
 # Bytes of stored vectors that are multiplied at once.
 COPIED_BYTES = 32 << 20
+
+# Pairs kept for each place of a list before those that fell out are dropped.
+SLACK = 4
+
+# A similarity below all there are: of a list that is not full.
+_NOT_FULL = -2.0
 
 # Similarities this near to each other may be ties after rounding.
 _NEAR = 2 * 10.0**-TIE_DIGITS
@@ -65,9 +73,9 @@ class Known:
     last: NDArray[np.float32]
 
 
-def rows_at_once(segments: Sequence[OpenSegment]) -> int:
-    """Rows of the similarity matrix that are held at once."""
-    return max(1, BLOCK // max(1, sum(one.segment.file.count for one in segments)))
+def rows_at_once(length: int) -> int:
+    """Rows of the similarity matrix of vectors of ``length`` numbers that are computed at once."""
+    return min(ROWS, rows_of_block(length))
 
 
 class _Columns:
@@ -80,6 +88,7 @@ class _Columns:
             [none.astype(bool), *(np.isin(one.stored.ids, one.segment.removed) for one in segments)]
         )
         self.masks = segments[0].masks if segments else Masks.none()
+        self.kinds = self.masks.kinds_of(self.ids)
         self._by_id = np.argsort(self.ids, kind="stable")
         self._sorted = self.ids[self._by_id]
 
@@ -105,11 +114,13 @@ def nearest(
     lists: list[Pairs] = []
     entering: list[Pairs] = []
     for block in asked:
-        similarities = _similarities(block, segments, columns)
-        lists.append(_nearest_in(similarities, block.ids, columns.ids, k))
-        if edges is not None:
-            rows, places = np.nonzero(similarities >= edges)
-            entering.append(Pairs(columns.ids[places], block.ids[rows], similarities[rows, places]))
+        mine = _Lists(block.ids, k)
+        for tile, similarities in _tiles(block, segments, columns):
+            mine.take(similarities, columns.ids[tile])
+            if edges is not None:
+                rows, places = np.nonzero(similarities >= edges[tile])
+                entering.append(Pairs(columns.ids[tile][places], block.ids[rows], similarities[rows, places]))
+        lists.append(mine.pairs())
     return Pairs.together(lists), Pairs.together(entering)
 
 
@@ -120,37 +131,67 @@ def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
         places = np.searchsorted(known.owners, columns.ids).clip(max=len(known.owners) - 1)
         is_known = (known.owners[places] == columns.ids) & ~columns.is_gone
         # Not −inf, which is what no neighbour at all looks like.
-        edges[is_known] = np.maximum(known.last[places[is_known]] - _NEAR, -2.0)
+        edges[is_known] = np.maximum(known.last[places[is_known]] - _NEAR, _NOT_FULL)
     return edges
 
 
-def _similarities(block: Vectors, segments: Sequence[OpenSegment], columns: _Columns) -> NDArray[np.float32]:
-    """(block, columns) similarities; −inf where a column counts no more or is the row itself."""
-    similarities = np.empty((len(block), len(columns.ids)), dtype=np.float32)
+def _tiles(
+    block: Vectors, segments: Sequence[OpenSegment], columns: _Columns
+) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Columns and the (block, these) similarities; −inf where a column counts no more or is the row itself."""
     length = block.matrix.shape[1]
-    step = max(1, COPIED_BYTES // (4 * length))
+    step = max(1, min(COLUMNS, COPIED_BYTES // (4 * length)))
     aligned = np.empty((step, length), dtype=np.float32)
-    place = 0
+    rows, places = columns.places(block.ids)
+    by_kind = columns.masks.divisors_by_kind(block.matrix)
+    before = 0
     for one in segments:
         for start in range(0, len(one.stored), step):
             stored = one.stored.matrix[start : start + step]
+            tile = slice(before + start, before + start + len(stored))
             # In a FAISS file numbers lie at odd places: NumPy would copy the whole of them for each product.
             np.copyto(aligned[: len(stored)], stored)
-            np.matmul(block.matrix, aligned[: len(stored)].T, out=similarities[:, place : place + len(stored)])
-            place += len(stored)
-    if columns.masks.blocks:
-        similarities /= columns.masks.divisors(block.matrix, columns.ids)
-    np.clip(similarities, -1.0, 1.0, out=similarities)
-    similarities[:, columns.is_gone] = -np.inf
-    similarities[columns.places(block.ids)] = -np.inf
-    return similarities
+            similarities = block.matrix @ aligned[: len(stored)].T
+            if columns.masks.blocks:
+                similarities /= by_kind[:, columns.kinds[tile]]
+            np.clip(similarities, -1.0, 1.0, out=similarities)
+            similarities[:, columns.is_gone[tile]] = -np.inf
+            is_here = (places >= tile.start) & (places < tile.stop)
+            similarities[rows[is_here], places[is_here] - tile.start] = -np.inf
+            yield tile, similarities
+        before += len(one.stored)
 
 
-def _nearest_in(similarities: NDArray[np.float32], ids: NDArray[np.int64], columns: NDArray[np.int64], k: int) -> Pairs:
-    count = similarities.shape[1]
-    edge = np.full((len(ids), 1), -2.0, dtype=np.float32)
-    if k < count:
-        edge = np.maximum(edge, np.partition(similarities, count - k, axis=1)[:, count - k, None] - _NEAR)
-    rows, places = np.nonzero(similarities >= edge)
-    pairs, _ = Pairs(ids[rows], columns[places], similarities[rows, places]).first(k)
-    return pairs
+class _Lists:
+    """The k nearest of each of the models ``ids`` (n,), of the tiles of similarities that were taken so far."""
+
+    def __init__(self, ids: NDArray[np.int64], k: int) -> None:
+        self._ids = ids
+        self._k = k
+        self._edges = np.full((len(ids), 1), _NOT_FULL, dtype=np.float32)
+        self._found: list[Pairs] = []
+        self._count = 0
+
+    def take(self, similarities: NDArray[np.float32], others: NDArray[np.int64]) -> None:
+        """(n, m) similarities with ``others`` (m,)."""
+        count, edges = len(others), self._edges
+        if self._k < count and (edges == _NOT_FULL).any():
+            kth = np.partition(similarities, count - self._k, axis=1)[:, count - self._k, None]
+            edges = np.maximum(edges, kth - _NEAR)
+        rows, places = np.nonzero(similarities >= edges)
+        self._found.append(Pairs(rows, others[places], similarities[rows, places]))
+        self._count += len(rows)
+        if self._count > SLACK * self._k * len(self._ids):
+            self._drop()
+
+    def _drop(self) -> None:
+        """Keep the lists alone; from now on only what is as near as the last of a full one counts."""
+        found, rank = Pairs.together(self._found).first(self._k)
+        last = rank == self._k
+        self._edges[found.owner[last], 0] = found.similarity[last] - _NEAR
+        self._found, self._count = [found], len(rank)
+
+    def pairs(self) -> Pairs:
+        """The lists, by owner and nearness."""
+        found, _ = Pairs.together(self._found).first(self._k)
+        return Pairs(self._ids[found.owner], found.neighbour, found.similarity)

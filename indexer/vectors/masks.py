@@ -92,13 +92,16 @@ class Masks:
             for place in range(1, len(self.kinds))
         }
 
+    def divisors_by_kind(self, asked: NDArray[np.floating]) -> Floats:
+        """(a, c): what the inner products of (a, d) vectors with those of models of each kind are divided by."""
+        if not self.blocks:
+            return np.ones((len(asked), 1), dtype=np.float32)
+        return divisors(shared_blocks(changed_blocks(asked, self.blocks), self.kinds), self.blocks)
+
     def divisors(self, asked: NDArray[np.floating], ids: NDArray[np.int64]) -> Floats:
         """(a, n): what the inner products of (a, d) vectors with those of the models ``ids`` are divided by.
 
         (a, 1) where that is the same for all models.
         """
-        if not self.blocks:
-            return np.ones((len(asked), 1), dtype=np.float32)
-        mine = changed_blocks(asked, self.blocks)
-        by_kind = divisors(shared_blocks(mine, self.kinds), self.blocks)
+        by_kind = self.divisors_by_kind(asked)
         return by_kind if self.are_all_full else by_kind[:, self.kinds_of(ids)]
