@@ -14,14 +14,9 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.vectors import compressed as room
-from indexer.vectors.compressed import (
-    Compressed,
-    CompressedSearch,
-    auto_factories,
-    compress,
-    extend,
-)
-from indexer.vectors.factories import UNDERSTOOD, is_understood, read_factory
+from indexer.vectors.candidates import CompressedSearch
+from indexer.vectors.compressed import Compressed, compress, extend
+from indexer.vectors.factories import UNDERSTOOD, auto_factories, is_understood, read_factory
 from indexer.vectors.files import open_index, write_index
 from indexer.vectors.segments import Vectors
 from tests.halves import a_few

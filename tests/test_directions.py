@@ -9,7 +9,8 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.vectors import directions
-from indexer.vectors.compressed import CompressedSearch, compress
+from indexer.vectors.candidates import CompressedSearch
+from indexer.vectors.compressed import compress
 from indexer.vectors.factories import auto_factories, read_factory
 from indexer.vectors.recall import sample
 from indexer.vectors.segments import Vectors

@@ -7,6 +7,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.publish import compression
+from indexer.vectors import candidates as candidates_room
 from indexer.vectors import compressed, search
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.factories import read_factory
@@ -147,7 +148,7 @@ def test_a_publish_that_leaves_the_index_as_it_is_does_not_open_it(tmp_path, mon
 def test_an_index_that_would_outgrow_its_memory_is_chosen_again(tmp_path):
     store, choice = Store(tmp_path), IndexChoice("auto", memory=64_000, promised=0.5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexer.vectors.compressed.auto_factories", fitting_of("SQ8", "SQ4"))
+        patch.setattr("indexer.publish.compression.auto_factories", fitting_of("SQ8", "SQ4"))
         store.publish(groups(range(1, 1501)), neighbours=False, choice=choice)
         assert store.published().compressed.factory == "SQ8"
         store.publish(groups(range(1501, 1801)), neighbours=False)
@@ -242,7 +243,7 @@ def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if
     store = Store(tmp_path)
     store.publish(groups(range(1, 1001)), neighbours=False)
     assert store.published().compressed is None
-    monkeypatch.setattr("indexer.vectors.compressed.auto_factories", lambda count, length, memory: ["PCA1,SQ4", "SQ8"])
+    monkeypatch.setattr("indexer.publish.compression.auto_factories", lambda count, length, memory: ["PCA1,SQ4", "SQ8"])
     store.publish(groups(range(1001, 2101)), neighbours=False)
     assert store.published().compressed.factory == "SQ8", "the first of the ladder that keeps the promise"
     store.publish({}, neighbours=False, choice=IndexChoice("exact"))
@@ -253,7 +254,7 @@ def test_auto_is_exact_while_that_is_instant_then_compressed_then_exact_again_if
 def test_auto_tries_a_factory_on_a_sample_first_and_none_behind_the_one_that_keeps_the_promise(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "PILOT", 500)
     ladder = ["PCA1,SQ4", "PCA2,IVF16,SQ4", "IVF16,SQ8", "SQ6", "Flat"]
-    monkeypatch.setattr("indexer.vectors.compressed.auto_factories", lambda count, length, memory: ladder)
+    monkeypatch.setattr("indexer.publish.compression.auto_factories", lambda count, length, memory: ladder)
     made = []
     compress = compressed.compress
 
@@ -273,7 +274,7 @@ def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "PILOT", 500)
     monkeypatch.setattr(compressed, "CANDIDATES", (20,))
     monkeypatch.setattr(
-        "indexer.vectors.compressed.auto_factories", lambda count, length, memory: ["PCA1,SQ4", "PCA2,SQ4"]
+        "indexer.publish.compression.auto_factories", lambda count, length, memory: ["PCA1,SQ4", "PCA2,SQ4"]
     )
     store, said = Store(tmp_path), []
     choice = IndexChoice("auto", memory=1 << 20)
@@ -291,7 +292,7 @@ def test_auto_says_so_where_nothing_keeps_the_promise(tmp_path, monkeypatch):
 
 def test_a_factory_that_the_sample_cannot_train_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "PILOT", 500)
-    monkeypatch.setattr("indexer.vectors.compressed.auto_factories", lambda count, length, memory: ["PQ32x8", "SQ8"])
+    monkeypatch.setattr("indexer.publish.compression.auto_factories", lambda count, length, memory: ["PQ32x8", "SQ8"])
     compress = compressed.compress
 
     def refuse(parts, factory, *arguments, **options):
@@ -312,9 +313,9 @@ def test_more_results_take_more_candidates_so_that_the_promise_holds_for_them_to
     store.publish(groups(range(1, COUNT + 1)), neighbours=False, choice=IndexChoice("PCA16,SQ8", promised=0.5))
     index, vectors = store.published().opened(tmp_path), store.vectors()
     asked = []
-    candidates = compressed.CompressedSearch.candidates
+    candidates = candidates_room.CompressedSearch.candidates
     monkeypatch.setattr(
-        compressed.CompressedSearch,
+        candidates_room.CompressedSearch,
         "candidates",
         lambda search, query, count: (asked.append(count), candidates(search, query, count))[1],
     )

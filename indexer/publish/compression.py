@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.vectors.choice import AUTO, EXACT, IndexChoice
-from indexer.vectors.factories import read_factory
+from indexer.vectors.factories import auto_factories, read_factory
 from indexer.vectors.files import VectorFile, open_index, write_index
 from indexer.vectors.masks import Masks
 from indexer.vectors.published import StoredIndex
@@ -219,8 +219,6 @@ def _factories(choice: IndexChoice, count: int, length: int) -> list[str]:
 
     Raises AtlasError where a factory was asked for by name and cannot be trained.
     """
-    from indexer.vectors.compressed import auto_factories
-
     if choice.index == AUTO:
         return auto_factories(count, length, choice.memory)
     read_factory(choice.index, length).check(count, choice.memory)

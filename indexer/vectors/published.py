@@ -93,7 +93,7 @@ class Published:
         if self.compressed is not None and not _PARAMETERS.fullmatch(self.compressed.parameters):
             raise AttributeError(self.compressed.parameters)  # FAISS would set any field of an index
         if self.compressed is not None and self.compressed.file is not None:
-            from indexer.vectors.compressed import CompressedSearch
+            from indexer.vectors.candidates import CompressedSearch
 
             search = CompressedSearch(
                 open_index(root, self.compressed.file),

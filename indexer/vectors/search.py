@@ -22,7 +22,7 @@ from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, only, positions
 
 if TYPE_CHECKING:
-    from indexer.vectors.compressed import CompressedSearch
+    from indexer.vectors.candidates import CompressedSearch
 
 # More results than asked for, among which ties at the cut are settled by id.
 TIES = 64

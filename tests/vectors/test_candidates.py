@@ -6,7 +6,8 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.vectors.compressed import CompressedSearch, compress
+from indexer.vectors.candidates import CompressedSearch
+from indexer.vectors.compressed import compress
 from indexer.vectors.masks import Masks
 from indexer.vectors.recall import ask, recall
 from indexer.vectors.segments import Vectors, only
