@@ -85,7 +85,7 @@ class Atlas(AtlasReader):
         from query.population import family_trees, read_population
         from query.purity.purity import purity
 
-        population = read_population(self, base, representation)
+        population = read_population(self, base, representation, documented=True)
         trees = None if kin else family_trees(self, population)
         return purity(population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions)
 

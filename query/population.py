@@ -61,26 +61,33 @@ class Population:
     blocks: int = 0
 
 
-def read_population(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
-    """All models of one base that have a vector. Raises AtlasError where the representation is not published."""
+def read_population(
+    atlas: AtlasReader, base: str | None, representation: str = "input", *, documented: bool = False
+) -> Population:
+    """All models of one base that have a vector, each read once.
+
+    ``documented``: only those with a dataset, and whoever is a repeat of one of them: of many models most have none.
+    Raises AtlasError where the representation is not published.
+    """
     canonical = atlas.base_named(base)
-    vectors = atlas.vectors(canonical, representation)
+    index = atlas.index(canonical, representation)
+    names_one = "base = $1 AND len(datasets) > 0"
+    repeats_one = f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_one})"
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
             "SELECT model_id, model, author, relation, datasets, is_copy, is_unrelated, duplicate_group, "
-            "duplicate_of FROM models WHERE base = ?",
+            f"duplicate_of FROM models WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
             [canonical],
         )
     }
-    order = np.argsort(vectors.ids)
-    kept = [int(position) for position in order if int(vectors.ids[position]) in rows]
-    found = [rows.pop(int(vectors.ids[position])) for position in kept]
+    vectors = index.rows(sorted(rows))
+    found = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
     return Population(
         base=canonical,
         representation=representation,
-        vectors=vectors.matrix[kept],
-        ids=vectors.ids[kept],
+        vectors=vectors.matrix,
+        ids=vectors.ids,
         models=[row["model"] for row in found],
         authors=[row["author"] for row in found],
         datasets=[frozenset(row["datasets"]) for row in found],

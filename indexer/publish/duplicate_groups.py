@@ -1,4 +1,4 @@
-"""UnionFind of duplicates in the database: after a change only pairs that it touches are compared."""
+"""Duplicate groups in the database: after a change only pairs that it touches are compared."""
 
 from __future__ import annotations
 

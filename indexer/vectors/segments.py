@@ -167,11 +167,11 @@ class OpenSegment:
         places = np.flatnonzero(self._counting())
         return Counting(self.stored.ids[places], places, self.stored.matrix, self.masks.blocks)
 
-    def rows(self, ids: NDArray[np.int64]) -> Vectors:
-        """A copy of the vectors of those of ``ids`` (ascending) that count here."""
+    def rows(self, ids: NDArray[np.int64]) -> Part:
+        """The vectors of those of ``ids`` (ascending) that count here, without a copy."""
         removed = self.segment.removed
         places = self.stored.positions(np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids)
-        return Vectors(self.stored.ids[places], self.stored.copied(places), self.masks.blocks)
+        return Counting(self.stored.ids[places], places, self.stored.matrix, self.masks.blocks)
 
 
 def write_segment(root: Path, base: str, representation: str, vectors: Vectors, centre: str | None = None) -> Segment:

@@ -66,7 +66,8 @@ class Documented:
     def of(self, base: str, without: Collection[int] = ()) -> Documents:
         """Those of one base; see :func:`read_documents`."""
         if base not in self._read:
-            self._read[base] = read_population(self._atlas, base, self.representation), self._heads(base)
+            population = read_population(self._atlas, base, self.representation, documented=True)
+            self._read[base] = population, self._heads(base)
         population, heads = self._read[base]
         is_out = np.isin(population.ids, list(without))
         chosen = distinct(replace(population, is_copy=population.is_copy | is_out))

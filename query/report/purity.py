@@ -76,7 +76,8 @@ def _results(source: Source, writer: Writer) -> list[PurityResult]:
     for name in order:
         say(f"  purity of {name}")
         try:
-            results.append(purity(read_population(source.atlas, source.base, name), seed=source.seed))
+            population = read_population(source.atlas, source.base, name, documented=True)
+            results.append(purity(population, seed=source.seed))
         except AtlasError as error:
             writer.lack(error)
     if not names:
