@@ -57,10 +57,12 @@ def alike(
         part = rows[start : start + step]
         cosines = signatures[part] @ signatures.T
         cosines[np.arange(len(part)), part] = -1.0
-        if cosines.shape[1] > MOST:
-            edges = np.partition(cosines, -MOST, axis=1)[:, -MOST, None]
-            cosines[cosines < edges] = -1.0
-        mine, others = np.nonzero(cosines >= ALIKE)
+        is_near = cosines >= ALIKE
+        crowded = np.flatnonzero(np.count_nonzero(is_near, axis=1) > MOST)
+        if len(crowded):  # hardly ever; finding the highest of every row takes as long as all the rest
+            highest = np.partition(cosines[crowded], -MOST, axis=1)[:, -MOST, None]
+            is_near[crowded] &= cosines[crowded] >= highest
+        mine, others = np.nonzero(is_near)
         yield part[mine], others
 
 
