@@ -87,3 +87,24 @@ def test_a_selector_takes_no_more_memory_than_its_ids(ids):
     assert [selector.is_member(number) for number in numbers] == [number in ids for number in numbers]
     if isinstance(selector, faiss.IDSelectorBitmap):
         assert selector.n <= 8 * len(ids)
+
+
+@pytest.mark.parametrize("factory", ["RaBitQ", "IVF4,RaBitQ", "PCA150,RaBitQ"])
+def test_codes_of_one_bit_find_more_than_faiss_finds_in_them_by_itself(factory):
+    random = np.random.default_rng(4)
+    matrix = random.normal(size=(2000, 160)).astype(np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    index = compress([Vectors(np.arange(2000), matrix)], factory, 1.0).index
+    asked = matrix[:400]
+    nearest = np.argsort(-(asked @ matrix.T), axis=1)[:, 1:11]
+
+    def found(proposed):
+        return np.mean([len(set(near) & set(some[:60])) / 10 for near, some in zip(nearest, proposed, strict=True)])
+
+    thorough = "nprobe=4" if "IVF" in factory else ""
+    search = CompressedSearch(index, thorough)
+    ours = found([search.candidates(one, 60).tolist() for one in asked])
+    codes = faiss.downcast_index(index.index)
+    codes = faiss.downcast_index(codes.index) if "PCA" in factory else codes
+    codes.qb = 4
+    assert found(index.search(asked, 60)[1].tolist()) + 0.005 < ours
