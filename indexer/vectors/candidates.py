@@ -25,8 +25,9 @@ CANDIDATES = (200, 1000)
 # vector's product favours those that lack none. Of 100,000 models 2 finds .968 of the 10 nearest, 4 .977.
 WIDER = 2
 
-# Bits of a number of the vector that asks codes of one bit (RaBitQ). With FAISS's four they find .945 of the ten nearest
-# of 25,000 models and .965 of 100,000, with eight, the most there are, .958 and .967, in 1.2 to 1.4 times the time.
+# Bits of a number of the vector that asks codes of one bit (RaBitQ). With FAISS's four they find .945 of the ten
+# nearest of 25,000 models and .965 of 100,000, with eight, the most there are, .958 and .967, in 1.2 to 1.4 times the
+# time.
 ASKING_BITS = 8
 
 
