@@ -145,3 +145,12 @@ def test_umap_that_is_missing_is_asked_for_by_name(monkeypatch):
     with pytest.raises(AtlasError, match="studies"):
         project(clustered(members=3)[0], "umap")
     assert project(clustered(members=3)[0], "tsne").method == "tsne"
+
+
+def test_what_umap_compiles_is_kept_for_the_next_process():
+    umap = pytest.importorskip("umap")
+    project(clustered()[0], "umap")
+    for function in (umap.umap_.smooth_knn_dist, umap.umap_.compute_membership_strengths):
+        stats = function.stats
+        assert stats.cache_path, function
+        assert sum(stats.cache_hits.values()) + sum(stats.cache_misses.values()) >= 1

@@ -48,7 +48,7 @@ class CompressedSearch:
         self._lists = faiss.try_extract_index_ivf(index)
         self._visited = int(self._lists.nprobe) if self._lists is not None else 0
         codes = _innermost(index)
-        if isinstance(codes, faiss.IndexRaBitQ | faiss.IndexIVFRaBitQ) and codes.rabitq.nb_bits == 1:
+        if isinstance(codes, faiss.IndexRaBitQ | faiss.IndexIVFRaBitQ) and codes.rabitq.nb_bits == 1:  # type: ignore[attr-defined]
             codes.qb = ASKING_BITS
         self._is_selective = self._lists is not None or _is_scanned(codes)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +110,7 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
     if "umap" not in sys.modules:
         say("loading UMAP, which takes a while")
     umap = require("umap", "A map by UMAP")
+    _keep_compiled(umap)
     nearest, distances = near or exact_near(vectors, most_neighbours(len(vectors)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no further points can be placed later, and that one thread is used
@@ -120,6 +123,20 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
             n_jobs=1,
         )
         return np.asarray(model.fit_transform(vectors), dtype=np.float64)
+
+
+def _keep_compiled(umap: ModuleType) -> None:
+    """Have numba keep what it compiles of UMAP, beside it or in the user's cache, as UMAP does not.
+
+    Every process would compile for six seconds, whatever is mapped; one that finds it compiled takes .4 of them.
+    """
+    from numba.core.dispatcher import Dispatcher
+
+    for part in (umap.umap_, umap.layouts, umap.utils):
+        for function in vars(part).values():
+            if isinstance(function, Dispatcher):
+                with suppress(RuntimeError):  # there is no folder that could be written
+                    function.enable_caching()
 
 
 def most_neighbours(count: int) -> int:
