@@ -184,12 +184,7 @@ class AtlasReader:
         Raises AtlasError where it was tuned from several bases and none is named, or not from the one named, and for
         the end of several ids.
         """
-        rows = self.rows(
-            'SELECT model_id, model, base, author, "commit", status, reason, detail, '
-            "coalesce(is_copy, false) AS is_copy FROM fine_tunes LEFT JOIN records USING (model_id) "
-            "WHERE model = ? OR lower(model) = lower(?) ORDER BY model = ? DESC, base",
-            [reference.id] * 3,
-        )
+        rows = self._listed("model = ?", reference.id) or self._listed("lower(model) = lower(?)", reference.id)
         if not rows and (whole := model_ending_in(self.connection, reference.id)) is not None:
             return self.find(replace(reference, id=whole), base)
         rows = [row for row in rows if row["model"] == rows[0]["model"]]
@@ -212,6 +207,15 @@ class AtlasReader:
                 f"{rows[0]['model']} has records for several bases ({found}).", "Say which with `base='ID'`."
             )
         return IndexedModel(**rows[0]) if rows else None
+
+    def _listed(self, condition: str, name: str) -> list[dict[str, Any]]:
+        """Rows of the models whose name fulfils a condition: of one column, as that takes as long as reading it."""
+        return self.rows(
+            'SELECT model_id, model, base, author, "commit", status, reason, detail, '
+            "coalesce(is_copy, false) AS is_copy FROM fine_tunes LEFT JOIN records USING (model_id) "
+            f"WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE {condition}) ORDER BY base, model",
+            [name],
+        )
 
     def holds(self, model: str, base: str) -> bool:
         """Whether the model is listed for this base, whatever became of it."""

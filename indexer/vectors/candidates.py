@@ -6,8 +6,10 @@ for more. So every FAISS type serves, and an id that was added twice is harmless
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.processors import processors
 from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.segments import only
+
+# Ids and about their inner products.
+_Proposed = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 # Candidates compared exactly for ten results at least: 200, or 1,000 (5 ms more) where the promise asks for it.
 CANDIDATES = (200, 1000)
@@ -29,6 +35,9 @@ WIDER = 2
 # nearest of 25,000 models and .965 of 100,000, with eight, the most there are, .958 and .967, in 1.2 to 1.4 times the
 # time.
 ASKING_BITS = 8
+
+# A thread is worth its start for so many codes that are compared one after the other.
+CODES_A_THREAD = 4096
 
 
 class CompressedSearch:
@@ -50,7 +59,9 @@ class CompressedSearch:
         codes = _innermost(index)
         if isinstance(codes, faiss.IndexRaBitQ | faiss.IndexIVFRaBitQ) and codes.rabitq.nb_bits == 1:  # type: ignore[attr-defined]
             codes.qb = ASKING_BITS
-        self._is_selective = self._lists is not None or _is_scanned(codes)
+        is_scanned = _is_scanned(codes)
+        self._is_selective = self._lists is not None or is_scanned
+        self._stretches = _stretches(index) if is_scanned else []
 
     def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         """At most ``count`` ids for one vector (d,), nearest first by the codes, none twice.
@@ -60,15 +71,24 @@ class CompressedSearch:
         with the query as of the others, and those with the highest products for the blocks that they share come back.
         """
         masks, everyone = self.masks, _Chosen(None, int(self.index.ntotal))
-        if not masks.blocks or masks.are_all_full:
-            return self._proposed(query, count, everyone)[0]
-        if self._is_selective:
-            parts = [self._proposed(query, count, some) for some in self._by_shared(query, everyone)]
-            ids, products = (np.concatenate(part) for part in zip(*parts, strict=True))
-        else:
-            ids, products = self._proposed(query, WIDER * count, everyone)
-        likeness = products / masks.divisors(query[None, :], ids)[0]
+        lacking = bool(masks.blocks) and not masks.are_all_full
+        parts = self._by_shared(query, everyone) if lacking and self._is_selective else [everyone]
+        wanted = WIDER * count if lacking and not self._is_selective else count
+        ids, products = self._of_parts(query, wanted, parts)
+        likeness = products / masks.divisors(query[None, :], ids)[0] if lacking else products
         return ids[np.argsort(-likeness, kind="stable")[:count]]
+
+    def _of_parts(self, query: NDArray[np.float32], count: int, parts: list[_Chosen]) -> _Proposed:
+        """At most ``count`` of each part; a part of codes that are compared one after the other by several threads."""
+        if not self._stretches:
+            found = [self._proposed(query, count, part) for part in parts]
+        else:
+            pieces = [part.within(stretch) for part in parts for stretch in self._stretches]
+            # Threads of this search: kept ones would be missing in a process that was forked from this one.
+            with ThreadPoolExecutor(len(self._stretches)) as threads:
+                found = list(threads.map(lambda piece: self._proposed(query, count, piece), pieces))
+        ids, products = (np.concatenate(part) for part in zip(*found, strict=True))
+        return ids, products
 
     def _by_shared(self, query: NDArray[np.float32], everyone: _Chosen) -> list[_Chosen]:
         """All models in two parts: those that share as many blocks with the query as whole ones do, and the others."""
@@ -84,9 +104,7 @@ class CompressedSearch:
         others = max(0, everyone.count - len(fewer))
         return [_Chosen(faiss.IDSelectorNot(these), others), _Chosen(these, len(fewer))]
 
-    def _proposed(
-        self, query: NDArray[np.float32], count: int, of: _Chosen
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _proposed(self, query: NDArray[np.float32], count: int, of: _Chosen) -> _Proposed:
         """Ids and about their inner products."""
         count = min(count, of.count)
         if count < 1:
@@ -129,6 +147,29 @@ class _Chosen:
 
     selector: Any
     count: int
+
+    def within(self, stretch: tuple[int, int]) -> _Chosen:
+        """Those of them with an id from the first number to before the second: all of them, for all that is known."""
+        import faiss
+
+        some = faiss.IDSelectorRange(*stretch)
+        both = some if self.selector is None else faiss.IDSelectorAnd(self.selector, some)
+        return _Chosen(both, self.count)
+
+
+def _stretches(index: Any) -> list[tuple[int, int]]:
+    """Ranges of ids that hold about equally many codes, one for each thread; none where one thread is enough."""
+    import faiss
+
+    threads = min(processors(), int(index.ntotal) // CODES_A_THREAD)
+    if threads < 2:
+        return []
+    inner = faiss.downcast_index(index)
+    while isinstance(inner, faiss.IndexPreTransform):
+        inner = faiss.downcast_index(inner.index)
+    ids = faiss.vector_to_array(inner.id_map) if isinstance(inner, faiss.IndexIDMap) else np.arange(index.ntotal)
+    edges = np.sort(ids)[np.arange(1, threads) * len(ids) // threads].tolist()
+    return list(itertools.pairwise([np.iinfo(np.int64).min, *edges, np.iinfo(np.int64).max]))
 
 
 def _innermost(index: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.vectors.candidates import one_thread
 from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, only, positions
 
@@ -185,7 +186,8 @@ def _search(
         gone = faiss.IDSelectorBatch(removed)
         selector = faiss.IDSelectorNot(gone)
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
-    (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
+    with one_thread():
+        (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
     return ids[ids >= 0], similarities[ids >= 0]  # −1 where there are fewer
 
 

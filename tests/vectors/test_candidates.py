@@ -108,3 +108,27 @@ def test_codes_of_one_bit_find_more_than_faiss_finds_in_them_by_itself(factory):
     codes = faiss.downcast_index(codes.index) if "PCA" in factory else codes
     codes.qb = 4
     assert found(index.search(asked, 60)[1].tolist()) + 0.005 < ours
+
+
+@pytest.mark.parametrize("lack_some", [True, False])
+def test_codes_that_several_threads_compare_propose_the_same(planted, monkeypatch, lack_some):
+    """Ids are far apart, not in the order of the codes, and those that lack blocks are all in one stretch of them."""
+    matrix, _ = planted
+    lacking = np.arange(COUNT) % (COUNT // LACKING) == 0
+    order = np.argsort(~lacking, kind="stable")
+    ids = 7 * np.arange(COUNT)
+    members: dict[bytes, list[int]] = {}
+    for row, one in zip(order[:LACKING].tolist(), ids.tolist(), strict=False):
+        members.setdefault(KINDS[row % 2].astype(np.uint8).tobytes(), []).append(one)
+    masks = Masks.of(BLOCKS, members) if lack_some else Masks.none()
+    places = np.random.default_rng(5).permutation(COUNT)
+    made = compress([Vectors(ids[places], matrix[order][places])], "RaBitQ", 0.1, masks=masks)
+    monkeypatch.setattr("indexer.vectors.candidates.CODES_A_THREAD", 1000)
+    monkeypatch.setattr("indexer.vectors.candidates.processors", lambda: 1)
+    alone = CompressedSearch(made.index, made.parameters, masks=masks)
+    monkeypatch.setattr("indexer.vectors.candidates.processors", lambda: 3)
+    several = CompressedSearch(made.index, made.parameters, masks=masks)
+    assert len(several._stretches) == 3
+    for asked in (0, 1, 5):
+        for count in (40, 700):
+            assert several.candidates(matrix[asked], count).tolist() == alone.candidates(matrix[asked], count).tolist()
