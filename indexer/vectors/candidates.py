@@ -24,17 +24,12 @@ from indexer.vectors.segments import only
 # Ids and about their inner products.
 _Proposed = tuple[NDArray[np.int64], NDArray[np.float32]]
 
-# Candidates compared exactly for ten results at least: 200, or 1,000 (5 ms more) where the promise asks for it.
+# Candidates compared exactly for ten results at least: 200, or 1,000 (4 ms more) where the promise asks for it.
 CANDIDATES = (200, 1000)
 
 # Where models lack blocks and an index cannot be asked for some of them alone, so many times more are proposed: a whole
 # vector's product favours those that lack none. Of 100,000 models 2 finds .968 of the 10 nearest, 4 .977.
 WIDER = 2
-
-# Bits of a number of the vector that asks codes of one bit (RaBitQ). With FAISS's four they find .945 of the ten
-# nearest of 25,000 models and .965 of 100,000, with eight, the most there are, .958 and .967, in 1.2 to 1.4 times the
-# time.
-ASKING_BITS = 8
 
 # A thread is worth its start for so many codes that are compared one after the other.
 CODES_A_THREAD = 4096
@@ -43,7 +38,7 @@ CODES_A_THREAD = 4096
 class CompressedSearch:
     """Candidates from a compressed index; ``fewest`` are to be compared for ten results.
 
-    It sets ``parameters`` and how finely codes are asked in the index itself: one thread, one index.
+    It sets ``parameters`` in the index itself: one of these, one index.
     """
 
     def __init__(self, index: Any, parameters: str, fewest: int = CANDIDATES[0], masks: Masks | None = None) -> None:
@@ -56,39 +51,38 @@ class CompressedSearch:
             faiss.ParameterSpace().set_index_parameters(index, parameters)  # type: ignore[arg-type]
         self._lists = faiss.try_extract_index_ivf(index)
         self._visited = int(self._lists.nprobe) if self._lists is not None else 0
-        codes = _innermost(index)
-        if isinstance(codes, faiss.IndexRaBitQ | faiss.IndexIVFRaBitQ) and codes.rabitq.nb_bits == 1:  # type: ignore[attr-defined]
-            codes.qb = ASKING_BITS
-        is_scanned = _is_scanned(codes)
+        is_scanned = _is_scanned(_innermost(index))
         self._is_selective = self._lists is not None or is_scanned
         self._stretches = _stretches(index) if is_scanned else []
 
     def candidates(self, query: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-        """At most ``count`` ids for one vector (d,), nearest first by the codes, none twice.
+        """At most ``count`` ids for one vector (d,), none twice.
 
         Fewer where the index holds fewer, or a graph's walk ends. Where the inverted lists that are to be visited hold
-        fewer, more of them are visited. Where some models lack blocks, as many are proposed of those that share fewer
-        with the query as of the others, and those with the highest products for the blocks that they share come back.
+        fewer, more of them are visited. Where some models lack blocks, half are of those that share fewer with the
+        query, the rest of the others: by the products of whole vectors the others would be nearly all of them, and by
+        likeness, which divides a code's error by fewer blocks, those that share fewer.
         """
         masks, everyone = self.masks, _Chosen(None, int(self.index.ntotal))
         lacking = bool(masks.blocks) and not masks.are_all_full
-        parts = self._by_shared(query, everyone) if lacking and self._is_selective else [everyone]
-        wanted = WIDER * count if lacking and not self._is_selective else count
-        ids, products = self._of_parts(query, wanted, parts)
-        likeness = products / masks.divisors(query[None, :], ids)[0] if lacking else products
-        return ids[np.argsort(-likeness, kind="stable")[:count]]
+        if lacking and not self._is_selective:
+            ids, products = self._proposed(query, WIDER * count, everyone)
+            likeness = products / masks.divisors(query[None, :], ids)[0]
+            return ids[np.argsort(-likeness, kind="stable")[:count]]
+        parts = self._by_shared(query, everyone) if lacking else [everyone]
+        wanted = _shared_out(count, [part.count for part in parts])
+        return np.concatenate([self._of_part(query, *one) for one in zip(wanted, parts, strict=True)])
 
-    def _of_parts(self, query: NDArray[np.float32], count: int, parts: list[_Chosen]) -> _Proposed:
-        """At most ``count`` of each part; a part of codes that are compared one after the other by several threads."""
+    def _of_part(self, query: NDArray[np.float32], count: int, part: _Chosen) -> NDArray[np.int64]:
+        """At most ``count`` ids, nearest first; codes that are compared one after the other by several threads."""
         if not self._stretches:
-            found = [self._proposed(query, count, part) for part in parts]
-        else:
-            pieces = [part.within(stretch) for part in parts for stretch in self._stretches]
-            # Threads of this search: kept ones would be missing in a process that was forked from this one.
-            with ThreadPoolExecutor(len(self._stretches)) as threads:
-                found = list(threads.map(lambda piece: self._proposed(query, count, piece), pieces))
-        ids, products = (np.concatenate(part) for part in zip(*found, strict=True))
-        return ids, products
+            return self._proposed(query, count, part)[0]
+        pieces = [part.within(stretch) for stretch in self._stretches]
+        # Threads of this search: kept ones would be missing in a process that was forked from this one.
+        with ThreadPoolExecutor(len(pieces)) as threads:
+            found = list(threads.map(lambda piece: self._proposed(query, count, piece), pieces))
+        ids, products = (np.concatenate(one) for one in zip(*found, strict=True))
+        return ids[np.argsort(-products, kind="stable")[:count]]
 
     def _by_shared(self, query: NDArray[np.float32], everyone: _Chosen) -> list[_Chosen]:
         """All models in two parts: those that share as many blocks with the query as whole ones do, and the others."""
@@ -155,6 +149,17 @@ class _Chosen:
         some = faiss.IDSelectorRange(*stretch)
         both = some if self.selector is None else faiss.IDSelectorAnd(self.selector, some)
         return _Chosen(both, self.count)
+
+
+def _shared_out(count: int, sizes: list[int]) -> list[int]:
+    """``count`` in equal parts, of which none is larger than its size as long as another has room."""
+    fair = [min(size, count // len(sizes)) for size in sizes]
+    left = count - sum(fair)
+    for place, size in enumerate(sizes):
+        more = min(left, size - fair[place])
+        fair[place] += more
+        left -= more
+    return fair
 
 
 def _stretches(index: Any) -> list[tuple[int, int]]:
