@@ -195,26 +195,25 @@ def stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: 
         atlas.published(asked.base, representation)  # which says what is
     shares = _shared_of_stored(atlas, asked, representation)
     rows = atlas.rows(
-        "SELECT neighbour_id, similarity FROM neighbours "
+        "SELECT rank, neighbour_id, similarity FROM neighbours "
         "WHERE model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
         [asked.model_id, representation, k],
     )
-    near = [(row["neighbour_id"], row["similarity"]) for row in rows]
-    found: list[Neighbour] = []
-    for (model_id, similarity), known in zip(near, _known(atlas, asked, near, representation), strict=True):
-        shared, blocks = shares(model_id)
-        matrices = shared if blocks else None
-        is_shrunk = shared < min(FEWEST, blocks)
-        found.append(
-            Neighbour(rank=len(found) + 1, similarity=similarity, matrices=matrices, is_shrunk=is_shrunk, **known)
-        )
+    known = _known(atlas, asked, [(row["neighbour_id"], row["similarity"]) for row in rows], representation)
+    found = []
+    for row in rows:
+        model_id = row.pop("neighbour_id")
+        if model_id in known:  # an atlas may be a stranger's
+            shared, blocks = shares(model_id)
+            matrices, is_shrunk = shared if blocks else None, shared < min(FEWEST, blocks)
+            found.append(Neighbour(**row, **known[model_id], matrices=matrices, is_shrunk=is_shrunk))
     return found
 
 
 def _known(
     atlas: AtlasReader, asked: Asked, near: list[tuple[int, float]], representation: str
-) -> list[dict[str, Any]]:
-    """What the database says of some models and of how similar each is to the one asked about, in their order."""
+) -> dict[int, dict[str, Any]]:
+    """By id what the database says of some models and of how similar each is to the one asked about."""
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
     rows = atlas.rows(
         "SELECT model_id, model, author, relation, coalesce(datasets, []) AS datasets, "
@@ -223,11 +222,10 @@ def _known(
         "JOIN fine_tunes USING (model_id) JOIN records USING (model_id) LEFT JOIN ("
         "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "
         "WHERE dataset IS NOT NULL AND model_id IN (SELECT unnest($3::INTEGER[])) GROUP BY model_id"
-        ") AS named USING (model_id)",
+        ") AS named USING (model_id) WHERE status = 'indexed'",
         [representation, group_of(atlas, asked), [one for one, _ in near], [similarity for _, similarity in near]],
     )
-    known = {row.pop("model_id"): row for row in rows}
-    return [known[model_id] for model_id, _ in near]
+    return {row.pop("model_id"): row for row in rows}
 
 
 def _shared_of_stored(atlas: AtlasReader, asked: Asked, representation: str) -> Callable[[int], tuple[int, int]]:
@@ -259,6 +257,7 @@ def _described(
     shared = index.shared(asked.vector, ids)
     few = min(FEWEST, index.masks.blocks)
     reasons = _reasons(atlas, asked, ids, representation) if explain else {}
+    known = _known(atlas, asked, found, representation)
     return [
         Neighbour(
             rank=rank,
@@ -266,11 +265,9 @@ def _described(
             matrices=None if shared is None else int(shared[rank - 1]),
             is_shrunk=shared is not None and int(shared[rank - 1]) < few,
             because=reasons.get(model_id),
-            **known,
+            **known[model_id],
         )
-        for rank, ((model_id, similarity), known) in enumerate(
-            zip(found, _known(atlas, asked, found, representation), strict=True), start=1
-        )
+        for rank, (model_id, similarity) in enumerate(found, start=1)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -84,3 +85,16 @@ def test_only_representations_that_exist_are_advised(asked):
     assert "There is no representation 'nonsense'. Choose one of: input, " in err
     _, _, err = asked("similar", "ann/one", "--representation", "spectrum")
     assert "Publish it: index represent spectrum" in err
+
+
+def test_a_neighbour_that_the_atlas_does_not_hold_is_passed_over(atlas):
+    with Atlas(atlas.root) as opened:
+        before = opened.similar("ann/glue-0", 3)
+    with duckdb.connect(str(atlas.database)) as connection:
+        (asked,) = connection.execute("SELECT model_id FROM fine_tunes WHERE model = 'ann/glue-0'").fetchone()
+        connection.execute(
+            "UPDATE neighbours SET neighbour_id = 1000000 WHERE model_id = ? AND rank = 1 AND representation = 'input'",
+            [asked],
+        )
+    with Atlas(atlas.root) as opened:
+        assert list(opened.similar("ann/glue-0", 3)) == list(before)[1:]
