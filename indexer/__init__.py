@@ -13,16 +13,32 @@ from typing import TYPE_CHECKING
 from indexer.version import __version__
 
 if TYPE_CHECKING:
-    from indexer.builds.library import add, build
+    from indexer.library import (
+        add,
+        build,
+        merge,
+        profile,
+        publish_records,
+        pull,
+        push,
+        rebuild,
+        remove,
+        represent,
+        status,
+        verify,
+        work,
+    )  # fmt: skip
 
-
-__all__ = ["__version__", "add", "build"]
+__all__ = [
+    "__version__", "add", "build", "merge", "profile", "publish_records", "pull", "push", "rebuild", "remove",
+    "represent", "status", "verify", "work",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     # Imported by everything here: what a build needs must not come with it.
-    if name in ("add", "build"):
-        from indexer.builds import library
+    if name in __all__:
+        from indexer import library
 
         return getattr(library, name)
     raise AttributeError(f"module 'indexer' has no attribute {name!r}")

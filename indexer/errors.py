@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 # What data of the wrong kind makes of code that takes it for the right one: to be caught where strangers' data is read.
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -66,6 +67,35 @@ def unreadable(model: str, error: ModelError) -> AtlasError:
     )
 
 
+# The extra that brings a module that the plain install does not need, and the package it is in.
+_EXTRAS = {
+    "torch": ("build", "torch"),
+    "transformers": ("build", "transformers"),
+    "distributed": ("dask", "distributed"),
+    "matplotlib": ("studies", "matplotlib"),
+    "pandas": ("studies", "pandas"),
+    "umap": ("studies", "umap-learn"),
+    "mcp": ("agents", "mcp"),
+    "starlette": ("browse", "starlette"),
+    "uvicorn": ("browse", "uvicorn"),
+}
+
+
 def install(extra: str) -> str:
     """How to install an extra, from the folder of the project: the package is on no index."""
     return f"Install the extra, in the folder of the project: pip install '.[{extra}]'"
+
+
+def require(purpose: str, *modules: str) -> None:
+    """Check that optional libraries can be imported, before any work is done.
+
+    Nothing is imported here. Raises AtlasError: ``purpose`` ("A data frame"), what it needs, and how to install it.
+    """
+    for module in modules:
+        try:
+            is_there = find_spec(module) is not None
+        except (ImportError, ValueError):  # blocked by somebody
+            is_there = False
+        if not is_there:
+            extra, package = _EXTRAS[module]
+            raise AtlasError(f"{purpose} needs {package}, which is not installed.", install(extra))

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
@@ -14,14 +15,61 @@ from indexer.version import __version__
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
+    from query.clusters.found import Clusters
+    from query.compare.compare import Comparison
+    from query.depth.depth import Depth
+    from query.depth.study import DepthStudy
+    from query.export import ModelVectors
+    from query.features.features import FeatureGrid
+    from query.invert.invert import ImagesBack, WordsBack
+    from query.layers.layers import Layers
+    from query.lineage.answer import Lineage, Lineages
+    from query.map.map import ModelMap
+    from query.predict.calibration import Evaluation
+    from query.predict.predict import Prediction
+    from query.purity.found import PurityResult
+    from query.rank.rank import RankStudy
+    from query.report.report import Report
+    from query.results import Result
+    from query.show import ShownModel
+    from query.similar import Neighbour, SimilarModels
+    from query.sql import SqlResult
 
-__all__ = ["Atlas", "AtlasError", "__version__"]
+# Where each result is defined: none is loaded before it is asked for, as `query --help` must not wait for numpy.
+_MODULES = {
+    "Atlas": "query.atlas",
+    "Clusters": "query.clusters.found",
+    "Comparison": "query.compare.compare",
+    "Depth": "query.depth.depth",
+    "DepthStudy": "query.depth.study",
+    "Evaluation": "query.predict.calibration",
+    "FeatureGrid": "query.features.features",
+    "ImagesBack": "query.invert.invert",
+    "Layers": "query.layers.layers",
+    "Lineage": "query.lineage.answer",
+    "Lineages": "query.lineage.answer",
+    "ModelMap": "query.map.map",
+    "ModelVectors": "query.export",
+    "Neighbour": "query.similar",
+    "Prediction": "query.predict.predict",
+    "PurityResult": "query.purity.found",
+    "RankStudy": "query.rank.rank",
+    "Report": "query.report.report",
+    "Result": "query.results",
+    "ShownModel": "query.show",
+    "SimilarModels": "query.similar",
+    "SqlResult": "query.sql",
+    "WordsBack": "query.invert.invert",
+}
+
+__all__ = [
+    "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid", "ImagesBack",
+    "Layers", "Lineage", "Lineages", "ModelMap", "ModelVectors", "Neighbour", "Prediction", "PurityResult", "RankStudy",
+    "Report", "Result", "ShownModel", "SimilarModels", "SqlResult", "WordsBack", "__version__",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    # `query --help` must not wait for duckdb and numpy.
-    if name == "Atlas":
-        from query.atlas import Atlas
-
-        return Atlas
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'query' has no attribute {name!r}")

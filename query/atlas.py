@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from indexer.errors import AtlasError
 from query.holdings import in_a_line, in_a_notebook, place
 from query.reader import AtlasReader
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from query.compare.compare import Comparison
     from query.depth.depth import Depth
     from query.depth.study import DepthStudy
+    from query.export import ModelVectors
     from query.features.features import FeatureGrid
     from query.invert.invert import ImagesBack, WordsBack
     from query.layers.layers import Layers
@@ -98,8 +100,22 @@ class Atlas(AtlasReader):
 
         return show(self, str(model), base)
 
+    def vectors(self, base: str | None = None, representation: str = "input") -> ModelVectors:
+        """The published vectors of a base: ids, names, datasets and ``matrix`` (models × numbers, float32).
+
+        ``similarity()`` of the result is the similarity that ``similar`` has, for all pairs: a cosine of whole rows is
+        not, where models changed different matrices. ``write("vectors.parquet")`` or ``.npz`` keeps them. Raises
+        AtlasError where the base or the representation is not published.
+        """
+        from query.export import model_vectors
+
+        return model_vectors(self, base, representation)
+
     def schema(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What ``sql`` can be asked of; see :func:`query.schema.schema.schema`."""
+        """What ``sql`` can be asked of: a row for each table, view and macro, or for each column of the one ``name``d.
+
+        Raises AtlasError where there is none of that name.
+        """
         from query.schema.schema import schema
 
         return schema(name)
@@ -128,7 +144,7 @@ class Atlas(AtlasReader):
         base: str | None = None,
         *,
         representation: str = "input",
-        method: str = "hdbscan",
+        method: Literal["hdbscan", "kmeans"] = "hdbscan",
         min_size: int | None = None,
         count: int | None = None,
         seed: int = 0,
@@ -150,7 +166,7 @@ class Atlas(AtlasReader):
         self,
         base: str | None = None,
         *,
-        method: str = "umap",
+        method: Literal["umap", "tsne", "pca"] = "umap",
         color: str = "dataset",
         representation: str = "input",
         seed: int = 0,
@@ -170,7 +186,7 @@ class Atlas(AtlasReader):
         base: str | None = None,
         *,
         threshold: float = 0.5,
-        of: str = "delta",
+        of: Literal["delta", "weights"] = "delta",
         model: str | None = None,
         relation: str | None = None,
         whole: bool = False,
@@ -232,7 +248,10 @@ class Atlas(AtlasReader):
         base: str | None = None,
         explain: bool = False,
     ) -> Iterator[Answered[SimilarModels]]:
-        """``similar`` of many models, one after another; one that cannot be answered has an ``error`` instead."""
+        """``similar`` of many models, one after another, with its arguments.
+
+        Each answer names its ``model``; one that cannot be answered has an ``error`` instead of an ``answer``.
+        """
         from query.batches import answered
 
         def ask(model: str) -> SimilarModels:
@@ -244,7 +263,10 @@ class Atlas(AtlasReader):
         return answered((str(model) for model in models), ask)
 
     def layers(self, model: str | Path, base: str | None = None) -> Layers:
-        """Where a model changed, by layer and family; see :func:`query.layers.layers.layers`."""
+        """Where a model changed: ‖δW‖/‖W‖, ‖δW‖, share, ranks and energy by layer and family.
+
+        ``model``: an indexed id, any other Hub id, or a folder. Raises AtlasError where it is unknown or unreadable.
+        """
         from query.layers.layers import layers
 
         return layers(self, str(model), base)
@@ -252,7 +274,11 @@ class Atlas(AtlasReader):
     def compare(
         self, a: str | Path, b: str | Path, *, base: str | None = None, representation: str = "input"
     ) -> Comparison:
-        """Two models side by side; see :func:`query.compare.compare.compare`."""
+        """Two models side by side: their similarity by family and layer, and what cards and weights say of each.
+
+        ``a``, ``b``: indexed ids, other Hub ids, or folders, both of one base. Raises AtlasError where one is unknown
+        or unreadable, or they are of different bases.
+        """
         from query.compare.compare import compare
 
         return compare(self, str(a), str(b), base=base, representation=representation)
@@ -293,7 +319,10 @@ class Atlas(AtlasReader):
         return Lineages(canonical, answers)
 
     def report(self, base: str | None = None, *, seed: int = 0) -> Report:
-        """One page with everything there is to say of a base; see :func:`query.report.report.report`."""
+        """One page with everything there is to say of a base; ``write("report.html")`` keeps it.
+
+        ``seed``: of the map, the intervals and the permutations. Raises AtlasError where the base is not published.
+        """
         from query.report.report import report
 
         return report(self, base, seed=seed)
@@ -307,7 +336,7 @@ class Atlas(AtlasReader):
         recover: bool = False,
         exact: bool = False,
         layers: Sequence[int] | None = None,
-        recipe: str = "default",
+        recipe: Literal["default", "seed"] = "default",
         seed: int = 0,
         device: str = "cpu",
     ) -> Depth:
@@ -391,6 +420,30 @@ class Atlas(AtlasReader):
             self, str(model), layers=layers, neurons=neurons, patch=patch, stem=stem, recipe=recipe, plain=plain,
             base=base, seed=seed, device=device,
         )  # fmt: skip
+
+    def __len__(self) -> int:
+        return int(self.rows("SELECT count(DISTINCT model) AS models FROM models")[0]["models"])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all indexed models, in order."""
+        return iter([row["model"] for row in self.rows("SELECT DISTINCT model FROM models ORDER BY model")])
+
+    def __contains__(self, model: object) -> bool:
+        return isinstance(model, str) and bool(self.rows("SELECT 1 FROM models WHERE model = ? LIMIT 1", [model]))
+
+    def __getitem__(self, model: str) -> ShownModel:
+        """What ``show`` says of a model. Raises KeyError for one that the atlas has never met."""
+        try:
+            return self.show(model)
+        except AtlasError as error:
+            raise KeyError(str(error)) from error
+
+    def __dir__(self) -> list[str]:
+        questions = [name for name, one in vars(Atlas).items() if callable(one) and not name.startswith("_")]
+        return sorted({*questions, "bases", "close", "generation", "notes", "refresh", *dir(object)})
 
     def __repr__(self) -> str:
         return f"<Atlas {place(self)!r}: {in_a_line(self)}>"

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from indexer.errors import AtlasError, install
+from indexer.errors import require
 
 if TYPE_CHECKING:
     import pandas
-
-
-def require(module: str, purpose: str) -> ModuleType:
-    """Import ``module``, which the extra ``studies`` brings. Raises AtlasError saying how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = {"umap": "umap-learn"}.get(module.partition(".")[0], module.partition(".")[0])
-        raise AtlasError(
-            f"{purpose} needs {package}, which cannot be imported ({error}).",
-            install("studies"),
-        ) from error
 
 
 def to_frame(
@@ -34,7 +21,9 @@ def to_frame(
     ``columns`` come first, also where there is no row. ``kinds``: pandas' dtype of some columns; of the others whole
     numbers and truth values keep their kind where some are missing, and tuples become lists.
     """
-    frames = require("pandas", "A data frame")
+    require("A data frame", "pandas")
+    import pandas as frames
+
     plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in plain for name in row)]))
     kinds = kinds or {}

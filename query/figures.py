@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import clean
-from indexer.errors import AtlasError
-from query.extras import require
+from indexer.errors import AtlasError, require
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -85,18 +85,31 @@ THEMES = {
 }
 
 
-def new_figure(width: float, height: float, theme: str = "light") -> tuple[Figure, Any]:
+def new_figure(width: float, height: float, theme: str = "light", ax: Axes | None = None) -> tuple[Any, Any]:
     """An empty figure (inches) and its one axes, in the theme; without pyplot, so that none is ever left open."""
-    return styled_grid(width, height, 1, 1, theme)
+    return styled_grid(width, height, 1, 1, theme, ax)
 
 
-def styled_grid(width: float, height: float, rows: int, columns: int, theme: str = "light") -> tuple[Figure, Any]:
-    """A figure with ``rows`` × ``columns`` axes (an array of them where there are several)."""
-    require("matplotlib", "A picture")
+def styled_grid(
+    width: float, height: float, rows: int, columns: int, theme: str = "light", ax: Axes | None = None
+) -> tuple[Any, Any]:
+    """A figure with ``rows`` × ``columns`` axes (an array of them where there are several).
+
+    ``ax``: an axes of the caller's figure, in whose place the picture goes: the axes is removed and a SubFigure takes
+    its cell, so that legends and titles of the picture stay inside it. Raises AtlasError for an axes without a cell.
+    """
+    require("A picture", "matplotlib")
     from matplotlib.figure import Figure
 
     colours = THEMES[theme]
-    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained", facecolor=colours.background)
+    figure: Any = None
+    if ax is None:
+        figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained", facecolor=colours.background)
+    elif (cell := ax.get_subplotspec()) is None:
+        raise AtlasError("This `ax` is no cell of a grid.", "Make it with plt.subplots(…, layout='constrained').")
+    else:
+        figure = ax.get_figure().add_subfigure(cell, facecolor=colours.background)  # type: ignore[union-attr]
+        ax.remove()
     axes = figure.subplots(rows, columns)
     for one in [axes] if rows * columns == 1 else axes.flat:
         one.set_facecolor(colours.background)

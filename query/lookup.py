@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, unreadable
+from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, require, unreadable
 from indexer.names import ModelRef, author_of, nearest, without_address
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from indexer.records.record import Record
     from indexer.vectors.published import Published, PublishedBase
     from query.reader import AtlasReader, IndexedModel
+
+
+# What reads weights: the extra [build], which an atlas that is only queried does without.
+READERS = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ def asked_model(atlas: AtlasReader, model: str, base: str | None, representation
 
 def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> Asked:
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
+    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe, read_model
     from indexer.records.representation import representation_named
 
@@ -115,6 +120,7 @@ def _as_published(atlas: AtlasReader, record: Record, published: Published) -> N
 
 def held_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
     """The model of the atlas that has the content of a folder; None where none has. Raises AtlasError."""
+    require("Reading a folder", *READERS)
     from indexer.deltas.single import describe
 
     return _held_as(atlas, str(describe(reference).row["sha"]), None if base is None else atlas.base_named(base))
@@ -132,6 +138,7 @@ def _held_as(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel 
 
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
     """What a model that is not in the atlas says of itself, and the base to set it against. Raises AtlasError."""
+    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe
 
     try:
@@ -150,6 +157,7 @@ def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
     Of a model that is not, the base is the one named, else the atlas's only one where the model's config fits no
     other: it is only used by adapters and for comparison.
     """
+    require("Running a model", *READERS)
     from indexer.profiles.single import Reference
 
     try:

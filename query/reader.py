@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from indexer.vectors.centre import Centre
     from indexer.vectors.published import Published, PublishedBase
     from indexer.vectors.search import VectorIndex
-    from indexer.vectors.segments import Vectors
 
 PUBLIC_HUB = "https://huggingface.co"
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,200})?")
@@ -289,10 +288,6 @@ class AtlasReader:
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
         share: float | None = rows[0]["share"]
         return share
-
-    def vectors(self, base: str, representation: str = "input") -> Vectors:
-        """All vectors of a base with their model ids."""
-        return self.index(base, representation).vectors()
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The vectors of a base, mapped, kept open, to be searched.

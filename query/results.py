@@ -6,18 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from indexer.console.notebook import shown
 from query.extras import to_frame
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NOTEBOOK_DOTS_PER_INCH = 110
 
 Row = TypeVar("Row")
+ThemeName = Literal["light", "dark"]
 
 
 class Result:
@@ -71,11 +73,15 @@ class Result:
 class Drawn(Result):
     """A result with a picture; a subclass draws ``figure``."""
 
-    def figure(self, theme: str = "light") -> Figure:
-        """The picture; ``theme`` is light or dark. Raises AtlasError where matplotlib is not installed."""
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The picture; ``theme`` is light or dark.
+
+        ``ax``: draw in the place of this matplotlib axes, which is removed; without it a new figure is made. Raises
+        AtlasError where matplotlib is not installed, or ``ax`` is no cell of a grid.
+        """
         raise NotImplementedError
 
-    def write(self, path: str | Path, theme: str = "light") -> None:
+    def write(self, path: str | Path, theme: ThemeName = "light") -> None:
         """Write the picture as .png, .svg or .pdf. Raises AtlasError: another suffix, or it cannot be written."""
         from query.figures import checked_output, draw, write_output
 

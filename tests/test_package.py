@@ -43,6 +43,105 @@ def test_looking_after_an_atlas_starts_without_torch():
     assert not modules_after(f"{imports}, indexer.builds.view, indexer.builds.report") & heavy
 
 
+PACKAGES = {"PIL": "pillow", "sklearn": "scikit_learn", "umap": "umap_learn", "yaml": "pyyaml", "faiss": "faiss_cpu"}
+# What may be imported by what: folders and files of one extra.
+OF_EXTRAS = {
+    "build": (
+        "indexer/builds",
+        "indexer/deltas",
+        "indexer/profiles",
+        "indexer/weights",
+        "indexer/publish/verification.py",
+    ),
+    "dask": ("indexer/builds/dask_",),
+    "studies": ("query/",),
+    "agents": ("query/serve/",),
+    "browse": ("query/browse/",),
+}
+
+
+def test_every_import_is_declared_where_it_is_used():
+    """A plain install has what the plain parts import; an extra has what its own parts import besides."""
+    import ast
+    import re
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(lines):
+        return {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in lines} - {"vectors_in_the_wild"}
+
+    plain = names(project["dependencies"])
+    extras = {extra: names(lines) for extra, lines in project["optional-dependencies"].items()}
+    used = set()
+    for path in [*(ROOT / "indexer").rglob("*.py"), *(ROOT / "query").rglob("*.py")]:
+        where = path.relative_to(ROOT).as_posix()
+        allowed = plain.union(*(extras[extra] for extra, parts in OF_EXTRAS.items() if where.startswith(parts)))
+        tree = ast.parse(path.read_text())
+        only_typed = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if id(node) in only_typed:
+                continue
+            modules = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module]
+            for module in {one.split(".")[0] for one in modules} - set(sys.stdlib_module_names) - {"indexer", "query"}:
+                package = PACKAGES.get(module, module).lower()
+                used.add(package)
+                assert package in allowed, (
+                    f"{where} imports {module}, which its part of pyproject.toml does not declare"
+                )
+    declared = plain.union(*(extras[extra] for extra in OF_EXTRAS))
+    assert declared == used, declared ^ used
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["query similar ann/glue-0", "query similar ann/glue-0 --other-authors --explain", "query show ann/glue-0",
+     "query layers ann/glue-0", "query sql 'FROM models'", "query purity", "index status", "index verify", "index rebuild"],
+)  # fmt: skip
+def test_an_atlas_is_queried_and_kept_without_torch(atlas, command):
+    done = without_torch(command, atlas.root)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["query similar nobody/x", "query lineage nobody/x", "index build --base a/b",
+                                     "index profile", "query depth ann/glue-0"])  # fmt: skip
+def test_what_needs_torch_says_how_to_get_it(atlas, command):
+    done = without_torch(command, atlas.root)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "needs torch, which is not installed" in line
+    assert ".[build]" in line
+
+
+def without_torch(command, folder):
+    """Run a command where torch, and what comes with it, cannot be imported."""
+    import os
+    import shlex
+
+    program, *words = shlex.split(command)
+    code = (
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('torch', 'transformers', 'tokenizers', 'PIL', 'regex'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+        f"from {'indexer' if program == 'index' else 'query'}.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    environment = {**os.environ, "VECTORS_ATLAS": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
 def test_the_wheel_holds_the_schema_and_every_architecture(tmp_path):
     pytest.importorskip("hatchling")
     subprocess.run(

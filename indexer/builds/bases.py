@@ -16,7 +16,7 @@ from indexer.cards.local import local_row
 from indexer.cards.local_names import local_name, place_of
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import stored_bases
-from indexer.errors import AtlasError, ModelError, UnknownRevision, unreadable
+from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
@@ -211,7 +211,8 @@ def _row_of(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
 
 
 def check_device(device: str) -> None:
-    """Raises AtlasError where the device is not there, before anything is fetched."""
+    """Raises AtlasError where torch or the device is not there, before anything is fetched."""
+    require("Reading weights", "torch", "transformers")
     if device == "cpu":
         return
     import torch

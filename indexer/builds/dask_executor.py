@@ -17,7 +17,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.dask_terms import Terms, check_here, check_workers, terms_of, told_in_a_line
 from indexer.builds.result import Place, Result
 from indexer.builds.worker import abandoned, what_it_means, work
-from indexer.errors import AtlasError, Failed, install
+from indexer.errors import AtlasError, Failed, require
 from indexer.records.store import RecordStore
 from indexer.records.unit import Unit
 
@@ -70,13 +70,9 @@ class DaskExecutor:
             client.close(timeout=5)
 
     def _connected(self) -> Client:
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise AtlasError(
-                f"`executor='dask'` needs distributed, which cannot be imported ({error}).",
-                install("dask"),
-            ) from error
+        require("`executor='dask'`", "distributed")
+        from distributed import Client
+
         for name in ("distributed", "distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters of it is said in a line of ours
         client = Client.__new__(Client)

@@ -9,7 +9,7 @@ import click
 from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, emit, output_options
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, require
 
 
 @click.command()
@@ -54,6 +54,7 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
     Noise it bears, what is read off linearly, how broadly it looks, and how far it has moved from the base. Profiles
     of small models are no promise for large ones.
     """
+    require("Profiling", "torch", "transformers")
     from indexer.atlas import AtlasFolder
     from indexer.builds.profile_options import base_and_models, profile_options
     from indexer.builds.profiling import profile_base, profile_plan

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from indexer.errors import AtlasError, install
+from indexer.errors import AtlasError, require
 from query.browse.held import HeldAtlas
 from query.browse.site import HOSTS, site
 
@@ -37,12 +37,9 @@ def browse(
     a token that nothing is served without. ``opens``: a browser is opened there. ``method``: umap, tsne or pca; without
     UMAP's library it is pca. Raises AtlasError where the port is taken, or the server is not installed.
     """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise AtlasError(
-            f"Browsing needs starlette and uvicorn, which cannot be imported ({error}).", install("browse")
-        ) from error
+    require("Browsing", "starlette", "uvicorn")
+    import uvicorn
+
     canonical = None if base is None else atlas.base_named(base)
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
     behind = "" if canonical is None else f"#base={quote(canonical, safe='')}"

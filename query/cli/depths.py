@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,9 @@ from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, output_options
 from query.cli.options import base_option, details_option, opened_atlas, seed_option, tell, theme_option
+
+if TYPE_CHECKING:
+    from query.results import ThemeName
 
 layers_option = click.option("--layers", metavar="1,4", help="Only these; default all, or 12 evenly spaced.")
 recipe_option = click.option(
@@ -46,7 +49,7 @@ def depth(
     study: bool,
     base: str | None,
     out: str | None,
-    theme: str,
+    theme: ThemeName,
     details: bool,
     atlas: str,
     output: str,
@@ -104,7 +107,7 @@ def invert(
     text: str | None,
     layers: str | None,
     out: str | None,
-    theme: str,
+    theme: ThemeName,
     atlas: str,
     output: str,
     **options: Any,
@@ -140,7 +143,9 @@ def invert(
 @theme_option
 @atlas_option
 @output_options
-def features(model: str, out: str, layers: str | None, theme: str, atlas: str, output: str, **options: Any) -> None:
+def features(
+    model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
+) -> None:
     """Draw what single neurons of MODEL look for: images found by ascent on their activation."""
     from query.figures import checked_output
 

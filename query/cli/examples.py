@@ -15,6 +15,7 @@ EXAMPLES = {
     "map": "query map --base roberta-base --out map.html",
     "rank": "query rank --base roberta-base --threshold 0.8 --out rank.png",
     "predict": "query predict --undocumented --base roberta-base --store",
+    "export": "query export --base roberta-base --out vectors.parquet",
     "report": "query report --base roberta-base --out report.html",
     "layers": "query layers ./my-fine-tune --out layers.png",
     "compare": "query compare textattack/roberta-base-MNLI ./my-fine-tune",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from indexer.console.completion import complete_model
 from indexer.console.terminal import atlas_option, output_options
 from query.cli.options import base_option, opened_atlas, representation_option, tell, theme_option
+
+if TYPE_CHECKING:
+    from query.results import ThemeName
 
 # As query.layers.parts.MEASURES, which stays unread until a question needs it.
 MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")
@@ -20,7 +25,7 @@ MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")
 @theme_option
 @atlas_option
 @output_options
-def layers(model: str, base: str | None, of: str, out: str | None, theme: str, atlas: str, output: str) -> None:
+def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeName, atlas: str, output: str) -> None:
     """Say where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
     from query.figures import checked_output
 

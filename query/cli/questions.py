@@ -24,6 +24,7 @@ from query.cli.studies import STUDIES
 if TYPE_CHECKING:
     from query.batches import Answered
     from query.reader import AtlasReader
+    from query.results import ThemeName
     from query.similar import SimilarModels
 
 ROWS_ON_A_TERMINAL = 40
@@ -93,7 +94,7 @@ def purity(
     no_kin: bool,
     confusions: bool,
     out: str | None,
-    theme: str,
+    theme: ThemeName,
     details: bool,
     atlas: str,
     output: str,

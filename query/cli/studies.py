@@ -1,8 +1,8 @@
-"""The commands that study a whole base: clusters, map, rank, predict, report. Thin skins over the library."""
+"""The commands that study a whole base: clusters, map, rank, predict, report, export. Thin skins over the library."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from query.cli.options import (
     theme_option,
 )
 from query.cli.predictions import keep_predictions, predict_batch
+
+if TYPE_CHECKING:
+    from query.results import ThemeName
 
 
 @click.command()
@@ -61,7 +64,7 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 @theme_option
 @atlas_option
 @output_options
-def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **options: Any) -> None:
+def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeName, **options: Any) -> None:
     """Draw the fine-tunes of a base as points: near where their vectors are near."""
     from query.map.map import TABLE, checked_map_file
     from query.map.parquet import viewer_command
@@ -90,7 +93,9 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: str, **
 @details_option
 @atlas_option
 @output_options
-def rank(base: str | None, details: bool, atlas: str, output: str, out: str | None, theme: str, **options: Any) -> None:
+def rank(
+    base: str | None, details: bool, atlas: str, output: str, out: str | None, theme: ThemeName, **options: Any
+) -> None:
     """Say how the rank of the change, or of the weights, moves with depth, and the equation that fits best."""
     from query.figures import checked_output
 
@@ -123,7 +128,7 @@ def predict(
     store: bool,
     evaluate: bool,
     out: str | None,
-    theme: str,
+    theme: ThemeName,
     details: bool,
     atlas: str,
     output: str,
@@ -176,4 +181,22 @@ def report(base: str | None, out: str, seed: int, atlas: str, output: str) -> No
         tell(page, output, file=file, table=page.to_dict())
 
 
-STUDIES = (clusters, draw_map, rank, predict, report)
+@click.command()
+@base_option()
+@click.option("--out", required=True, metavar="FILE", help="The file to write: .parquet or .npz.")
+@representation_option
+@atlas_option
+@output_options
+def export(base: str | None, representation: str, out: str, atlas: str, output: str) -> None:
+    """Write the vectors of a base's fine-tunes with their ids, names and datasets: models × numbers."""
+    from query.export import FORMATS
+    from query.figures import checked_output
+
+    file = checked_output(out, FORMATS)
+    with opened_atlas(atlas) as opened:
+        vectors = opened.vectors(base, representation)
+        vectors.write(file)
+        tell(vectors, output, file=file, table=vectors.to_dict())
+
+
+STUDIES = (clusters, draw_map, rank, predict, report, export)

@@ -15,9 +15,11 @@ from query.depth.sentence import sentence
 from query.lookup import reference_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
+    from query.results import ThemeName
 
 AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 
@@ -26,11 +28,11 @@ AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 class Depth(LayerCurves):
     """A model's layers, drawn on request."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A small panel for each measure."""
         from query.depth.picture import depth_figure
 
-        return depth_figure(self, theme)
+        return depth_figure(self, theme, ax)
 
 
 def depth(

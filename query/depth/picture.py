@@ -9,6 +9,7 @@ import numpy as np
 from query.figures import THEMES, Theme, model_label, styled_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.depth.curves import LayerCurves
@@ -31,13 +32,13 @@ PANELS = {
 SHARES = ("readable", "recovered", "recovered_seed", "verified", "cka")
 
 
-def depth_figure(depth: LayerCurves, theme: str = "light") -> Figure:
+def depth_figure(depth: LayerCurves, theme: str = "light", ax: Axes | None = None) -> Figure:
     """One panel for each measure that the model has."""
     colours = THEMES[theme]
     names = [name for name in PANELS if any(row.get(name) is not None for row in depth.layers)]
     columns = min(4, len(names))
     rows = -(-len(names) // columns)
-    figure, axes = styled_grid(PANEL[0] * columns, PANEL[1] * rows + 0.95, rows, columns, theme)
+    figure, axes = styled_grid(PANEL[0] * columns, PANEL[1] * rows + 0.95, rows, columns, theme, ax)
     panels = list(np.reshape(axes, -1))
     for name, panel in zip(names, panels, strict=False):
         _draw(panel, name, depth, colours)

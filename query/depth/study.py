@@ -15,9 +15,11 @@ from query.depth.profiled import Profiled, read_profiled
 from query.statistics.ranks import spearman
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
+    from query.results import ThemeName
 
 DRAWS = 1000
 LEAST_MODELS = 5
@@ -33,11 +35,11 @@ Floats = NDArray[np.float64]
 class DepthStudy(DepthFindings):
     """A study of all profiles, drawn on request."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Two curves for each model: where the weights changed, and where the function did."""
         from query.depth.study_picture import study_figure
 
-        return study_figure(self, theme)
+        return study_figure(self, theme, ax)
 
 
 def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> DepthStudy:

@@ -9,6 +9,7 @@ import numpy as np
 from query.figures import THEMES, label, styled_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.depth.findings import DepthFindings
@@ -19,13 +20,13 @@ MOST = 60
 HIGH = 0.95
 
 
-def study_figure(study: DepthFindings, theme: str = "light") -> Figure:
+def study_figure(study: DepthFindings, theme: str = "light", ax: Axes | None = None) -> Figure:
     """Models by how far their function moved, all on the same scales; those that forget have a coloured name."""
     colours = THEMES[theme]
     models = sorted(study.profiles, key=lambda one: -(one.layers[-1]["drift"] or 0.0))[:MOST]
     columns = min(COLUMNS, len(models))
     rows = -(-len(models) // columns)
-    figure, axes = styled_grid(PANEL[0] * columns + 0.6, PANEL[1] * rows + 1.0, rows, columns, theme)
+    figure, axes = styled_grid(PANEL[0] * columns + 0.6, PANEL[1] * rows + 1.0, rows, columns, theme, ax)
     grid = np.reshape(axes, (rows, columns))
     highest = max(row["drift"] or 0 for one in models for row in one.layers)
     # One model that changed far more than the rest must not press the others flat.

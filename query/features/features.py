@@ -11,9 +11,11 @@ from query.features.found import FoundFeatures
 from query.lookup import reference_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
+    from query.results import ThemeName
 
 MOST_NEURONS = 64
 
@@ -22,11 +24,11 @@ MOST_NEURONS = 64
 class FeatureGrid(FoundFeatures):
     """Features, drawn on request as a grid."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Rows are layers, columns neurons."""
         from query.features.picture import features_figure
 
-        return features_figure(self, theme)
+        return features_figure(self, theme, ax)
 
 
 def features(

@@ -9,6 +9,7 @@ import numpy as np
 from query.figures import THEMES, change_bars, model_label, show_pixels, styled_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.features.found import FoundFeatures
@@ -17,14 +18,14 @@ CELL = 0.98  # inches
 MOST_COLUMNS = 16
 
 
-def features_figure(found: FoundFeatures, theme: str = "light") -> Figure:
+def features_figure(found: FoundFeatures, theme: str = "light", ax: Axes | None = None) -> Figure:
     """Below each image the activation it reaches over that of the best probe image; more than one is more."""
     colours = THEMES[theme]
     layers = found.layers
     by_layer = [[one for one in found.features if one.layer == layer][:MOST_COLUMNS] for layer in layers]
     count = max(len(row) for row in by_layer)
     width = max(CELL * (count + 1) + 0.7, 4.2)
-    figure, axes = styled_grid(width, (CELL + 0.2) * len(layers) + 0.75, len(layers), count + 1, theme)
+    figure, axes = styled_grid(width, (CELL + 0.2) * len(layers) + 0.75, len(layers), count + 1, theme, ax)
     grid = np.reshape(axes, (len(layers), count + 1))
     for row, (layer, line) in enumerate(zip(layers, by_layer, strict=True)):
         for panel, one in zip(grid[row], line, strict=False):

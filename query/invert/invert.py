@@ -12,31 +12,33 @@ from query.invert.found import FoundImages, FoundWords
 from query.lookup import reference_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
+    from query.results import ThemeName
 
 
 @dataclass(frozen=True, repr=False)
 class WordsBack(FoundWords):
     """Words that layers gave back, drawn on request."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The words of each layer, right ones coloured."""
         from query.invert.picture import words_figure
 
-        return words_figure(self, theme)
+        return words_figure(self, theme, ax)
 
 
 @dataclass(frozen=True, repr=False)
 class ImagesBack(FoundImages):
     """Images that layers gave back, drawn on request."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Rows: the target, then layers."""
         from query.invert.picture import images_figure
 
-        return images_figure(self, theme)
+        return images_figure(self, theme, ax)
 
 
 def invert(

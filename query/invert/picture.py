@@ -9,6 +9,7 @@ import numpy as np
 from query.figures import THEMES, change_bars, label, model_label, new_figure, show_pixels, styled_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.invert.found import FoundImages, FoundWords
@@ -17,12 +18,12 @@ CELL = (0.78, 0.27)  # inches
 LONGEST_WORD = 10
 
 
-def words_figure(found: FoundWords, theme: str = "light") -> Figure:
+def words_figure(found: FoundWords, theme: str = "light", ax: Axes | None = None) -> Figure:
     """A table: the input in the first row, then a row for each layer; right tokens on a coloured ground."""
     colours = THEMES[theme]
     columns = len(found.words)
     rows = len(found.layers) + 1
-    figure, axes = new_figure(max(4.5, CELL[0] * columns + 1.5), CELL[1] * rows + 1.0, theme)
+    figure, axes = new_figure(max(4.5, CELL[0] * columns + 1.5), CELL[1] * rows + 1.0, theme, ax)
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
     axes.set_xticks([])
@@ -54,12 +55,12 @@ def _cell(column: int, row: int, colour: str, alpha: float) -> Any:
     return Rectangle((column + 0.03, row + 0.06), 0.94, 0.88, facecolor=colour, alpha=alpha, linewidth=0)
 
 
-def images_figure(found: FoundImages, theme: str = "light") -> Figure:
+def images_figure(found: FoundImages, theme: str = "light", ax: Axes | None = None) -> Figure:
     """Columns are images; the error and where it lies, by row of patches, stand at the right."""
     colours = THEMES[theme]
     count = len(found.target)
     rows = len(found.layers) + 1
-    figure, axes = styled_grid(1.05 * count + 1.7, 1.05 * rows + 0.7, rows, count + 1, theme)
+    figure, axes = styled_grid(1.05 * count + 1.7, 1.05 * rows + 0.7, rows, count + 1, theme, ax)
     grid = np.reshape(axes, (rows, count + 1))
     pictures = [found.target, *(one.images for one in found.layers)]
     names = ["input", *(f"layer {one.layer}" for one in found.layers)]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from indexer.names import DeltaKey
 from query.layers.parts import Change, Part
 from query.lookup import Asked, asked_model
-from query.results import Drawn
+from query.results import Drawn, ThemeName
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from indexer.records.record import Record
@@ -78,13 +79,13 @@ class Layers(Drawn):
             rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, of)
         return list(rows.values())
 
-    def figure(self, theme: str = "light", of: str = "relative_norm") -> Figure:
+    def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
         """One of ``parts.MEASURES`` by layer and family. Raises AtlasError where matplotlib is not installed."""
         from query.layers.picture import layers_figure
 
-        return layers_figure(self.model, self.base, self.deltas, of, theme)
+        return layers_figure(self.model, self.base, self.deltas, of, theme, ax)
 
-    def write(self, path: str | Path, theme: str = "light", of: str = "relative_norm") -> None:
+    def write(self, path: str | Path, theme: ThemeName = "light", of: str = "relative_norm") -> None:
         """Write the picture as .png, .svg or .pdf. Raises AtlasError: another suffix, or it cannot be written."""
         from query.figures import checked_output, draw, write_output
 

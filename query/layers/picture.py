@@ -10,6 +10,7 @@ import numpy as np
 from query.figures import THEMES, Theme, label, model_label, styled_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.layers.parts import Change
@@ -26,7 +27,12 @@ TITLES = {
 
 
 def layers_figure(
-    model: str, base: str, deltas: Sequence[Change], of: str = "relative_norm", theme: str = "light"
+    model: str,
+    base: str,
+    deltas: Sequence[Change],
+    of: str = "relative_norm",
+    theme: str = "light",
+    ax: Axes | None = None,
 ) -> Figure:
     """A panel for each stack, one scale for all; fields without a value, and untouched matrices, stay empty."""
     from matplotlib.cm import ScalarMappable
@@ -37,7 +43,7 @@ def layers_figure(
     widest = max(len({one.family for one in deltas if one.stack == stack}) for stack in stacks)
     deepest = max(one.layer for one in deltas) + 1
     size = (max(FIELD[0] * widest, 3.0) * len(stacks) + 1.2, max(FIELD[1] * deepest, 0.8) + 1.3)
-    figure, axes = styled_grid(*size, 1, len(stacks), theme)
+    figure, axes = styled_grid(*size, 1, len(stacks), theme, ax)
     values = [_value(one, of) for one in deltas]
     scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
     shades = LinearSegmentedColormap.from_list("scale", colours.scale)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from query.lineage.edges import Edge
-from query.results import Drawn, Rows
+from query.results import Drawn, Rows, ThemeName
 from query.wording import counted
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Of a table's columns, the one that a narrow terminal can do without first.
@@ -107,11 +108,11 @@ class Lineage(Drawn):
         """The rows; what does not fit beside the rest only with ``details``."""
         return self.to_rows() if details else _short(self.to_rows())
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The model and its parents as a tree."""
         from query.lineage.tree import tree_figure
 
-        return tree_figure(self.edges, self.base, theme, self.model)
+        return tree_figure(self.edges, self.base, theme, self.model, ax)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -146,11 +147,11 @@ class Lineages(Rows[Lineage], Drawn):
         """The rows; what does not fit beside the rest only with ``details``."""
         return self.to_rows() if details else _short(self.to_rows())
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The family tree."""
         from query.lineage.tree import tree_figure
 
-        return tree_figure([edge for one in self.items for edge in one.edges], self.base, theme)
+        return tree_figure([edge for one in self.items for edge in one.edges], self.base, theme, ax=ax)
 
 
 def _short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

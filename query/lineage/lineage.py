@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexer.errors import AtlasError, ModelError, unreadable
+from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.names import ModelRef
 from query.lineage.answer import Lineage, Row
 from query.lineage.candidates import (
@@ -23,7 +23,7 @@ from query.lineage.decide import Judge
 from query.lineage.links import TUNED, Link
 from query.lineage.search import Search, Spending
 from query.lineage.thresholds import Limits
-from query.lookup import describe_unindexed, unknown_model
+from query.lookup import READERS, describe_unindexed, unknown_model
 
 if TYPE_CHECKING:
     from indexer.deltas.parts import Parts
@@ -87,6 +87,7 @@ class Tracer:
         embeddings: bool = True,
         limits: Limits | None = None,
     ) -> None:
+        require("Lineage, which reads parts of weights,", *READERS)
         from indexer.deltas.parts import Parts
 
         self.embeddings = embeddings

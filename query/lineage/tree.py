@@ -12,6 +12,7 @@ from query.lineage.edges import Edge
 from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
@@ -87,13 +88,15 @@ def places(edges: Sequence[Edge], base: str) -> dict[str, Place]:
     return found
 
 
-def tree_figure(edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None) -> Figure:
+def tree_figure(
+    edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None, ax: Axes | None = None
+) -> Figure:
     """The tree; a merge's lines come from all its parents, and dashed ones have no known direction."""
     found = places(edges, base)
     colours = THEMES[theme]
     columns = 1 + max(place.column for place in found.values())
     rows = 1 + max(place.row for place in found.values())
-    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, TALLEST), theme)
+    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, TALLEST), theme, ax)
     axes.set_axis_off()
     for edge in edges:
         start, end = found[edge.parent or base], found[edge.child]

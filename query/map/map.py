@@ -24,9 +24,11 @@ from query.population import Population, distinct, read_population
 from query.statistics.likeness import points
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
+    from query.results import ThemeName
 
 PAGE, TABLE = ".html", ".parquet"
 NEIGHBOURS = 8  # nearest models that the page shows of each model
@@ -39,11 +41,11 @@ MOST_CLUSTERED = 5000  # models up to which clusters are found without being ask
 class ModelMap(PlacedModels):
     """A map, drawn on request: as a picture to print or a page to explore."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The map as a picture fit for print; ``theme`` is light or dark."""
         from query.map.picture import map_figure
 
-        return map_figure(self, theme)
+        return map_figure(self, theme, ax)
 
     def html(self) -> str:
         """The map as a page to explore: one file that needs nothing else."""
@@ -51,7 +53,7 @@ class ModelMap(PlacedModels):
 
         return map_page(self)
 
-    def write(self, path: str | Path, theme: str = "light") -> None:
+    def write(self, path: str | Path, theme: ThemeName = "light") -> None:
         """Write a .png, .svg, .pdf, .html or .parquet. A page has both themes and follows the reader's.
 
         Raises AtlasError on another suffix, or where the file cannot be written.

@@ -17,6 +17,7 @@ from query.map.coloring import ColorGroups, Scale
 from query.map.heaps import heaps, room_for_names
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.map.points import PlacedModels
@@ -36,9 +37,9 @@ _SECONDS_A_DAY = 86_400.0
 Mask = NDArray[np.bool_]
 
 
-def map_figure(drawn: PlacedModels, theme: str = "light") -> Figure:
+def map_figure(drawn: PlacedModels, theme: str = "light", ax: Axes | None = None) -> Figure:
     """The map in the theme, without frame or ticks: places have no unit, only PCA's axes have a meaning."""
-    figure, axes = new_figure(WIDTH, _height(drawn), theme)
+    figure, axes = new_figure(WIDTH, _height(drawn), theme, ax)
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -162,7 +163,9 @@ def _name_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
         axes.text(0, 0, name, fontsize=_NAME, ha="center", va="center", color=canvas.colours.ink, zorder=6)
         for name in names
     ]
-    figure.draw_without_rendering()  # only now is it known where the axes are, and how wide a name is
+    axes.get_figure(
+        root=True
+    ).draw_without_rendering()  # only now is it known where the axes are, and how wide a name is
     boxes = [text.get_window_extent() for text in texts]
     frame = axes.get_window_extent()
     points = axes.transData.transform(canvas.places)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.console.messages import say
-from indexer.errors import AtlasError
-from query.extras import require
+from indexer.errors import AtlasError, require
 from query.statistics.neighbours import codes_of
 
 Vectors = NDArray[np.float32]
@@ -109,7 +108,9 @@ def _principal_plane(vectors: Vectors, seed: int) -> tuple[Places, tuple[float, 
 def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) -> Places:
     if "umap" not in sys.modules:
         say("loading UMAP, which takes a while")
-    umap = require("umap", "A map by UMAP")
+    require("A map by UMAP", "umap")
+    import umap
+
     _keep_compiled(umap)
     nearest, distances = near or exact_near(vectors, most_neighbours(len(vectors)))
     with warnings.catch_warnings():

@@ -15,11 +15,12 @@ from query.predict.evidence import Reals, Witnesses
 from query.predict.learning import TOO_FEW
 from query.predict.out_of_author import HeldOut, try_all
 from query.predict.scoring import Bin, Interval, PredictionScore, intervals, reliability, score
-from query.results import Drawn
+from query.results import Drawn, ThemeName
 from query.statistics.intervals import FEWEST_AUTHORS, too_few
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
@@ -120,11 +121,11 @@ class Evaluation(Drawn):
             del row["reason"]
         return whole if details else {n: v for n, v in whole.items() if n not in ("intervals", "reliability")}
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The reliability diagram: how often an answer of a given probability is right, by evidence."""
         from query.predict.reliability_picture import reliability_figure
 
-        return reliability_figure(self.reliability, self.scores, theme, self.base, self.models)
+        return reliability_figure(self.reliability, self.scores, theme, self.base, self.models, ax)
 
 
 def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:

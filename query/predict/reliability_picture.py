@@ -9,6 +9,7 @@ from query.figures import THEMES, Theme, label, styled_grid
 from query.predict.scoring import BINS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.predict.scoring import Bin, PredictionScore
@@ -19,14 +20,19 @@ _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "togeth
 
 
 def reliability_figure(
-    bins: Sequence[Bin], scores: Sequence[PredictionScore], theme: str = "light", base: str = "", models: int = 0
+    bins: Sequence[Bin],
+    scores: Sequence[PredictionScore],
+    theme: str = "light",
+    base: str = "",
+    models: int = 0,
+    ax: Axes | None = None,
 ) -> Figure:
     """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
 
     A calibrated prediction has its points on the diagonal, within their 95 % intervals over authors; none is drawn
     where models are of fewer than five. Bars: how many models; the area of a point grows with them.
     """
-    figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme)
+    figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme, ax)
     colours = THEMES[theme]
     by_evidence = {score.evidence: score for score in scores}
     for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):

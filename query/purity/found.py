@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from query.extras import to_frame
 from query.purity.confusions import Confusion
 from query.purity.labels import DatasetPurity
-from query.results import Drawn
+from query.results import Drawn, ThemeName
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
 from query.wording import counted, percent, span
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _UNCONVINCING = 0.05  # p above which a number may be chance
@@ -101,14 +102,14 @@ class PurityResult(Drawn, PurityScore):
         """Why an interval is missing."""
         return tuple(dict.fromkeys(filter(None, (self.interval_note, self.cross_author.interval_note))))
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, beside chance. Raises AtlasError where matplotlib is missing."""
         from query.purity.picture import purity_figure
 
         others = {one.dataset: one for one in self.cross_author.by_dataset}
         datasets = sorted(self.by_dataset, key=lambda one: (-one.purity, one.dataset))[:_DRAWN]
         rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
-        return purity_figure([("all models", self, self.cross_author), *rows], theme)
+        return purity_figure([("all models", self, self.cross_author), *rows], theme, ax)
 
     def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
         """The documented JSON object; the rows of single models, and of confused pairs, only on request."""

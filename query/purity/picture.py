@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from query.figures import THEMES, Theme, label, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
@@ -26,9 +27,9 @@ class Scored(Protocol):
 Row = tuple[str, Scored, Scored | None]  # a name, its purity, and that among other authors' models
 
 
-def purity_figure(rows: Sequence[Row], theme: str = "light") -> Figure:
+def purity_figure(rows: Sequence[Row], theme: str = "light", ax: Axes | None = None) -> Figure:
     """A row for each name, in the order given: filled dots for all neighbours, hollow for other authors'."""
-    figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme)
+    figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme, ax)
     colours = THEMES[theme]
     for row, (_, plain, other) in enumerate(rows):
         _draw(axes, row - _APART, plain, colours, is_filled=True)

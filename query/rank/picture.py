@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from query.figures import THEMES, Theme, label, styled_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.rank.families import FamilyRanks, RanksByFamily
@@ -23,12 +24,12 @@ FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
 COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices borrow from these
 
 
-def rank_figure(study: RanksByFamily, theme: str = "light") -> Figure:
+def rank_figure(study: RanksByFamily, theme: str = "light", ax: Axes | None = None) -> Figure:
     """Rows: attention, cross-attention and feed-forward of each stack. Behind a family, grey, the others of its row."""
     colours, rows = THEMES[theme], _rows(list(study.families))
     columns = max(len(names) for names in rows)
     size = (max(PANEL[0] * columns, 4.0), PANEL[1] * len(rows) + 0.8)
-    figure, axes = styled_grid(*size, len(rows), columns, theme)
+    figure, axes = styled_grid(*size, len(rows), columns, theme, ax)
     highest = max(float(np.nan_to_num(_band(family)[1]).max()) for family in study.families.values())
     for names, panels in zip(rows, np.reshape(axes, (len(rows), columns)), strict=True):
         for name, panel in zip(names, panels, strict=False):
@@ -113,7 +114,7 @@ def _legend(figure: Figure, study: RanksByFamily, colours: Theme) -> None:
             else []
         ),
     ]
-    columns = 4 if figure.get_figwidth() >= WIDEST_LEGEND else 2
+    columns = 4 if figure.bbox.width / figure.dpi >= WIDEST_LEGEND else 2
     style: dict[str, Any] = {"ncols": columns, "fontsize": 7, "frameon": False, "labelcolor": colours.ink}
     figure.legend(handles=handles, loc="outside lower left", **style)
 

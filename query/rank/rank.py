@@ -20,9 +20,11 @@ from query.rank.models import Candidate, checked_relations, countable_models, on
 from query.rank.values import Ranks, read_ranks
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
+    from query.results import ThemeName
 
 NAMES_TOLD = 3
 # Singular values from a Gram matrix are good for shares of the energy up to this one (``indexer.deltas.svd.spectrum``).
@@ -33,11 +35,11 @@ FINEST_THRESHOLD = 0.9999
 class RankStudy(RanksByFamily):
     """A study of ranks, drawn on request."""
 
-    def figure(self, theme: str = "light") -> Figure:
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A panel for each stack: a line by family with its spread, and the best fit dashed."""
         from query.rank.picture import rank_figure
 
-        return rank_figure(self, theme)
+        return rank_figure(self, theme, ax)
 
 
 def rank_by_depth(

@@ -14,6 +14,8 @@ from query.report.section import Writer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from query.results import ThemeName
+
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 _MANY = 1500  # marks from which an image of dots is smaller than a list of them
 
@@ -22,7 +24,7 @@ _DARK = "screen and (prefers-color-scheme: dark)"
 
 
 def add_picture(
-    writer: Writer, figure: Callable[[str], Figure], alternative: str, caption: Part, marks: int = 0
+    writer: Writer, figure: Callable[[ThemeName], Figure], alternative: str, caption: Part, marks: int = 0
 ) -> None:
     """Draw ``figure(theme)`` in both themes into the section; without matplotlib, the sentence that asks for it.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.terminal import explain
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, ModelError, require
 from indexer.version import __version__
 
 if TYPE_CHECKING:
@@ -27,14 +27,10 @@ _ABOUT = (
 
 def mcp_server(atlas: Atlas) -> MCPServer[Any]:
     """The server for an open atlas. Raises AtlasError where the SDK is not installed."""
-    try:
-        from mcp.server.mcpserver import MCPServer
-        from mcp.types import ToolAnnotations
-    except ImportError as error:
-        raise AtlasError(
-            f"Serving needs mcp, which cannot be imported ({error}).",
-            "Install the extra: pip install 'vectors-in-the-wild[agents]'",
-        ) from error
+    require("Serving", "mcp")
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import ToolAnnotations
+
     from query.serve.tools import Tools
 
     rows = atlas.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY base")

@@ -85,7 +85,7 @@ def measure_search(work: Path) -> list[Table]:
 
     faiss.omp_set_num_threads(1)
     with Atlas(ten_thousand(work)) as atlas:
-        index, vectors = atlas.index(BASE), atlas.vectors(BASE)
+        index, vectors = atlas.index(BASE), atlas.index(BASE).vectors()
         matrix = np.ascontiguousarray(vectors.matrix)
         bare = faiss.IndexFlatIP(LENGTH)
         bare.add(matrix)

@@ -51,7 +51,7 @@ def atlas(models, tmp_path_factory):
 
 
 def test_vectors_are_blocks_minus_the_centre_of_their_group(atlas, models):
-    vectors = atlas.vectors(BASE)
+    vectors = atlas.index(BASE).vectors()
     wanted = expected(models)
     assert vectors.ids.tolist() == [number for number, one in enumerate(models, 1) if one.blocks.any()]
     for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
@@ -181,21 +181,21 @@ def test_the_centre_stays_until_its_group_has_grown_by_half_and_then_all_vectors
     adapters, full = ([one for one in kept if one.group == group] for group in ("adapter", "full"))
     with Atlas(folder) as atlas:
         first = atlas.centre(BASE)
-        before = atlas.vectors(BASE)
+        before = atlas.index(BASE).vectors()
     said: list[str] = []
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         publish(connection, folder, adapters[:9], 61, said)  # of 20 adapters: 29
     assert said == []
     with Atlas(folder) as atlas:
         assert atlas.centre(BASE).version == first.version
-        np.testing.assert_array_equal(atlas.vectors(BASE).matrix[:60], before.matrix)
+        np.testing.assert_array_equal(atlas.index(BASE).vectors().matrix[:60], before.matrix)
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         publish(connection, folder, adapters[9:10] + full[:1], 70, said)
     assert len(said) == 1
     assert "adapters moves" in said[0]
     everyone = [*start, *adapters[:10], full[0]]
     with Atlas(folder) as atlas:
-        now, vectors = atlas.centre(BASE), atlas.vectors(BASE)
+        now, vectors = atlas.centre(BASE), atlas.index(BASE).vectors()
         assert now.version != first.version
         np.testing.assert_array_equal(now.groups["full"].blocks, first.groups["full"].blocks)
         assert {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")} == {now.version}

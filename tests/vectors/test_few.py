@@ -50,7 +50,7 @@ def few(request, tmp_path_factory):
 
 def test_every_similarity_is_a_number_between_minus_one_and_one(few):
     models, atlas = few
-    vectors = atlas.vectors(BASE)
+    vectors = atlas.index(BASE).vectors()
     assert np.isfinite(vectors.matrix).all()
     assert len(vectors) == sum(bool(one.blocks.any()) for one in models)
     for row in atlas.rows("SELECT similarity FROM neighbours"):

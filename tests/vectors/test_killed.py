@@ -57,7 +57,7 @@ def _state(root):
     """What readers see: the centres that vectors name, the published one, and the vectors with their neighbours."""
     with Atlas(root) as atlas:
         named = {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")}
-        vectors = atlas.vectors(BASE)
+        vectors = atlas.index(BASE).vectors()
         neighbours = atlas.rows("FROM neighbours ORDER BY ALL")
         return named, atlas.centre(BASE).version, vectors.ids.tolist(), vectors.matrix.tolist(), neighbours
 
@@ -85,9 +85,9 @@ def test_a_publish_killed_while_the_centre_moves_leaves_one_centre(point, growin
     before = _state(growing.root)
     assert len(before[2]) == 5
     with Atlas(growing.root) as reader:
-        held = reader.vectors(BASE).matrix.tolist()
+        held = reader.index(BASE).vectors().matrix.tolist()
         assert start_python("-c", CRASH, growing.root, point).wait(PATIENCE) == 9
-        assert reader.vectors(BASE).matrix.tolist() == held  # opened before, it sees nothing of it
+        assert reader.index(BASE).vectors().matrix.tolist() == held  # opened before, it sees nothing of it
     now = _state(growing.root)
     assert now[0] == {now[1]}
     assert (now == before) == (point != "renamed")

@@ -23,7 +23,7 @@ DRAWN = 70  # models of a group that a background is made of
 def _shares(folder, models: list[Tuned], groups: tuple[str, str]) -> tuple[list[float], list[float]]:
     """Shares of all pairs of strangers that the background was not made of; and of pairs with the same data."""
     with Atlas(plant(folder, models)) as atlas:
-        vectors = atlas.vectors(BASE)
+        vectors = atlas.index(BASE).vectors()
         rows = atlas.rows(
             "SELECT pairs, similarity, share FROM backgrounds WHERE one_group = ? AND other_group = ? "
             "ORDER BY similarity DESC",

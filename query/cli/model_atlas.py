@@ -1,0 +1,25 @@
+"""The command `model-atlas`: the subcommands of `index` and `query`, where other programs have taken these names."""
+
+from __future__ import annotations
+
+import click
+
+from indexer.cli.commands import main as index
+from indexer.cli.examples import EXAMPLES as BUILDING
+from indexer.console.terminal import AtlasGroup, heed_sigterm
+from query.cli.examples import EXAMPLES as ASKING
+from query.cli.questions import main as query
+
+_EXAMPLES = {name: f"model-atlas {text.partition(' ')[2]}" for name, text in (BUILDING | ASKING).items()}
+
+
+@click.group(cls=AtlasGroup, examples=_EXAMPLES)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Build an atlas of fine-tuned models and ask it: the subcommands of `index` and `query` in one command."""
+    if context.invoked_subcommand in index.commands:
+        heed_sigterm()
+
+
+for command in (*index.commands.values(), *query.commands.values()):
+    main.add_command(command)

@@ -1,0 +1,147 @@
+"""The published vectors of a base as NumPy, a data frame, Parquet or .npz: models × numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError, require
+from query.figures import checked_output, write_output
+from query.results import Result
+
+if TYPE_CHECKING:
+    import pandas
+
+    from query.reader import AtlasReader
+
+FORMATS = (".parquet", ".npz")
+# A table of all similarities of more models does not fit the memory of most machines.
+MOST_COMPARED = 20_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelVectors(Result):
+    """The vectors of the models of a base; entry i of every column is the same model, in the order of ids.
+
+    ``matrix`` (n, d) float32: of unit norm where ``blocks`` is 0. Else a row is ``blocks`` blocks of equal length, each
+    of unit norm or, where the model left that matrix alone, zero: the similarity of two models is the mean cosine of
+    the blocks that both changed, which :meth:`similarity` computes and a cosine of whole rows is not.
+    """
+
+    COLUMNS = ("model_id", "model", "author", "relation", "datasets")
+
+    base: str
+    representation: str
+    ids: NDArray[np.int64]
+    models: tuple[str, ...]
+    authors: tuple[str, ...]
+    relations: tuple[str, ...]
+    datasets: tuple[tuple[str, ...], ...]
+    matrix: NDArray[np.float32]
+    blocks: int = 0
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    @property
+    def headline(self) -> str:
+        """How many vectors of how many numbers."""
+        of_blocks = f", in {self.blocks} blocks" if self.blocks else ""
+        count = "1 vector" if len(self) == 1 else f"{len(self):,} vectors"
+        return f"{count} of {self.base}, {self.representation}: {self.matrix.shape[1]:,} numbers each{of_blocks}"
+
+    def similarity(self, models: Sequence[str] | None = None) -> NDArray[np.float32]:
+        """(m, n): how similar ``models`` (all, if none are named) are to every model, as ``query similar`` has it.
+
+        -1 to 1. Raises AtlasError where a name is not one of ``models``, or for a table of all of very many.
+        """
+        from query.statistics.likeness import similarities
+
+        if models is None and len(self) > MOST_COMPARED:
+            raise AtlasError(f"A table of {len(self):,} × {len(self):,} similarities is too large.", "Name `models`.")
+        places = {name: place for place, name in enumerate(self.models)}
+        unknown = [name for name in models or () if name not in places]
+        if unknown:
+            raise AtlasError(f"{unknown[0]} has no {self.representation!r} vector.", "Names are in `models`.")
+        chosen = self.matrix if models is None else self.matrix[[places[name] for name in models]]
+        return np.asarray(similarities(chosen, self.matrix, self.blocks), dtype=np.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the vectors are, without them."""
+        return {
+            "base": self.base, "representation": self.representation, "models": len(self),
+            "numbers": int(self.matrix.shape[1]), "blocks": self.blocks,
+        }  # fmt: skip
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each model, without its vector."""
+        columns = (self.ids.tolist(), self.models, self.authors, self.relations, map(list, self.datasets))
+        return [dict(zip(self.COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def to_df(self) -> pandas.DataFrame:
+        """The matrix as a data frame: a row for each model, named by it, a column for each number.
+
+        Raises AtlasError where pandas is not installed.
+        """
+        require("A data frame", "pandas")
+        import pandas
+
+        return pandas.DataFrame(self.matrix, index=pandas.Index(self.models, name="model"))
+
+    def write(self, path: str | Path) -> None:
+        """Write .parquet (the columns of ``to_rows`` and ``vector``) or .npz (the same names, and ``matrix``).
+
+        Both say base, representation and blocks. Raises AtlasError: another suffix, or it cannot be written.
+        """
+        import io
+
+        file = checked_output(path, FORMATS)
+        target = io.BytesIO()
+        facts = {name: str(value) for name, value in self.to_dict().items()}
+        if file.suffix.lower() == ".npz":
+            names = {"model": self.models, "author": self.authors, "relation": self.relations}
+            named = {name: np.array(values, dtype=str) for name, values in names.items()}
+            first = np.array([";".join(one) for one in self.datasets], dtype=str)
+            about = {name: np.array(value) for name, value in self.to_dict().items() if name != "models"}
+            np.savez(target, model_id=self.ids, matrix=self.matrix, datasets=first, **named, **about)  # type: ignore[arg-type]
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            table = pa.Table.from_pylist(self.to_rows(), pa.schema([
+                ("model_id", pa.int64()), ("model", pa.string()), ("author", pa.string()), ("relation", pa.string()),
+                ("datasets", pa.list_(pa.string())),
+            ]))  # fmt: skip
+            flat = pa.array(self.matrix.reshape(-1), pa.float32())
+            vectors = pa.FixedSizeListArray.from_arrays(flat, int(self.matrix.shape[1]))
+            pq.write_table(table.append_column("vector", vectors).replace_schema_metadata(facts), target)
+        write_output(file, target.getvalue())
+
+
+def model_vectors(atlas: AtlasReader, base: str | None = None, representation: str = "input") -> ModelVectors:
+    """The vectors of every model of a base that has one; copies of the base have none.
+
+    Raises AtlasError where the base or the representation is not there.
+    """
+    canonical = atlas.base_named(base)
+    vectors = atlas.index(canonical, representation).vectors()
+    select = "SELECT model_id, model, author, relation, datasets FROM models WHERE base = ?"
+    rows = {row["model_id"]: row for row in atlas.rows(select, [canonical])}
+    known = [row for one in vectors.ids.tolist() if (row := rows.get(one)) is not None]
+    kept = np.isin(vectors.ids, [row["model_id"] for row in known])
+    return ModelVectors(
+        base=canonical,
+        representation=representation,
+        ids=vectors.ids[kept],
+        models=tuple(row["model"] for row in known),
+        authors=tuple(row["author"] for row in known),
+        relations=tuple(row["relation"] for row in known),
+        datasets=tuple(tuple(row["datasets"]) for row in known),
+        matrix=vectors.matrix if kept.all() else vectors.matrix[kept],
+        blocks=vectors.blocks,
+    )
