@@ -184,11 +184,21 @@ def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_pat
         names = {name.partition("/")[2] for name in archive.getnames()}
         (top,) = {name.partition("/")[0] for name in archive.getnames()}
         described = archive.extractfile(f"{top}/PKG-INFO").read().decode()
-    for name in ("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "docs/map.png", "docs/scale.md", "schema.sql"):
+    for name in (
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "SECURITY.md",
+        "README.md",
+        "docs/map.png",
+        "docs/scale.md",
+        "schema.sql",
+    ):
         assert name in names
     assert not {name for name in names if name.endswith(".pyc") or name.startswith((".demo", ".venv"))}
     assert "Author: the vectors-in-the-wild developers" in described
-    assert described.count("Project-URL: ") == 3
+    assert described.count("Project-URL: ") == 4
     assert "](https://raw.githubusercontent.com/vectors-in-the-wild/vectors-in-the-wild/main/docs/map.png)" in described
     assert "](docs/" not in described
 
