@@ -26,7 +26,6 @@ COMMANDS = (
     BUILD,
     "query similar gridsweep/tiny-roberta-exception-types-lr1e-3-s7 -k 3 --other-authors",
     'query sql "SELECT dataset, models, authors FROM dataset_counts ORDER BY models DESC, dataset LIMIT 3"',
-    'query sql "SELECT reason, models FROM failures ORDER BY models DESC, reason LIMIT 3"',
     PREDICT,
 )
 # Asked as JSON, for the sentences.

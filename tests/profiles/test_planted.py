@@ -261,5 +261,5 @@ def test_noise_is_drawn_from_the_measure_alone():
 
 def test_the_readme_says_what_is_no_measure_of_depth():
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "certificate and no measure of depth" in said
-    assert "profiles of small models are no promise for large ones" in said
+    assert "certificate, not a measure of depth" in said
+    assert "Results on small models may not carry over to large ones" in said
