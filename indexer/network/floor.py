@@ -8,10 +8,13 @@ each request on, against the time that was spent waiting for it. What the reader
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import getproxies, proxy_bypass
 
 import httpcore2
 import httpx2
@@ -87,14 +90,84 @@ class WatchedBackend(httpcore2.NetworkBackend):
         self._inner.sleep(seconds)
 
 
-def watch(client: httpx2.Client, floor: Floor) -> int:
-    """Put the floor under all connections of ``client``, through proxies or not; how many pools it found."""
-    mounted: Iterable[Any] = (getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values())
-    pools = [pool for one in mounted if (pool := getattr(one, "_pool", None)) is not None]
-    watched = 0
-    for pool in pools:
-        backend = getattr(pool, "_network_backend", None)
-        if backend is not None:
-            pool._network_backend = WatchedBackend(backend, floor)
-            watched += 1
-    return watched
+class WatchedTransport(httpx2.BaseTransport):
+    """HTTP/1.1 over connections with a floor, through the proxies that the environment names. Safe between threads.
+
+    httpx2's own transport takes no network backend, so this one is made of httpcore2's pools, as that one is.
+    """
+
+    def __init__(self, floor: Floor) -> None:
+        self._backend = WatchedBackend(httpcore2.SyncBackend(), floor)
+        self._tls = httpx2.create_ssl_context()
+        self._pools: dict[str, httpcore2.ConnectionPool] = {}
+        self._lock = threading.Lock()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request. Raises httpx2.RequestError where no answer comes, or it keeps not to the floor."""
+        url = httpcore2.URL(
+            scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
+        )
+        assert isinstance(request.stream, httpx2.SyncByteStream)
+        with _httpx_errors(request):
+            answer = self._pool(request.url).handle_request(
+                httpcore2.Request(
+                    request.method, url, headers=request.headers.raw, content=request.stream,
+                    extensions=request.extensions,
+                )
+            )  # fmt: skip
+        assert isinstance(answer.stream, Iterable)
+        return httpx2.Response(
+            answer.status, headers=answer.headers, stream=_Body(answer.stream, request), extensions=answer.extensions
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for pool in self._pools.values():
+                pool.close()
+
+    def _pool(self, url: httpx2.URL) -> httpcore2.ConnectionPool:
+        """The connections to a host, or to the proxy through which the environment has it reached."""
+        proxies = getproxies()
+        address = "" if proxy_bypass(url.host) else proxies.get(url.scheme) or proxies.get("all") or ""
+        with self._lock:
+            if address not in self._pools:
+                self._pools[address] = httpcore2.ConnectionPool(
+                    self._tls, proxy=_proxy(address), network_backend=self._backend, max_connections=100,
+                    max_keepalive_connections=20, keepalive_expiry=5.0,
+                )  # fmt: skip
+            return self._pools[address]
+
+
+def _proxy(address: str) -> httpcore2.Proxy | None:
+    if not address:
+        return None
+    url = httpx2.URL(address if "://" in address else f"http://{address}")
+    auth = (url.username, url.password) if url.username or url.password else None
+    return httpcore2.Proxy(str(url.copy_with(username=None, password=None)), auth=auth)
+
+
+class _Body(httpx2.SyncByteStream):
+    """The bytes of an answer, as they come."""
+
+    def __init__(self, stream: Iterable[bytes], request: httpx2.Request) -> None:
+        self._stream, self._request = stream, request
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _httpx_errors(self._request):
+            yield from self._stream
+
+    def close(self) -> None:
+        getattr(self._stream, "close", lambda: None)()
+
+
+@contextlib.contextmanager
+def _httpx_errors(request: httpx2.Request) -> Iterator[None]:
+    """httpcore2's errors as httpx2's of the same names."""
+    try:
+        yield
+    except Exception as error:
+        same = getattr(httpx2, type(error).__name__, None)
+        if not type(error).__module__.startswith("httpcore2") or same is None:
+            raise
+        raise same(str(error), request=request) from error

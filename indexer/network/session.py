@@ -29,7 +29,7 @@ import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.utils._http import hf_request_event_hook
 
-from indexer.network.floor import Floor, watch
+from indexer.network.floor import Floor, WatchedTransport
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.pace import Pace, told_to_wait
 from indexer.network.shared_clock import common_clock
@@ -72,9 +72,8 @@ class PacedTransport(httpx2.BaseTransport):
     """Sends each request through ``inner`` within the limits above. Safe to share between threads."""
 
     def __init__(
-        self, inner: httpx2.Client, limits: HttpLimits, pace: Pace, say: Callable[[str], None] | None = None
+        self, inner: httpx2.BaseTransport, limits: HttpLimits, pace: Pace, say: Callable[[str], None] | None = None
     ) -> None:
-        # A whole client inside, because only a client reads the proxy settings of the environment.
         self._inner = inner
         self._limits = limits
         self._pace = pace
@@ -123,7 +122,8 @@ class PacedTransport(httpx2.BaseTransport):
     def _send(self, request: httpx2.Request) -> httpx2.Response:
         if _is_api(request.url):
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
-        response = self._inner.send(request, stream=True, follow_redirects=False)
+        response = self._inner.handle_request(request)
+        response.request = request
         # A file is for the caller to read, as far as it wants; anything else is short, or ought to be.
         if request.method == "HEAD" or (response.is_success and not _is_api(request.url)):
             return response
@@ -276,10 +276,8 @@ class PacedClient(httpx2.Client):
     def __init__(self, limits: HttpLimits, pace: Pace, say: Callable[[str], None]) -> None:
         self.limits = limits
         timeout = httpx2.Timeout(limits.read_seconds, connect=limits.connect_seconds)
-        inner = httpx2.Client(timeout=timeout, follow_redirects=False)
-        watch(inner, limits.floor)
         super().__init__(
-            transport=PacedTransport(inner, limits, pace, say),
+            transport=PacedTransport(WatchedTransport(limits.floor), limits, pace, say),
             event_hooks={"request": [hf_request_event_hook]},
             follow_redirects=True,
             timeout=timeout,

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
-from indexer.network.floor import Floor, WatchedStream, watch
+from indexer.network.floor import Floor, WatchedStream, WatchedTransport
 from indexer.network.hub_api import ask
 from indexer.network.hub_get import Patience, fetch_small
 from indexer.network.remote_file import RemoteFile
@@ -95,11 +95,23 @@ def test_each_answer_is_counted_by_itself():
     assert line.reads == 500
 
 
-def test_the_installed_client_can_be_watched(monkeypatch):
-    """Through a proxy as well; how that is done rests on names that the library does not promise to keep."""
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    with httpx2.Client() as client:
-        assert watch(client, Floor()) >= 2
+@pytest.mark.parametrize("bypassed", [False, True])
+def test_a_proxy_of_the_environment_is_asked(monkeypatch, bypassed):
+    """It gets the whole address; a host that NO_PROXY names is asked itself."""
+    with RawServer([(0, http({"id": "by proxy"}))]) as proxy, RawServer([(0, http({"id": "itself"}))]) as server:
+        monkeypatch.setenv("HTTP_PROXY", proxy.endpoint.replace("http://", "http://user:secret@"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1" if bypassed else "elsewhere")
+        with httpx2.Client(transport=WatchedTransport(Floor())) as client:
+            answer = client.get(f"{server.endpoint}/api/models/a/b").json()
+        assert answer["id"] == ("itself" if bypassed else "by proxy")
+
+
+def test_a_proxy_that_drips_is_given_up(monkeypatch):
+    with RawServer(dripping(http({"id": "a/b"}), 5)) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.endpoint)
+        monkeypatch.setenv("NO_PROXY", "")
+        with httpx2.Client(transport=WatchedTransport(HASTY.floor)) as client, pytest.raises(httpx2.ReadTimeout):
+            client.get("http://example.invalid/")
 
 
 # As the real one, but for people who cannot wait; real seconds, as it is the wiring that is tested.
