@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Skipped
 
 SORTS = ("downloads", "created", "likes")
 DISCOVERIES = ("tags", "names")
@@ -45,6 +45,7 @@ _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
 _SITES = ("https://huggingface.co", "https://hf.co")
 # Of two spellings; less is another name.
 _LEAST_LIKENESS = 0.6
+_LONGEST_REVISION = 250  # characters: branches and tags of git are files
 _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
@@ -103,18 +104,32 @@ class ModelRef:
 
         Raises AtlasError when it is neither.
         """
-        path = Path(text).expanduser()
-        if text and path.is_dir():  # no text would be the folder one is in
-            return cls(id=str(path.resolve()), folder=path.resolve())
+        try:
+            path = Path(text).expanduser()
+            if text and path.is_dir():  # no text would be the folder one is in
+                return cls(id=str(path.resolve()), folder=path.resolve())
+        except (OSError, RuntimeError, ValueError):
+            pass  # too long for a path, or the home of nobody
         if is_local_id(text):
             return cls(id=text)
         identifier, _, revision = without_address(text).partition("@")
-        if not is_hub_id(identifier):
+        if not is_hub_id(identifier) or len(revision) > _LONGEST_REVISION:
+            what = repr(text) if len(text) <= 200 else f"A name of {len(text):,} characters"
             raise AtlasError(
-                f"{text!r} is neither a folder here nor a Hub id.",
+                f"{what} is neither a folder here nor a Hub id.",
                 "Give owner/name, owner/name@revision, its address, or the path of a checkpoint folder.",
             )
         return cls(id=identifier, revision=revision or None)
+
+    @classmethod
+    def of_atlas(cls, name: str) -> ModelRef:
+        """A model by the name that an atlas has for it: never a folder of this machine, whatever lies here.
+
+        Raises Skipped("malformed") where no model can have this name: an atlas may come from anybody.
+        """
+        if not is_hub_id(name) and not is_local_id(name):
+            raise Skipped("malformed", f"the atlas names a model {name[:100]!r}, which is no Hub id")
+        return cls(id=name)
 
 
 def is_hub_id(text: str) -> bool:
@@ -138,7 +153,7 @@ def without_address(text: str) -> str:
         return text
     parts = [unquote(part) for part in found.split("/") if part]
     if len(parts) < 2 or parts[0] in _NO_MODELS:
-        raise AtlasError(f"{text!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME.")
+        raise AtlasError(f"{text[:200]!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME.")
     identifier, rest = "/".join(parts[:2]), parts[2:]
     if len(rest) < 2 or rest[0] not in ("tree", "blob", "resolve", "commit"):
         return identifier

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from indexer.errors import AtlasError, ModelError
+from indexer.untrusted import tidy
 
 T = TypeVar("T")
 
@@ -21,9 +22,14 @@ class Answered(Generic[T]):
 
 
 def answered(asked: Iterable[str], ask: Callable[[str], T]) -> Iterator[Answered[T]]:
-    """Ask one after another; what is wrong with one question is its answer."""
+    """Ask one after another; what is wrong with one question is its answer, whatever it is."""
     for one in asked:
         try:
-            yield Answered(one, ask(one))
+            answer = ask(one)
         except (AtlasError, ModelError) as error:
-            yield Answered(one, error=str(error) if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}.")
+            text = str(error) if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
+            yield Answered(one, error=text)
+        except Exception as error:
+            yield Answered(one, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
+        else:
+            yield Answered(one, answer)

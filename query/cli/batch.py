@@ -8,21 +8,28 @@ from typing import Any, TypeVar
 
 import click
 
+from indexer.console.streams import read_stdin
 from indexer.console.terminal import Progress, emit
 from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
 from query.batches import Answered
 
 STDIN = "-"
+MOST_STDIN = 64 << 20
+LONGEST_LINE = 4096  # characters, the longest path that Linux takes
 T = TypeVar("T")
 
 
 def names_on_stdin() -> list[str]:
-    """A model a line; blank lines and what follows a # are no models. Raises AtlasError where there is none."""
+    """A model a line; blank lines and what follows a # are no models. A line that no name can be is cut short.
+
+    Raises AtlasError where stdin holds no model or more than MOST_STDIN bytes.
+    """
     if sys.stdin.isatty():
         raise click.UsageError("- reads models from stdin, one a line: query … - < models.txt")
-    text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    names = [name for line in text.splitlines() if (name := line.partition("#")[0].strip())]
+    lines = read_stdin(MOST_STDIN).decode("utf-8", "replace").split("\n")
+    names = [name for line in lines if (name := line.partition("#")[0].strip())]
+    names = [name if len(name) <= LONGEST_LINE else f"{name[:100]}… ({len(name):,} characters)" for name in names]
     if not names:
         raise AtlasError("No model came on stdin.", "Give one a line, e.g. owner/name.")
     return names

@@ -9,6 +9,7 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
+from indexer.console.streams import read_stdin
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
 from query.cli.batch import STDIN, names_on_stdin, tell_batch
@@ -20,6 +21,7 @@ from query.cli.models import MODELS
 from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell, theme_option
 from query.cli.serve import serve
 from query.cli.studies import STUDIES
+from query.sandbox.process import MOST_STATEMENT
 
 if TYPE_CHECKING:
     from query.batches import Answered
@@ -148,17 +150,14 @@ def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: s
     """Run one SELECT; "-" reads it from stdin. What there is to ask: query schema."""
     if limit is None and output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
-    text = _whole_stdin() if statement == "-" else statement
+    if statement == "-":
+        # As UTF-8 in every locale. Bytes that are not stay as escapes, which `Atlas.sql` refuses in a sentence.
+        statement = read_stdin(4 * MOST_STATEMENT).decode("utf-8", "surrogateescape")
     with opened_atlas(atlas) as opened:
-        found = opened.sql(text, limit=limit, seconds=timeout)
+        found = opened.sql(statement, limit=limit, seconds=timeout)
         emit(found.to_rows(), output, columns=found.columns)
         if found.truncated:
             say(f"only the first {limit} rows; for all: --limit N, --format csv, or a pipe")
-
-
-def _whole_stdin() -> str:
-    """What is piped in, as UTF-8 in every locale; bytes that are not stay as escapes, and are refused in a sentence."""
-    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
 def _beside(one: Answered[SimilarModels], output: str) -> list[dict[str, Any]]:

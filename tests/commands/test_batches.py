@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import duckdb
 import pytest
 
+from indexer.console.streams import read_stdin
+from indexer.errors import AtlasError
 from indexer.publish.maintenance import rebuild
 from query import Atlas
 
@@ -104,3 +109,69 @@ def test_storing_one_more_keeps_the_others(atlas):
             "ann/glue-0",
             "bob/imdb-1",
         }
+
+
+HOSTILE_LINES = [
+    b"x" * 5000,
+    b"o/" + b"y/" * 2500,
+    b"~nouser",
+    b"~nouser/x",
+    b"\xff\xfe\x00\x01\x80",
+    b"a\x00b",
+    b"a\x85b\x0bc\x1cd",
+    b"https://[::1",
+    b"http://huggingface.co/%00/%ff",
+    b"local:" + b"z" * 5000,
+    b"ann/glue-0@" + b"r" * 5000,
+    b"..",
+    b"/dev/zero",
+]
+
+
+@pytest.mark.parametrize("command", ["similar", "predict"])
+def test_every_line_has_an_answer(atlas, shell_of, command):
+    """What is on one line never ends the others: one row with `asked` for each line, in order."""
+    lines = [b"ann/glue-0", *HOSTILE_LINES, b"x" * 3_000_000, b"bob/imdb-1"]
+    ran = shell_of("query", command, "-", "--atlas", atlas.root, "--format", "jsonl", given=b"\n".join(lines))
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    asked = list(dict.fromkeys(row["asked"] for row in rows))
+    assert asked[0] == "ann/glue-0" and asked[-1] == "bob/imdb-1", ran.stderr[-2000:]
+    assert len(asked) == len(lines)
+    assert all("error" in row for row in rows if row["asked"] not in ("ann/glue-0", "bob/imdb-1"))
+    assert all(len(row["asked"]) < 500 and len(row.get("error", "")) < 1000 for row in rows)
+    assert ran.returncode == 1
+    assert b"Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("words", [("similar", "-"), ("predict", "-"), ("sql", "-")])
+def test_stdin_that_does_not_end_is_refused(atlas, shell_of, words):
+    ran = shell_of("query", *words, "--atlas", atlas.root, given=Path("/dev/zero"))
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    assert b"stdin holds more than" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_stdin_on_which_nothing_comes_is_given_up(monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as silent:
+        monkeypatch.setattr(sys, "stdin", silent)
+        with pytest.raises(AtlasError, match=r"Nothing came on stdin for 0\.2 s"):
+            read_stdin(100, seconds=0.2)
+        os.write(writing, b"SELECT 1")
+        os.close(writing)
+        assert read_stdin(100, seconds=0.2) == b"SELECT 1"
+
+
+@pytest.fixture
+def shell_of(tmp_path):
+    """Runs a command as a process, with bytes or a file on stdin, offline, and little memory."""
+
+    def ran(program, *words, given):
+        main = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); from {program}.cli import main; main()"
+        source = {"stdin": given.open("rb")} if isinstance(given, Path) else {"input": given}
+        return subprocess.run(
+            [sys.executable, "-c", main, *map(str, words)], **source, capture_output=True, check=False, timeout=120,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+
+    return ran
