@@ -47,12 +47,12 @@ def open_regular(path: Path, *, through_links: bool = False) -> BufferedReader:
     return os.fdopen(descriptor_of(path, through_links=through_links), "rb")
 
 
-def read_regular(path: Path, *, most: int) -> bytes:
+def read_regular(path: Path, *, most: int, through_links: bool = False) -> bytes:
     """All bytes of a regular file. Raises OSError as ``descriptor_of`` does, and where there are more than ``most``.
 
     A file that is all holes takes no room in a folder, and in memory all that it says.
     """
-    with open_regular(path) as file:
+    with open_regular(path, through_links=through_links) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
         return file.read(most)

@@ -20,6 +20,7 @@ from indexer.profiles.probes import (
 )
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokens import Tokens, needed
+from indexer.regular_files import open_regular
 
 MOST_LAYERS = 1000
 
@@ -57,7 +58,7 @@ class ProbeChoice:
         if self.text is None:
             return shipped_text()
         try:
-            with self.text.open("rb") as file:
+            with open_regular(self.text, through_links=True) as file:
                 return file.read(MOST_TEXT).decode("utf-8", errors="replace")
         except OSError as error:
             raise AtlasError(f"{self.text} cannot be read: {error.strerror}.", "Give a text file.") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 
 from indexer.errors import AtlasError
 from indexer.profiles.probes import Probe, image_probe
+from indexer.regular_files import read_regular
 
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 1 << 26
 DIGITS = 14
+HINT = "Give a PNG or JPEG file."
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
 
@@ -26,13 +29,11 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
     """
     from PIL import Image, UnidentifiedImageError
 
-    hint = "Give a PNG or JPEG file."
-    too_many = AtlasError(f"{path} has more than {MOST_PIXELS} pixels.", hint)
+    too_many = AtlasError(f"{path} has more than {MOST_PIXELS} pixels.", HINT)
+    content = BytesIO(_content(path))
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise AtlasError(f"{path} has {path.stat().st_size >> 20} MiB, more than an image needs.", hint)
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), \
-                Image.open(path, formats=FORMATS) as image:  # fmt: skip
+                Image.open(content, formats=FORMATS) as image:  # fmt: skip
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise too_many
@@ -40,12 +41,10 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
             box = ((width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2)
             square = image.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]), box=box)
             pixels = np.asarray(square, dtype=np.float32) / 255
-    except FileNotFoundError as error:
-        raise AtlasError(f"There is no file {path}.", hint) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_many from error
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise AtlasError(f"{path} is no image that can be read ({type(error).__name__}).", hint) from error
+        raise AtlasError(f"{path} is no image that can be read ({type(error).__name__}).", HINT) from error
     found = torch.from_numpy(pixels)
     return found[None] if found.ndim == 2 else found.permute(2, 0, 1)
 
@@ -84,8 +83,15 @@ def images_sha256(paths: Sequence[Path]) -> str:
     """Of the files' content, one after the other. Raises AtlasError where one cannot be read."""
     digest = hashlib.sha256()
     for path in paths:
-        try:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        except OSError as error:
-            raise AtlasError(f"{path} cannot be read: {error.strerror}.", "Give a PNG or JPEG file.") from error
+        digest.update(hashlib.sha256(_content(path)).digest())
     return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """Of a regular file. Raises AtlasError where it is none, or has more than MOST_BYTES."""
+    try:
+        return read_regular(path, most=MOST_BYTES, through_links=True)
+    except FileNotFoundError as error:
+        raise AtlasError(f"There is no file {path}.", HINT) from error
+    except OSError as error:
+        raise AtlasError(f"{path} cannot be read: {error.strerror}.", HINT) from error

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.names import ModelRef
-from indexer.profiles.images import read_image
+from indexer.profiles.asking import ProbeChoice
+from indexer.profiles.images import images_sha256, read_image
 from indexer.profiles.measure import Asked, measure
 from indexer.profiles.probes import random_probe
 from indexer.profiles.single import Reference, read_now
@@ -287,3 +292,49 @@ def test_what_the_library_remarks_on_a_config_is_not_shown(tmp_path, capfd):
     folder = changed_config(saved(tmp_path / "model", "gpt2"), bos_token_id=50256, eos_token_id=50256)
     read(folder)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def pipe(tmp_path) -> Path:
+    """A FIFO that nobody writes to: whoever opens it as a file waits for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.parametrize("path", ["pipe", "/dev/zero", "."])
+def test_files_that_are_none_are_not_waited_for(pipe, monkeypatch, path):
+    """Images and texts that a person names: a FIFO, an endless device, a folder."""
+    monkeypatch.chdir(pipe.parent)
+    path = Path(path)
+    with deadline(10):
+        for read in (
+            lambda: read_image(path, (3, 16, 16)),
+            lambda: images_sha256([path]),
+            lambda: ProbeChoice(text=path).source,
+        ):
+            with pytest.raises(AtlasError, match="a pipe|a device|a folder"):
+                read()
+
+
+def test_an_image_file_of_holes_is_not_read_whole(tmp_path):
+    with (tmp_path / "image.png").open("wb") as file:
+        file.truncate(1 << 40)
+    for read in (lambda path: read_image(path, (3, 16, 16)), lambda path: images_sha256([path])):
+        with pytest.raises(AtlasError, match="more than"):
+            read(tmp_path / "image.png")
+
+
+@contextmanager
+def deadline(seconds: int) -> Iterator[None]:
+    """Fails, where the block waits for something that never comes."""
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
