@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -27,6 +29,17 @@ from indexer.untrusted import shown
 
 # What a model may take beside its own weights (positions, masks): more than that is a config that lies.
 SPARE_BYTES = 256 << 20
+SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
+# A number of a config above this, and above every dimension of its weights, is no size that the model has.
+LARGEST_SIZE = 1 << 20
+# Inputs are padded to a multiple of these, however short they are.
+LARGEST_PADDING = 4096
+# Modules by tensor: activations and containers hold none. More than that is a loop that only the config asks for.
+MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
+LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
+# Numbers of a config that become no size; positions that become one are counted by `_size_by`.
+_NO_SIZE = re.compile("token_id|position|n_ctx|max_seq|theta|rope|rotary|seed|sliding_window|distance")
+_PADDING = re.compile("attention_window|block_size|block_length|radius|num_blocks|segment_means|landmarks")
 # Parts that no layer's output hangs on.
 _NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outputs", "pre_classifier", "final_logits")
 _REFUSED = {
@@ -93,13 +106,40 @@ def _configuration(weights: FullWeights) -> Any:
     architecture = load_architecture(str(model_type))
     if architecture.name == "clip":
         raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
+    values = {name: value for name, value in weights.config.items() if name != "model_type"}
+    dimensions = [dimension for tensor in weights.tensors.values() for dimension in tensor.shape]
+    _check_sizes(str(model_type), values, max(LARGEST_SIZE, *dimensions, 0))
     try:
-        values = {name: value for name, value in weights.config.items() if name != "model_type"}
         with _quietly():
             return AutoConfig.for_model(str(model_type), **values)
     except Exception as error:
         text = shown(" ".join(str(error).split()), 160)
         raise Skipped("malformed", f"its config.json is none that {model_type} can have: {text}") from error
+
+
+def _check_sizes(model_type: str, values: Mapping[str, Any], largest: int) -> None:
+    """Refuse numbers that no model of these weights has, before a class of transformers makes lists of them.
+
+    Names that the class does not know become attributes and nothing else: whatever they hold is left alone.
+    """
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        return  # transformers says so
+    known = CONFIG_MAPPING[model_type]
+    names = {*inspect.signature(known.__init__).parameters, *known.attribute_map}
+    for name, value in values.items():
+        if name not in names or _NO_SIZE.search(name):
+            continue
+        most = LARGEST_PADDING if _PADDING.search(name) else largest
+        inner = [value]
+        while inner:
+            one = inner.pop()
+            if isinstance(one, dict | list):
+                inner += one.values() if isinstance(one, dict) else one
+            elif isinstance(one, int | float) and not -most <= one <= most:
+                reason = "layer_mismatch" if "layer" in name else "shape_mismatch"
+                raise Skipped(reason, f"its config.json says {name} is {shown(one, 20)}; up to {most} is profiled")
 
 
 def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
@@ -115,7 +155,14 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
     decoder = getattr(configuration, "num_decoder_layers", None) or getattr(configuration, "decoder_layers", None)
     if "decoder" in depth and isinstance(decoder, int) and decoder > depth["decoder"]:
         raise Skipped("layer_mismatch", f"its decoder has {depth['decoder']} layers, its config.json says {decoder}")
-    size = _size_by(configuration)
+    positions, width = (getattr(configuration, name, None) for name in ("max_position_embeddings", "hidden_size"))
+    numbers = sum(tensor.numel() for tensor in weights.tensors.values())
+    # Some classes work out a table of sines in Python, number by number. Rotary positions have no table.
+    has_table = isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters")
+    if has_table and positions * width > numbers + SPARE_NUMBERS:
+        what = f"by its config.json a table of positions has {positions} × {width} numbers, its weights have {numbers}"
+        raise Skipped("shape_mismatch", what)
+    size = _size_by(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights.tensors))
     # Half-precision weights are held as float32.
     if size > 4 * weights.nbytes + SPARE_BYTES:
         raise Skipped(
@@ -125,16 +172,29 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
     return depth
 
 
-def _size_by(configuration: Any) -> int:
-    """Bytes that a model of this config takes, without allocating one."""
+def _size_by(configuration: Any, most: int) -> int:
+    """Bytes that a model of this config takes, without allocating one.
+
+    Raises Skipped where it is none, or has more than ``most`` modules: a module without numbers takes memory as well.
+    """
+    from torch.nn.modules.module import register_module_module_registration_hook
     from transformers import AutoModel
 
+    counted, thread = itertools.count(1), threading.get_ident()
+
+    def count(*_: Any) -> None:
+        if threading.get_ident() == thread and next(counted) > most:
+            raise ValueError(f"it has more than {most} parts, and too few tensors for them")
+
+    hook = register_module_module_registration_hook(count)
     try:
         with torch.device("meta"), _quietly():
             model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
     except Exception as error:
         text = shown(" ".join(str(error).split()), 160)
         raise Skipped("malformed", f"its config.json makes no model: {text}") from error
+    finally:
+        hook.remove()
     held = [*model.parameters(), *model.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -238,6 +298,8 @@ def _of_images(
 ) -> HookedLayers:
     side = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
     size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+    if max(side, size) > LARGEST_SIDE:
+        raise Skipped("unsupported_input", f"its images are {size} pixels wide; up to {LARGEST_SIDE} are profiled")
     channels = int(getattr(config, "num_channels", 3))
     mean, deviation = normalisation or ([0.5] * channels, [0.5] * channels)
     place = next(model.parameters()).device

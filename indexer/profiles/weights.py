@@ -41,6 +41,14 @@ _LEFT_OUT = frozenset(
         "return_dict",
         "use_return_dict",
         "trust_remote_code",
+        # Heads are not profiled, and transformers makes lists and dicts of so many labels.
+        "num_labels",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "task_specific_params",
+        "pruned_heads",
+        "per_layer_config",
     }
 )
 # Any of these above one says that a token is sent to some of several feedforward networks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import signal
 import struct
 import zlib
@@ -166,6 +167,67 @@ def test_a_config_that_lies_is_refused(tmp_path, values, told):
     folder = changed_config(saved(tmp_path / "model", "bert"), **values)
     with pytest.raises(ModelError, match=told):
         read(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "told"),
+    [
+        ("bert", {"num_labels": 10**9}, None),
+        ("bert", {"id2label": {str(number): "x" for number in range(50_000)}, "num_labels": 10**9}, None),
+        ("bert", {"task_specific_params": {"a": 10**12}, "steps_trained": 10**15, "seed": 10**18}, None),
+        ("bert", {"eos_token_id": 10**12, "pad_token_id": 0}, None),
+        ("llama", {"rope_theta": 10**9, "max_position_embeddings": 10**7}, None),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers is '1000000000'"),
+        ("gpt2", {"n_layer": 10**9}, "n_layer is '1000000000'"),
+        ("llama", {"hidden_size": 10**12}, "hidden_size is '1000000000000'"),
+        ("bert", {"vocab_size": [10**9]}, "vocab_size is '1000000000'"),
+        ("t5", {"num_decoder_layers": 10**6}, "num_decoder_layers is '1000000'|decoder has 2 layers"),
+        ("t5", {"num_decoder_layers": 120_000}, "decoder has 2 layers"),
+        ("t5 encoder", {"num_decoder_layers": 120_000}, "parts"),
+        ("bart", {"decoder_layers": 10**9}, "decoder_layers is '1000000000'"),
+        ("albert", {"inner_group_num": 120_000}, "parts"),
+        ("distilbert", {"sinusoidal_pos_embds": True, "max_position_embeddings": 10**6}, "table of positions"),
+        ("marian", {"max_position_embeddings": 10**6}, "table of positions"),
+        ("vit", {"image_size": 100_000, "patch_size": 4}, "MiB|mismatch"),
+        ("vit", {"num_channels": 10**9}, "num_channels is '1000000000'"),
+        ("longformer", {"attention_window": [120_000] * 2}, "attention_window is '120000'"),
+    ],
+)
+def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values, told):
+    """Every number that becomes an allocation or a loop: refused before, and what is none is passed over."""
+    import transformers
+
+    folder = tmp_path / "model"
+    small = BERT | {"num_hidden_layers": 2, "max_position_embeddings": 40}
+    two = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 32}
+    made = {
+        "t5 encoder": lambda: transformers.T5EncoderModel(
+            transformers.T5Config(d_model=32, num_layers=2, num_heads=2, d_ff=64, d_kv=16, vocab_size=80)
+        ),
+        "albert": lambda: transformers.AlbertModel(
+            transformers.AlbertConfig(**small | {"num_hidden_layers": 1, "embedding_size": 16})
+        ),
+        "distilbert": lambda: transformers.DistilBertModel(
+            transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=80)
+        ),
+        "marian": lambda: transformers.MarianModel(
+            transformers.MarianConfig(**two, encoder_attention_heads=2, decoder_attention_heads=2, vocab_size=80, pad_token_id=0)
+        ),
+        "longformer": lambda: transformers.LongformerModel(
+            transformers.LongformerConfig(**small, attention_window=[4, 4])
+        ),
+    }  # fmt: skip
+    if kind in made:
+        made[kind]().save_pretrained(folder)
+    else:
+        saved(folder, kind)
+    changed_config(folder, **values)
+    with deadline(20), at_most(3 << 30):
+        if told is None:
+            assert read(folder).layers.depth in (2, 3)
+        else:
+            with pytest.raises(ModelError, match=told):
+                read(folder)
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -338,3 +400,15 @@ def deadline(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """As if the machine had only so many bytes more than this process takes."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
