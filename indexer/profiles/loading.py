@@ -155,13 +155,14 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
     decoder = getattr(configuration, "num_decoder_layers", None) or getattr(configuration, "decoder_layers", None)
     if "decoder" in depth and isinstance(decoder, int) and decoder > depth["decoder"]:
         raise Skipped("layer_mismatch", f"its decoder has {depth['decoder']} layers, its config.json says {decoder}")
-    positions, width = (getattr(configuration, name, None) for name in ("max_position_embeddings", "hidden_size"))
+    positions = getattr(configuration, "max_position_embeddings", None)
+    width = getattr(configuration, "hidden_size", None)
     numbers = sum(tensor.numel() for tensor in weights.tensors.values())
     # Some classes work out a table of sines in Python, number by number. Rotary positions have no table.
-    has_table = isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters")
-    if has_table and positions * width > numbers + SPARE_NUMBERS:
-        what = f"by its config.json a table of positions has {positions} × {width} numbers, its weights have {numbers}"
-        raise Skipped("shape_mismatch", what)
+    if isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters"):
+        if positions * width > numbers + SPARE_NUMBERS:
+            what = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
+            raise Skipped("shape_mismatch", f"by its config.json {what}")
     size = _size_by(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights.tensors))
     # Half-precision weights are held as float32.
     if size > 4 * weights.nbytes + SPARE_BYTES:

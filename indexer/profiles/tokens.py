@@ -1,43 +1,114 @@
-"""Words to token ids and back, by the model's own tokenizer files, and never by code of its repository."""
+"""Words to token ids and back, by the model's own tokenizer files, in a process with limits of memory and time."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import pickle
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError, Skipped
+from indexer.profiles import tokenising
 from indexer.weights.checkpoint import Checkpoint
 
 MOST_TOKENIZER = 64 << 20
+# Of one answer, and of the first, before which the process starts and reads the files.
+ANSWER_SECONDS, START_SECONDS = 20.0, 120.0
 # Older repositories have one of these sets and no tokenizer.json.
 _OLDER = (("vocab.json", "merges.txt"), ("vocab.txt",), ("spiece.model",), ("sentencepiece.bpe.model",))
 # What of tokenizer_config.json changes how text is cut.
 _SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
 
 
-@dataclass(frozen=True)
 class Tokens:
-    """A tokenizer: ``special_ids`` are those that stand for no text."""
+    """A tokenizer: ``special_ids`` are those that stand for no text.
 
-    tokenizer: Any
-    special_ids: tuple[int, ...]
+    It runs in a process of its own, which starts with the first question and ends with this object. All methods raise
+    AtlasError where an answer takes more than ANSWER_SECONDS, or the memory that such a process has.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], settings: Mapping[str, bool] | None = None) -> None:
+        self._files, self._settings = dict(files), dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self.special_ids = tuple(self._started())
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, nothing added."""
-        found = self.tokenizer.encode(text, add_special_tokens=False)
-        return [int(one) for one in getattr(found, "ids", found)]
+        return [int(one) for one in self._ask({"text": text})]
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """Each id as the piece of text that it stands for."""
-        return [self.tokenizer.decode([int(one)], skip_special_tokens=False) for one in ids]
+        return [str(one) for one in self._ask({"ids": [[int(one)] for one in ids]})]
 
     def text(self, ids: Sequence[int]) -> str:
         """The ids as one text."""
-        return str(self.tokenizer.decode([int(one) for one in ids], skip_special_tokens=False))
+        return str(self._ask({"ids": [[int(one) for one in ids]]})[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_process": None}  # another process starts its own
+
+    def _ask(self, request: dict[str, Any]) -> list[Any]:
+        if self._process is None:
+            self._started()
+        return self._answer(json.dumps(request).encode() + b"\n", ANSWER_SECONDS)
+
+    def _started(self) -> list[Any]:
+        kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")
+        bare = {name: os.environ[name] for name in kept if name in os.environ}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", tokenising.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process
+            cwd=Path(tokenising.__file__).anchor,
+            env=bare
+            | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+            | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        )
+        weakref.finalize(self, _end, self._process)
+        return self._answer(pickle.dumps((self._files, self._settings)), START_SECONDS)
+
+    def _answer(self, question: bytes, seconds: float) -> list[Any]:
+        process, until, found = self._process, time.monotonic() + seconds, bytearray()
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+            while not found.endswith(b"\n"):
+                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                    raise TimeoutError
+                if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+                    raise BrokenPipeError
+                found += piece
+            answer: list[Any] = json.loads(found)
+        except BaseException as error:
+            self._process = None
+            _end(process)
+            if isinstance(error, TimeoutError):
+                raise AtlasError(f"Its tokenizer takes more than {seconds:g} s for an answer.", "") from error
+            if isinstance(error, OSError):
+                raise AtlasError("Its tokenizer fails, or takes too much memory.", "") from error
+            raise
+        return answer
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        try:
+            stream.close()
+        except OSError:
+            pass  # what was not written yet has no reader
 
 
 def tokens_of(checkpoint: Checkpoint) -> Tokens | None:
@@ -45,13 +116,22 @@ def tokens_of(checkpoint: Checkpoint) -> Tokens | None:
 
     Raises Skipped("malformed") where there is one that cannot be read.
     """
-    found = checkpoint.read_beside("tokenizer.json", MOST_TOKENIZER)
-    if found is not None:
-        return _fast(found)
-    for names in _OLDER:
+    names: tuple[str, ...]
+    for names in (("tokenizer.json",), *_OLDER):
         files = {name: checkpoint.read_beside(name, MOST_TOKENIZER) for name in names}
-        if all(content is not None for content in files.values()):
-            return _older(files, checkpoint)
+        if any(content is None for content in files.values()):
+            continue
+        content = {name: one for name, one in files.items() if one is not None}
+        try:
+            if names == ("tokenizer.json",):
+                return Tokens(content)
+            said = json.loads(checkpoint.read_beside("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
+            kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
+            model_type = {"model_type": checkpoint.config.get("model_type")}
+            return Tokens(content | {"config.json": json.dumps(model_type).encode()}, kept)
+        except (AtlasError, ValueError, RecursionError, AttributeError) as error:
+            why = f" ({error.message})" if isinstance(error, AtlasError) else ""
+            raise Skipped("malformed", f"its {' and '.join(names)} make no tokenizer{why}") from error
     return None
 
 
@@ -60,34 +140,3 @@ def needed(tokens: Tokens | None, model: str, hint: str) -> Tokens:
     if tokens is None:
         raise AtlasError(f"{model} has no tokenizer that can be read.", hint)
     return tokens
-
-
-def _fast(content: bytes) -> Tokens:
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # whatever the library raises on a stranger's file
-        raise Skipped("malformed", "its tokenizer.json is none") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return Tokens(tokenizer, tuple(sorted(special)))
-
-
-def _older(files: dict[str, bytes | None], checkpoint: Checkpoint) -> Tokens:
-    from transformers import AutoTokenizer
-
-    settings = checkpoint.read_beside("tokenizer_config.json", MOST_TOKENIZER)
-    try:
-        said = json.loads(settings or b"{}")
-        kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
-        with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
-            for name, content in files.items():
-                (Path(folder) / name).write_bytes(content or b"")
-            config = {"model_type": checkpoint.config.get("model_type")}
-            (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **kept)
-    except Exception as error:
-        raise Skipped("malformed", f"its {' and '.join(files)} make no tokenizer") from error
-    return Tokens(tokenizer, tuple(sorted(tokenizer.all_special_ids)))

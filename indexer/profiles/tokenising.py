@@ -1,0 +1,73 @@
+"""The process that runs a tokenizer: its files may come from anybody, and a small one can take all memory.
+
+Run as a script by :mod:`indexer.profiles.tokens`. On stdin a pickle of the files, then a JSON request a line; on
+stdout a JSON answer a line: first the special ids, then one answer for each request.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MOST_ADDRESS_SPACE = 4 << 30  # transformers takes 1 GiB of it, a vocabulary of 64 MiB another
+MOST_ANSWER = 8 << 20  # bytes of one answer
+
+
+def _fast(content: bytes) -> tuple[Any, list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(content.decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    return tokenizer, special
+
+
+def _older(files: dict[str, bytes], settings: dict[str, bool]) -> tuple[Any, list[int]]:
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
+    return tokenizer, list(tokenizer.all_special_ids)
+
+
+def _answer(tokenizer: Any, request: dict[str, Any]) -> Any:
+    if "text" in request:
+        found = tokenizer.encode(request["text"], add_special_tokens=False)
+        return [int(one) for one in getattr(found, "ids", found)]
+    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]]
+
+
+def _tell(value: Any) -> None:
+    line = json.dumps(value)
+    if len(line) > MOST_ANSWER:
+        raise MemoryError
+    print(line, flush=True)
+
+
+def _serve() -> None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        pass
+    else:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        most = MOST_ADDRESS_SPACE if hard == resource.RLIM_INFINITY else min(hard, MOST_ADDRESS_SPACE)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    files, settings = pickle.load(sys.stdin.buffer)  # from the parent, which wrote it itself
+    fast = files.get("tokenizer.json")
+    tokenizer, special = _fast(fast) if fast is not None else _older(files, settings)
+    _tell(sorted(special))
+    for line in sys.stdin.buffer:
+        _tell(_answer(tokenizer, json.loads(line)))
+
+
+if __name__ == "__main__":
+    _serve()

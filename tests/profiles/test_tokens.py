@@ -1,0 +1,95 @@
+"""Tokenizers that come from anybody: an answer, or an error in bounded memory and time."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import resource
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from indexer.errors import AtlasError, ModelError
+from indexer.names import ModelRef
+from indexer.profiles import tokens as module
+from indexer.profiles.single import Reference, invert_text
+from indexer.profiles.tokens import Tokens, tokens_of
+from indexer.weights.checkpoint import open_checkpoint
+from tests.profiles.test_vocabulary import saved
+
+
+def tokenizer(**parts) -> bytes:
+    made = Tokenizer(models.WordLevel({"[U]": 0, "a": 1, "b": 2}, unk_token="[U]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made.to_str().encode()
+
+
+MULTIPLIES = normalizers.Sequence([normalizers.Replace("a", "a" * 1000) for _ in range(5)])
+BACKTRACKS = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+SWELLS = decoders.Sequence([decoders.Replace("a", "a" * 1000) for _ in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("parts", "ask"),
+    [
+        ({"normalizer": MULTIPLIES}, lambda one: one.encode("aaaa")),
+        ({"pre_tokenizer": BACKTRACKS}, lambda one: one.encode("x" * 60 + " a b")),
+        ({"decoder": SWELLS}, lambda one: one.words([1, 2])),
+        ({"decoder": SWELLS}, lambda one: one.text([1, 2])),
+    ],
+    ids=["normaliser", "regex", "words", "text"],
+)
+def test_a_tokenizer_takes_bounded_memory_and_time(monkeypatch, parts, ask):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 6.0)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    hostile = Tokens({"tokenizer.json": tokenizer(**parts)})
+    for _ in range(2):
+        with pytest.raises(AtlasError, match="Its tokenizer (takes|fails)"):
+            ask(hostile)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+    assert time.monotonic() - started < 40
+
+
+def test_it_answers_as_the_library_does():
+    content = tokenizer()
+    expected = Tokenizer.from_str(content.decode())
+    found = Tokens({"tokenizer.json": content})
+    for one in (found, pickle.loads(pickle.dumps(found))):
+        assert one.encode("a b\n a c") == expected.encode("a b\n a c").ids == [1, 2, 1, 0]
+        assert one.words([1, 2]) == ["a", "b"]
+        assert one.text([1, 2]) == expected.decode([1, 2])
+        assert one.encode("") == []
+
+
+def test_its_process_ends_with_it():
+    found = Tokens({"tokenizer.json": tokenizer()})
+    number = found._process.pid
+    assert Path(f"/proc/{number}").exists()
+    del found
+    gc.collect()
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_older_files_are_read_as_before(tmp_path):
+    folder = saved(tmp_path / "model", 80)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    found = tokens_of(open_checkpoint(ModelRef.parse(str(folder))))
+    assert found.encode("a BC") == [5, 6, 7]
+    assert set(found.special_ids) == {0, 1, 2, 3, 4}
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"tokenizer\.json make no tokenizer"):
+        tokens_of(open_checkpoint(ModelRef.parse(str(folder))))
+
+
+def test_a_question_about_such_a_model_is_answered_in_one_line(tmp_path):
+    folder = saved(tmp_path / "model", 80)
+    (folder / "tokenizer.json").write_bytes(tokenizer(pre_tokenizer=BACKTRACKS))
+    with pytest.raises(AtlasError, match="Its tokenizer fails") as caught:
+        invert_text(Reference(str(folder)), "x" * 60 + " a b")
+    assert "\n" not in str(caught.value)
