@@ -44,12 +44,12 @@ class Asked:
     group: str = ""
 
 
-def asked_model(atlas: AtlasReader, model: str, base: str | None, representation: str) -> Asked:
-    """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder.
+def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> Asked:
+    """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder (no ModelRef of an atlas's name).
 
     Raises AtlasError where it is unknown, has no record, or cannot be read.
     """
-    reference = ModelRef.parse(model)
+    reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is None:
         return _read_now(atlas, reference, base, representation)
@@ -59,7 +59,7 @@ def asked_model(atlas: AtlasReader, model: str, base: str | None, representation
         raise AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
     if known.status == "skipped":
         raise AtlasError(
-            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({model!r})`"
+            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({reference.id!r})`"
         )
     return _read_now(atlas, reference, base or known.base, representation)
 

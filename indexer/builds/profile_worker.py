@@ -40,16 +40,13 @@ class Target:
 
     @property
     def model(self) -> str:
-        """Its id or folder."""
+        """Its id."""
         return self.identity.model
 
     @property
     def source(self) -> Source:
-        """Where its files are; a local folder is its own."""
-        reference = ModelRef.parse(self.model)
-        if reference.folder is not None:
-            return Source(reference, None, None, self.relation)
-        return Source(reference, self.identity.commit, self.filenames, self.relation)
+        """Where its files are. Raises Skipped where no model can have this name."""
+        return Source(ModelRef.of_atlas(self.model), self.identity.commit, self.filenames, self.relation)
 
 
 @dataclass(frozen=True)

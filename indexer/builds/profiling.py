@@ -273,7 +273,7 @@ class _Work:
     def _base(self) -> tuple[Source, Subject]:
         """Raises AtlasError where it cannot be read."""
         try:
-            source = kept_base(Source(ModelRef.parse(self.base), self.commit))
+            source = kept_base(Source(ModelRef.of_atlas(self.base), self.commit))
             return source, read_subject(source, device=self.options.device, memory=self._budget())
         except AtlasError:
             raise

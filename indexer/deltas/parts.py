@@ -86,7 +86,7 @@ class Parts:
 
     def read_base(self) -> ModelParts:
         """The base's embeddings alone, from the Hub: its matrices are in the atlas. Raises ModelError."""
-        reference, commit = ModelRef.parse(self._published.base), self._published.commit
+        reference, commit = ModelRef.of_atlas(self._published.base), self._published.commit
         return self._opened(reference, commit, "finetune", None, _embeddings_alone)
 
     @property

@@ -55,7 +55,10 @@ MOST_IMAGES = 6
 
 @dataclass(frozen=True)
 class Reference:
-    """A model, and the base that an adapter of it is merged into, each with its commit where that is known."""
+    """A model, and the base that an adapter of it is merged into, each with its commit where that is known.
+
+    With a commit the name is an atlas's own, never a folder; so is that of the base.
+    """
 
     model: str
     commit: str | None = None
@@ -101,12 +104,11 @@ def read_now(reference: Reference, device: str = "cpu") -> Subject:
 
     def base_weights() -> FullWeights:
         assert reference.base is not None
-        return read_weights(kept_base(Source(ModelRef.parse(reference.base), reference.base_commit)))
+        return read_weights(kept_base(Source(ModelRef.of_atlas(reference.base), reference.base_commit)))
 
-    parsed = ModelRef.parse(reference.model)
-    commit = None if parsed.folder is not None else reference.commit
-    source = Source(parsed, commit, None, reference.relation)
+    read = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
     try:
+        source = Source(read(reference.model), reference.commit, None, reference.relation)
         return read_subject(source, base_weights if reference.base else None, device=device)
     except (ModelError, AtlasError) as error:
         detail = error.detail if isinstance(error, ModelError) else error.message

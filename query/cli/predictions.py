@@ -28,7 +28,7 @@ def predict_batch(
         emit([], output)
         return
     kept: list[Prediction] = []
-    found = _noted(predict_many(opened, asked, base=base, **options), kept)
+    found = _noted(predict_many(opened, asked, base=base, are_indexed=names is None, **options), kept)
     try:
         tell_batch(found, len(asked), output, lambda one: _rows(one, output))
         if output == "table":

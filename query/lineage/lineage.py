@@ -190,7 +190,7 @@ class Tracer:
         held = self._held.get((one.model_id, key))
         if held is None:
             try:
-                held = self._parts_for(key).read(ModelRef.parse(one.model), one.commit, one.relation, one.files)
+                held = self._parts_for(key).read(ModelRef.of_atlas(one.model), one.commit, one.relation, one.files)
             except ModelError as error:
                 return error
             if len(self._held) >= HELD:

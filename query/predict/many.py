@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from indexer.names import ModelRef
 from query.batches import Answered, answered
 from query.predict.documented import Documented
 from query.predict.predict import Prediction, predict_asked
@@ -14,13 +15,22 @@ if TYPE_CHECKING:
 
 
 def predict_many(
-    atlas: AtlasReader, models: Iterable[str], *, k: int = 10, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader,
+    models: Iterable[str],
+    *,
+    k: int = 10,
+    base: str | None = None,
+    representation: str = "input",
+    are_indexed: bool = False,
 ) -> Iterator[Answered[Prediction]]:
-    """What :func:`query.predict.predict.predict` says of each of ``models``, in their order, as it is found out."""
+    """What :func:`query.predict.predict.predict` says of each of ``models``, in their order, as it is found out.
+
+    ``are_indexed``: the names are the atlas's own, and no folder of this machine is read for one.
+    """
     known = Documented(atlas, representation)
 
     def ask(model: str) -> Prediction:
-        return predict_asked(atlas, model, known, k=k, base=base)
+        return predict_asked(atlas, ModelRef(model) if are_indexed else model, known, k=k, base=base)
 
     return answered(models, ask)
 

@@ -25,6 +25,7 @@ from query.wording import counted, percent
 if TYPE_CHECKING:
     import pandas
 
+    from indexer.names import ModelRef
     from query.reader import AtlasReader
 
 # Answers that are told: of at least such a probability or vote, and never fewer than so many.
@@ -146,7 +147,7 @@ def predict(
     return predict_asked(atlas, model, Documented(atlas, representation), k=k, base=base)
 
 
-def predict_asked(atlas: AtlasReader, model: str, known: Documented, *, k: int, base: str | None) -> Prediction:
+def predict_asked(atlas: AtlasReader, model: str | ModelRef, known: Documented, *, k: int, base: str | None) -> Prediction:
     """The same from what is ``known`` already, for whoever asks after many models."""
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")

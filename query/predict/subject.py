@@ -20,6 +20,7 @@ from query.predict.head_evidence import Head, head_of
 from query.predict.sweeps import Floats
 
 if TYPE_CHECKING:
+    from indexer.names import ModelRef
     from indexer.records.record import Record
     from query.reader import AtlasReader
 
@@ -50,7 +51,7 @@ class Subject:
     notes: tuple[str, ...]
 
 
-def read_subject(atlas: AtlasReader, model: str, base: str | None, representation: str) -> Subject:
+def read_subject(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> Subject:
     """Find or read ``model``; a copy of the base or an unrelated model is left with its head alone.
 
     Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.

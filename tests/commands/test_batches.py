@@ -13,7 +13,11 @@ import duckdb
 import pytest
 
 from indexer.console.streams import read_stdin
-from indexer.errors import AtlasError
+from indexer.builds.profile_worker import Target
+from indexer.errors import AtlasError, ModelError
+from indexer.names import ModelRef
+from indexer.profiles.single import Reference, read_now
+from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
 from query import Atlas
 
@@ -175,3 +179,22 @@ def shell_of(tmp_path):
         )  # fmt: skip
 
     return ran
+
+
+def test_a_folder_here_is_not_read_for_a_model_of_the_atlas(atlas, run, tmp_path, monkeypatch):
+    """Names that come from the database, not from the command line: no folder of this machine is meant."""
+    undocumented(atlas, "ann/glue-0")
+    (tmp_path / "here" / "ann" / "glue-0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "here"))
+    code, out, err = run("query", "predict", "--undocumented", "--atlas", atlas.root, "--format", "jsonl")
+    assert code == 0, err
+    assert {json.loads(line)["model"] for line in out.splitlines()} == {"ann/glue-0"}
+    for name in ("~", "..", ".", "ann/glue-0/../..", str(tmp_path), "local:../x", "", "a" * 5000):
+        with pytest.raises(ModelError, match="no Hub id"):
+            ModelRef.of_atlas(name)
+    assert ModelRef.of_atlas("ann/glue-0") == ModelRef("ann/glue-0")
+    target = Target(ProfileIdentity("fine_tune", "ann/glue-0", "c", "org/base", "b"), "finetune", None, 0)
+    assert target.source.reference == ModelRef("ann/glue-0")
+    with pytest.raises(AtlasError, match="cannot be asked"):
+        read_now(Reference("~", "c", "finetune", "org/base", "c"))

@@ -36,6 +36,14 @@ def saved(folder: Path, words: int, tokens: list[str] | None = None) -> Path:
     return folder
 
 
+class Local(Target):
+    """A model in a folder; those of an atlas are named by the Hub's ids alone."""
+
+    @property
+    def source(self) -> Source:
+        return Source(ModelRef.parse(self.model), None, None, self.relation)
+
+
 def read(folder: Path) -> Subject:
     return read_subject(Source(ModelRef.parse(str(folder))))
 
@@ -47,7 +55,7 @@ def profiled(base: Subject, model: Path, atlas: Path) -> Profile:
         probe, states, atlas=atlas, asked=Asked(), base=Source(ModelRef.parse(str(model))), tokens=base.tokens,
         choice=ProbeChoice(), device="cpu",
     )  # fmt: skip
-    target = Target(ProfileIdentity("fine_tune", str(model), "", "base", ""), "finetune", None, 0)
+    target = Local(ProfileIdentity("fine_tune", str(model), "", "base", ""), "finetune", None, 0)
     assert profile_one(target, bench).error is None
     return ProfileStore(AtlasFolder(atlas)).read(target.identity.digest)
 
