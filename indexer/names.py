@@ -153,7 +153,9 @@ def without_address(text: str) -> str:
         return text
     parts = [unquote(part) for part in found.split("/") if part]
     if len(parts) < 2 or parts[0] in _NO_MODELS:
-        raise AtlasError(f"{text[:200]!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME.")
+        raise AtlasError(
+            f"{text[:200]!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME."
+        )
     identifier, rest = "/".join(parts[:2]), parts[2:]
     if len(rest) < 2 or rest[0] not in ("tree", "blob", "resolve", "commit"):
         return identifier

@@ -232,8 +232,8 @@ class Atlas(AtlasReader):
         from query.predict.stored import store as keep
 
         asked = undocumented(self, base) if models is None else [str(model) for model in models]
-        options = {"k": k, "base": base, "representation": representation, "are_indexed": models is None}
-        found = list(predict_many(self, asked, **options))
+        is_all = models is None
+        found = list(predict_many(self, asked, k=k, base=base, representation=representation, are_indexed=is_all))
         if store:
             keep(self, [one.answer for one in found if one.answer is not None])
         return found

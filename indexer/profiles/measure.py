@@ -97,6 +97,8 @@ def measure(
     layers.check(chosen)
     work = [layer for layer in chosen if layer not in done]
     rows = []
+    if not layers.takes_images and not torch.isfinite(layers.tokens).all():
+        raise Failed("not_finite", "its embeddings hold NaN or infinite values")
     with as_used(layers):
         inputs = probe.inputs(layers)
         with torch.no_grad():

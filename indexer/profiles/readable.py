@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from indexer.errors import Failed
 from indexer.profiles.layers import Layers
 from indexer.profiles.probes import random_ids
 
@@ -34,7 +35,7 @@ class Readout:
 def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> Readout:
     """Ridge regression on random sequences of ``tokens`` tokens, one forward pass for all layers.
 
-    On random tokens: a map that was fitted on text knows which words are likely, and reads nothing else.
+    Raises Failed("not_finite") where outputs overflow. On random tokens: a map that was fitted on text knows which words are likely, and reads nothing else.
     """
     sums: dict[int, _Sums] = {}
     width = layers.tokens.shape[1]
@@ -49,7 +50,11 @@ def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int 
             sums.setdefault(layer, _Sums.of(rows.shape[1], width, rows)).add(rows, inputs.reshape(-1, width))
         drawn += batch.numel()
     # One by one out of the table: the sums of twelve layers of 768 take 100 MB.
-    return Readout({layer: sums.pop(layer).solved(drawn) for layer in list(sums)})
+    maps = {layer: sums.pop(layer).solved(drawn) for layer in list(sums)}
+    for layer, found in maps.items():
+        if not torch.isfinite(found).all():
+            raise Failed("not_finite", f"the outputs of layer {layer} for random tokens hold NaN or infinite values")
+    return Readout(maps)
 
 
 @dataclass

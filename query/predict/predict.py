@@ -147,7 +147,9 @@ def predict(
     return predict_asked(atlas, model, Documented(atlas, representation), k=k, base=base)
 
 
-def predict_asked(atlas: AtlasReader, model: str | ModelRef, known: Documented, *, k: int, base: str | None) -> Prediction:
+def predict_asked(
+    atlas: AtlasReader, model: str | ModelRef, known: Documented, *, k: int, base: str | None
+) -> Prediction:
     """The same from what is ``known`` already, for whoever asks after many models."""
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")

@@ -1,0 +1,111 @@
+"""Models that come from anybody, in `index profile`: each is its own trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, pre_tokenizers
+
+from indexer.atlas import AtlasFolder
+from indexer.builds.executor import in_processes
+from indexer.builds.profile_worker import Bench, Profiled, Target, given_up, profile_one
+from indexer.names import ModelRef
+from indexer.profiles.asking import ProbeChoice
+from indexer.profiles.measure import Asked
+from indexer.profiles.store import ProfileIdentity, ProfileStore
+from indexer.profiles.subject import Source, read_subject
+from tests.profiles.test_tokens import tokenizer
+from tests.profiles.test_vocabulary import Local, saved
+
+WORDS = 3000  # more than a probe asks
+
+
+class Deadly(Local):
+    """A model that the process which reads it does not survive, as where the system is out of memory."""
+
+    @property
+    def source(self) -> Source:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("base"), WORDS, [f"w{number}" for number in range(WORDS)])
+
+
+def bench(base: Path, atlas: Path) -> Bench:
+    subject = read_subject(Source(ModelRef.parse(str(base))))
+    probe = ProbeChoice().probe(subject)
+    with torch.no_grad():
+        states = subject.layers.states(probe.inputs(subject.layers), [1, 2])
+    return Bench.of(
+        probe, states, atlas=atlas, asked=Asked(), base=Source(ModelRef.parse(str(base))), tokens=subject.tokens,
+        choice=ProbeChoice("text"), device="cpu",
+    )  # fmt: skip
+
+
+def target(folder: Path, kind: type[Target] = Local, relation: str = "finetune") -> Target:
+    return kind(ProfileIdentity("fine_tune", str(folder), "", "base", ""), relation, None, 0)
+
+
+def altered(folder: Path, name: str, change) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors[name])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_does_not_end_the_run(base, tmp_path):
+    sound = [saved(tmp_path / f"sound-{number}", WORDS) for number in range(3)]
+    due = [*map(target, sound[:2]), target(tmp_path / "deadly", Deadly), target(sound[2])]
+    work = partial(profile_one, bench=bench(base, tmp_path))
+    found: dict[str, Profiled] = {Path(one.target.model).name: one for one in in_processes(due, work, given_up, 2)}
+    assert {name: one.error and one.error.reason for name, one in found.items()} == {
+        "sound-0": None, "sound-1": None, "sound-2": None, "deadly": "worker_died",
+    }  # fmt: skip
+
+
+def test_a_tokenizer_that_panics_is_the_trouble_of_its_model(base, tmp_path):
+    """A panic of Rust is no Exception in Python: it ended the run, and that of every other model."""
+    model = saved(tmp_path / "panics", WORDS - 2900)
+    content = tokenizer(pre_tokenizer=pre_tokenizers.Split(Regex("([a-z ]+[a-z ]+)+y#"), "isolated"))
+    (model / "tokenizer.json").write_bytes(content)
+    done = profile_one(target(model), bench(base, tmp_path))
+    assert done.error is not None and "Its tokenizer" in done.error.detail
+
+
+WORD = "embeddings.word_embeddings.weight"
+OUTPUT = "encoder.layer.1.output.dense.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (WORD, float("nan")), (WORD, float("inf")), (WORD, 3e38),
+        (OUTPUT, float("nan")), (OUTPUT, -float("inf")), (OUTPUT, 3e38),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [slice(None), slice(3, 4)], ids=["all", "one row"])
+def test_weights_that_are_no_numbers_leave_no_number(base, tmp_path, name, value, rows):
+    """Refused by name. A NaN in the row of a word that the probe does not ask made `readable` 0 without a remark."""
+
+    def change(tensor: torch.Tensor) -> None:
+        tensor[rows] = value
+
+    model = altered(saved(tmp_path / "model", WORDS), name, change)
+    done = profile_one(target(model), bench(base, tmp_path))
+    if done.error is None:  # a huge word that nothing drew
+        assert value == 3e38 and name == WORD
+        kept = ProfileStore(AtlasFolder(tmp_path)).read(done.target.identity.digest)
+        assert all(np.isfinite(values).all() for values in (*kept.values.values(), *kept.errors.values()))
+    else:
+        assert done.error.reason == "not_finite", done.error
