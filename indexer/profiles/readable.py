@@ -35,7 +35,9 @@ class Readout:
 def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> Readout:
     """Ridge regression on random sequences of ``tokens`` tokens, one forward pass for all layers.
 
-    Raises Failed("not_finite") where outputs overflow. On random tokens: a map that was fitted on text knows which words are likely, and reads nothing else.
+    Raises Failed("not_finite") where outputs overflow.
+
+    On random tokens: a map that was fitted on text knows which words are likely, and reads nothing else.
     """
     sums: dict[int, _Sums] = {}
     width = layers.tokens.shape[1]
@@ -51,8 +53,8 @@ def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int 
         drawn += batch.numel()
     # One by one out of the table: the sums of twelve layers of 768 take 100 MB.
     maps = {layer: sums.pop(layer).solved(drawn) for layer in list(sums)}
-    for layer, found in maps.items():
-        if not torch.isfinite(found).all():
+    for layer, solved in maps.items():
+        if not torch.isfinite(solved).all():
             raise Failed("not_finite", f"the outputs of layer {layer} for random tokens hold NaN or infinite values")
     return Readout(maps)
 

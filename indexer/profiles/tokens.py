@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ class Tokens:
 
     def _answer(self, question: bytes, seconds: float) -> list[Any]:
         process, until, found = self._process, time.monotonic() + seconds, bytearray()
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(question)
             process.stdin.flush()
@@ -105,10 +108,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        try:
+        with suppress(OSError):  # what was not written yet has no reader
             stream.close()
-        except OSError:
-            pass  # what was not written yet has no reader
 
 
 def tokens_of(checkpoint: Checkpoint) -> Tokens | None:

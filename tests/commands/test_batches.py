@@ -12,8 +12,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from indexer.console.streams import read_stdin
 from indexer.builds.profile_worker import Target
+from indexer.console.streams import read_stdin
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.profiles.single import Reference, read_now
@@ -139,7 +139,7 @@ def test_every_line_has_an_answer(atlas, shell_of, command):
     ran = shell_of("query", command, "-", "--atlas", atlas.root, "--format", "jsonl", given=b"\n".join(lines))
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
     asked = list(dict.fromkeys(row["asked"] for row in rows))
-    assert asked[0] == "ann/glue-0" and asked[-1] == "bob/imdb-1", ran.stderr[-2000:]
+    assert (asked[0], asked[-1]) == ("ann/glue-0", "bob/imdb-1"), ran.stderr[-2000:]
     assert len(asked) == len(lines)
     assert all("error" in row for row in rows if row["asked"] not in ("ann/glue-0", "bob/imdb-1"))
     assert all(len(row["asked"]) < 500 and len(row.get("error", "")) < 1000 for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from functools import partial
@@ -21,6 +22,7 @@ from indexer.profiles.asking import ProbeChoice
 from indexer.profiles.measure import Asked
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, read_subject
+from tests.profiles.test_loading import at_most, deadline
 from tests.profiles.test_tokens import tokenizer
 from tests.profiles.test_vocabulary import Local, saved
 
@@ -80,7 +82,8 @@ def test_a_tokenizer_that_panics_is_the_trouble_of_its_model(base, tmp_path):
     content = tokenizer(pre_tokenizer=pre_tokenizers.Split(Regex("([a-z ]+[a-z ]+)+y#"), "isolated"))
     (model / "tokenizer.json").write_bytes(content)
     done = profile_one(target(model), bench(base, tmp_path))
-    assert done.error is not None and "Its tokenizer" in done.error.detail
+    assert done.error is not None
+    assert "Its tokenizer" in done.error.detail
 
 
 WORD = "embeddings.word_embeddings.weight"
@@ -104,8 +107,36 @@ def test_weights_that_are_no_numbers_leave_no_number(base, tmp_path, name, value
     model = altered(saved(tmp_path / "model", WORDS), name, change)
     done = profile_one(target(model), bench(base, tmp_path))
     if done.error is None:  # a huge word that nothing drew
-        assert value == 3e38 and name == WORD
+        assert (name, value) == (WORD, 3e38)
         kept = ProfileStore(AtlasFolder(tmp_path)).read(done.target.identity.digest)
         assert all(np.isfinite(values).all() for values in (*kept.values.values(), *kept.errors.values()))
     else:
         assert done.error.reason == "not_finite", done.error
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fill", "config", "reason"),
+    [
+        (((1, 300_000), (300_000, 1)), 0.1, {}, "shape_mismatch"),
+        (((1, 32), (1, 1)), 0.1, {}, "shape_mismatch"),
+        (((1, 1), (32, 1)), 0.1, {}, "shape_mismatch"),
+        (((1, 32), (32, 1)), float("nan"), {}, "not_finite"),
+        (((1, 32), (32, 1)), 1e15, {"lora_alpha": 9e29}, "not_finite"),
+        (((1, 32), (32, 1)), 0.1, {"lora_alpha": float("inf")}, "malformed"),
+        (((1, 32), (32, 1)), 0.1, {"r": 10**9}, "malformed"),
+        (((1, 32), (32, 1)), 0.1, {"r": 0}, "malformed"),
+        (((1, 32), (32, 1)), 0.1, {"alpha_pattern": {"(a+)+$": 3}}, "adapter_unsupported"),
+        (((1, 32), (32, 1)), 0.1, {}, None),
+    ],
+)
+def test_hostile_adapters(base, tmp_path, shapes, fill, config, reason):
+    """Factors that make a matrix of another shape, of 360 GB from 2 MB, or of no numbers: refused before the product."""
+    said = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["query"]} | config
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(said))
+    path = "base_model.model.encoder.layer.0.attention.self.query"
+    factors = {f"{path}.lora_{side}.weight": torch.full(shape, fill) for side, shape in zip("AB", shapes, strict=True)}
+    save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
+    with at_most(3 << 30), deadline(20):
+        done = profile_one(target(tmp_path / "adapter", relation="adapter"), bench(base, tmp_path))
+    assert (done.error and done.error.reason) == reason, done.error

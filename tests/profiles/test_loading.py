@@ -374,7 +374,7 @@ def test_files_that_are_none_are_not_waited_for(pipe, monkeypatch, path):
             lambda: images_sha256([path]),
             lambda: ProbeChoice(text=path).source,
         ):
-            with pytest.raises(AtlasError, match="a pipe|a device|a folder"):
+            with pytest.raises(AtlasError, match=r"a pipe|a device|a folder"):
                 read()
 
 

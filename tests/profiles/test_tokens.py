@@ -48,7 +48,7 @@ def test_a_tokenizer_takes_bounded_memory_and_time(monkeypatch, parts, ask):
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     hostile = Tokens({"tokenizer.json": tokenizer(**parts)})
     for _ in range(2):
-        with pytest.raises(AtlasError, match="Its tokenizer (takes|fails)"):
+        with pytest.raises(AtlasError, match=r"Its tokenizer (takes|fails)"):
             ask(hostile)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
     assert time.monotonic() - started < 40
