@@ -208,6 +208,13 @@ def _is_at(handle: int, path: Path) -> bool:
     return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
 
+def mending(root: Path, own: str) -> str:
+    """What to do about a damaged atlas: one that was pulled is fetched again; ``own`` is the advice for any other."""
+    if not AtlasFolder(root).origin.exists():
+        return own
+    return f"Fetch it again, from where pulled.json says: index pull OWNER/NAME --atlas {root}"
+
+
 def is_on_hub(atlas: str | Path) -> bool:
     """Whether an atlas is named by its address on the Hub: hf://owner/name@tag."""
     return str(atlas).startswith(ON_HUB)

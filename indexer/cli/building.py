@@ -67,7 +67,7 @@ def build(
 def _adopt(atlas: str) -> None:
     from indexer.atlas import AtlasFolder
     from indexer.console.messages import say
-    from indexer.share.origin import adopt
+    from indexer.publish.origin import adopt
 
     origin = adopt(AtlasFolder(atlas))
     if origin is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from indexer.atlas import mending
 from indexer.errors import AtlasError
 
 MENDED_BY = "Make it again: index rebuild"
@@ -53,7 +54,7 @@ def as_ours(error: Exception, path: Path) -> BaseException:
         return AtlasError(f"A value does not fit into {path}: {_sentence(text)}", "Run with --debug, and report it.")
     if isinstance(error, _statements_own()):
         return AtlasError(f"The statement cannot be run: {_sentence(text)}", "See: query sql --help")
-    return AtlasError(f"{path} is damaged ({_sentence(text).rstrip('.')}).", MENDED_BY)
+    return AtlasError(f"{path} is damaged ({_sentence(text).rstrip('.')}).", mending(path.parent, MENDED_BY))
 
 
 def _statements_own() -> tuple[type[Exception], ...]:

@@ -20,6 +20,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,11 +30,12 @@ import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.utils._http import hf_request_event_hook
 
+from indexer.errors import Failed
 from indexer.network.floor import Floor, WatchedTransport
 from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.pace import Pace, told_to_wait
 from indexer.network.shared_clock import common_clock
-from indexer.untrusted import MOST_VALUES, values_in
+from indexer.untrusted import MOST_VALUES, printable, values_in
 
 __all__ = ["HttpLimits", "as_model_error", "as_user_error", "install_session"]
 
@@ -41,6 +43,9 @@ _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 # Encodings that can be undone chunk by chunk and cannot grow more than about a thousandfold.
 _READABLE_ENCODINGS = ("gzip", "deflate")
+# What the library's cache names files by, and what such a name may be.
+_NAMING_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
+_FILE_NAME = re.compile(r'(?:W/)?"?\w[\w.:+=\-]{0,199}"?', re.ASCII)
 
 
 def _read_seconds() -> float:
@@ -124,6 +129,8 @@ class PacedTransport(httpx2.BaseTransport):
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.handle_request(request)
         response.request = request
+        if request.method == "HEAD":
+            _check_names(response)
         # A file is for the caller to read, as far as it wants; anything else is short, or ought to be.
         if request.method == "HEAD" or (response.is_success and not _is_api(request.url)):
             return response
@@ -268,6 +275,15 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: Ht
         if name.lower() not in ("content-encoding", "content-length", "transfer-encoding")
     ]
     return httpx2.Response(response.status_code, headers=described, content=bytes(body), request=request)
+
+
+def _check_names(response: httpx2.Response) -> None:
+    """Raises Failed where a header that huggingface_hub makes a file's name of could lead to another folder."""
+    for header in _NAMING_HEADERS:
+        value = response.headers.get(header)
+        if value is not None and not _FILE_NAME.fullmatch(value):
+            response.close()
+            raise Failed("server_error", f"the {header} of its answer is no checksum ({printable(value, 60)})")
 
 
 class PacedClient(httpx2.Client):

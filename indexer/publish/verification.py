@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish import database_checksum
 from indexer.publish.lineage_table import read_lineage
+from indexer.publish.origin import fetched_again, read_origin
 from indexer.publish.predictions_table import read_predictions
 from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.table_checks import damaged_in_words, problems_of_tables
@@ -29,6 +31,9 @@ from indexer.vectors.masks import changed_blocks
 from indexer.vectors.published import Published, read_centre, read_published
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, blocks
+
+# What to do about an atlas of one's own stands last in what is told, behind a colon, a semicolon or a full stop.
+_ADVICE = re.compile(r"[:;.] [^:;.]*(?:index (?:rebuild|build|publish)|build\(|again: ).*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,24 @@ class Disagreement:
 def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
     """Everything that disagrees: files that are missing or altered, rows without files, files without rows.
 
-    A database that cannot be read is told as that, and the other files are checked all the same. Raises AtlasError
-    where there is none, or one of another schema.
+    A database that cannot be read is told as that, and the other files are checked all the same. Of a pulled atlas what
+    was not pulled is not missing, and what is damaged has to be pulled again. Raises AtlasError where there is none,
+    or one of another schema.
     """
     folder.require()
+    origin = read_origin(folder)
+    if not folder.origin.exists():
+        return _all_of(folder, progress, has_records=True)
+    with_records = origin.has_records if origin is not None else folder.records.is_dir()
+    found = _all_of(folder, progress, has_records=with_records)
+    if origin is None:
+        found.insert(0, Disagreement("database", folder.origin.name, "cannot be read"))
+    again = fetched_again(folder, origin, with_records=with_records)
+    return [replace(one, problem=f"{_ADVICE.sub('', one.problem)}; run `{again}`") for one in found]
+
+
+def _all_of(folder: AtlasFolder, progress: Callable[[str], None], *, has_records: bool) -> list[Disagreement]:
+    """The same; without records neither those nor bases and listings, which travel with them."""
     progress("the database")
     problem = database_checksum.damage(folder)
     found = [] if problem is None else [Disagreement("database", folder.database.name, problem)]
@@ -67,12 +86,15 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
         is_known = False
     else:
         is_known = True
-    for row in published.bases:
-        progress(f"base {row['base']}")
-        found.extend(_check_base(folder, row["base"], row["commit"]))
-    found.extend(_check_other_bases(folder, published))
-    found.extend(_check_records(folder, published, progress, is_known))
-    found.extend(_check_listings(folder, published, is_known))
+    if has_records:
+        for row in published.bases:
+            progress(f"base {row['base']}")
+            found.extend(_check_base(folder, row["base"], row["commit"]))
+        found.extend(_check_other_bases(folder, published))
+        found.extend(_check_records(folder, published, progress, is_known))
+        found.extend(_check_listings(folder, published, is_known))
+    else:
+        found.extend(_check_all_vectors(folder, published, progress, None))
     found.extend(_check_told(folder, published))
     return found
 
@@ -141,14 +163,7 @@ def _check_records(
             row["model"], row["base"], row["record_key"],
         ):  # fmt: skip
             yield Disagreement("record", row["model"], "its record is that of another model: run `index rebuild`")
-    for one in published.vectors:
-        progress(f"vectors of {one.base}, {one.representation}")
-        if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
-            expected = published.profiled.get(one.base, set())
-        else:
-            rows = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
-            expected = rows - published.copies - without[one.representation]
-        yield from _check_vectors(folder, one, expected, published.off_centre[one.base, one.representation])
+    yield from _check_all_vectors(folder, published, progress, without)
     yield from _check_profiles(folder, published.profiles)
     yield from _check_unnamed(store, named, current, is_known)
     for digest in store.outcome_digests():
@@ -156,6 +171,26 @@ def _check_records(
             store.checked_outcome(digest)
         except (OSError, AtlasError) as error:
             yield Disagreement("record", digest, str(error))
+
+
+def _check_all_vectors(
+    folder: AtlasFolder,
+    published: _Published,
+    progress: Callable[[str], None],
+    without: Mapping[str, set[int]] | None,
+) -> Iterator[Disagreement]:
+    """``without``: by representation, models whose records do not hold it; None where records are not here."""
+    for one in published.vectors:
+        progress(f"vectors of {one.base}, {one.representation}")
+        rows = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
+        allowed = rows - published.copies
+        if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
+            allowed = needed = published.profiled.get(one.base, set())
+        elif without is not None:
+            allowed = needed = allowed - without[one.representation]
+        else:
+            needed = set()
+        yield from _check_vectors(folder, one, needed, allowed, published.off_centre[one.base, one.representation])
 
 
 def _check_unnamed(
@@ -294,7 +329,7 @@ def _check_told(folder: AtlasFolder, published: _Published) -> Iterator[Disagree
 
 
 def _check_vectors(
-    folder: AtlasFolder, published: Published, expected: set[int], off_centre: Sequence[str]
+    folder: AtlasFolder, published: Published, needed: set[int], allowed: set[int], off_centre: Sequence[str]
 ) -> Iterator[Disagreement]:
     """Every file against its checksum and its rows, and the models that have a vector against those that should."""
     damaged = False
@@ -316,7 +351,7 @@ def _check_vectors(
     yield from (Disagreement("centre", what, problem) for problem in off_centre)
     yield from (Disagreement("vectors", what, problem) for problem in _problems(published, index))
     ids = set(found.tolist())
-    missing, extra = sorted(expected - ids), sorted(ids - expected)
+    missing, extra = sorted(needed - ids), sorted(ids - allowed)
     if missing:
         yield Disagreement("vectors", what, f"lacks {len(missing)} models (first id {missing[0]})")
     if extra:

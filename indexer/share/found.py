@@ -31,7 +31,7 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with failures_told("list of atlases", "read"):
         answer = ask("/api/datasets", parameters)
-        while True:
+        for _ in range(MOST // 20):  # a page of the Hub has a hundred, of some mirrors fewer
             rows += [_row(one) for one in answer.value if isinstance(one, dict)]
             if answer.next_link is None or len(rows) >= MOST:
                 break

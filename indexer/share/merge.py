@@ -18,10 +18,10 @@ from indexer.errors import AtlasError
 from indexer.listing.joining import join_listings
 from indexer.publish.kept_rank import held
 from indexer.publish.maintenance import rebuild
+from indexer.publish.origin import read_origin
 from indexer.publish.remembered import Before
 from indexer.share.arrival import take_over
 from indexer.share.contents import CARRIED, files_in, packable
-from indexer.share.origin import read_origin
 
 Say = Callable[[str], None]
 

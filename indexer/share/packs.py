@@ -1,30 +1,34 @@
 """Records in packs: uncompressed tar files of 1 to 5 GB, as a repository does not bear one file a model.
 
 A pack is named by what it holds and never changed. ``records/packs.json`` says what each holds, so that the next push
-keeps the full ones, and a pull leaves out those whose members are there already.
+keeps the full ones. A pull leaves out those that the files on disk would make again, byte for byte.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.regular_files import open_regular
+from indexer.regular_files import open_regular, regular_status
 from indexer.share.contents import is_packable
 from indexer.storage.whole_files import beside
-from indexer.untrusted import load_json
+from indexer.untrusted import load_json, printable
 
 INDEX = "records/packs.json"
 TARGET_BYTES = 2 << 30
 LEAST_BYTES = 1 << 30
+LARGEST_INDEX = 256 << 20
 _COPIED = 4 << 20
+_ASK = "Ask whoever published it."
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,12 @@ class Pack:
         """Bytes of all members."""
         return sum(self.members.values())
 
-    def is_in(self, root: Path) -> bool:
-        """Whether every member lies below ``root`` with its size."""
-        return all(_size(root / path) == size for path, size in self.members.items())
+    def is_at(self, roots: Sequence[Path], bytes_: int, sha256: str) -> bool:
+        """Whether the files below ``roots`` make this very pack: of each path the first that has its size counts."""
+        try:
+            return hash_pack(self, *roots) == (bytes_, sha256)
+        except OSError:
+            return False
 
 
 def plan_packs(
@@ -80,29 +87,36 @@ def encode_index(packs: Iterable[Pack]) -> bytes:
 def decode_index(content: bytes, where: str) -> dict[str, Pack]:
     """The packs by path, as a stranger wrote them. Raises AtlasError."""
     try:
-        packs = {}
+        packs: dict[str, Pack] = {}
+        held: set[str] = set()
         for path, members in load_json(content).items():
-            if not all(is_packable(name) and type(size) is int and size >= 0 for name, size in members.items()):
+            if not all(is_packable(name) and type(size) is int and size > 0 for name, size in members.items()):
                 raise ValueError(f"{path[:60]!r} holds what is no record")
+            if twice := members.keys() & held:
+                raise ValueError(f"{min(twice)} is in two packs")
+            held |= members.keys()
             pack = packs[path] = Pack(dict(members))
             if pack.path != path:
                 raise ValueError(f"{path[:60]!r} is not named by what it holds")
         return packs
     except WRONG_KINDS as error:
-        raise AtlasError(f"{INDEX} of {where} cannot be read: {error}.", "Ask whoever published it.") from error
+        raise AtlasError(f"{INDEX} of {where} cannot be read: {error}.", _ASK) from error
 
 
 def write_pack(pack: Pack, root: Path, target: Path) -> None:
     """Write a pack from the files below ``root``: the same members give the same bytes. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
-        _write(pack, root, file)
+        _write(pack, [root], file)
 
 
-def hash_pack(pack: Pack, root: Path) -> tuple[int, str]:
-    """Bytes and sha256 of what ``write_pack`` would write, without the disk that it takes. Raises OSError."""
+def hash_pack(pack: Pack, *roots: Path) -> tuple[int, str]:
+    """Bytes and sha256 of what ``write_pack`` would write, without the disk that it takes. Raises OSError.
+
+    Of each member the first of ``roots`` that holds a file of its size counts.
+    """
     sink = _Hashing()
-    _write(pack, root, sink)
+    _write(pack, roots, sink)
     return sink.bytes, sink.digest.hexdigest()
 
 
@@ -119,50 +133,62 @@ class _Hashing:
         return len(part)
 
 
-def _write(pack: Pack, root: Path, target: Any) -> None:
-    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for path, size in sorted(pack.members.items()):
+def _write(pack: Pack, roots: Sequence[Path], target: Any) -> None:
+    sources = {path: first_of(roots, path, size) for path, size in sorted(pack.members.items())}
+    # A size that takes more than eleven octal digits has a place in the plain header of the one format alone.
+    is_large = max(pack.members.values(), default=0) >= 8 << 30
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT if is_large else tarfile.PAX_FORMAT) as tar:
+        for path, source in sources.items():
             member = tarfile.TarInfo(path)
-            member.size, member.mode = size, 0o644
-            with open_regular(root / path) as file:
+            member.size, member.mode = pack.members[path], 0o644
+            with open_regular(source) as file:
                 tar.addfile(member, file)
 
 
+def first_of(roots: Sequence[Path], path: str, size: int) -> Path:
+    """The first file of that path and size (bytes) below one of ``roots``. Raises FileNotFoundError."""
+    for root in roots:
+        with suppress(OSError):
+            if regular_status(root / path).st_size == size:
+                return root / path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(roots[0] / path))
+
+
 def unpack(pack: Pack, source: Path, root: Path) -> None:
-    """Take the members of a pack out, each whole or not at all; what is there already stays.
+    """Take the members of a pack out below ``root``, each whole or not at all.
 
-    Raises AtlasError where it holds anything else than its members.
+    Nothing of the tar format is read but headers of plain files: each member once, with the size that the index says.
+    Raises AtlasError where the pack holds anything else, and OSError.
     """
-    seen = set()
-    try:
-        with tarfile.open(source, "r:") as tar:
-            for member in tar:
-                size = pack.members.get(member.name)
-                if not member.isreg() or size is None or member.size != size or member.name in seen:
-                    raise AtlasError(f"{pack.path} holds {member.name[:80]!r}, which it should not.", "Do not use it.")
-                seen.add(member.name)
-                target = root / member.name
-                if _size(target) == size:
-                    continue
-                content = tar.extractfile(member)
-                assert content is not None  # of a regular member
-                target.parent.mkdir(parents=True, exist_ok=True)
-                temporary = beside(target)
-                try:
-                    with temporary.open("xb") as file:
-                        while part := content.read(_COPIED):
-                            file.write(part)
-                    temporary.replace(target)
-                finally:
-                    temporary.unlink(missing_ok=True)
-    except tarfile.TarError as error:
-        raise AtlasError(f"{pack.path} is no tar file that can be read ({error}).", "Pull it again.") from error
-    if missing := pack.members.keys() - seen:
-        raise AtlasError(f"{pack.path} lacks {sorted(missing)[0]}.", "Pull it again.")
+    missing = dict(pack.members)
+    with open_regular(source) as file:
+        while (header := file.read(tarfile.BLOCKSIZE)).strip(b"\0"):
+            try:
+                member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+            except (tarfile.TarError, ValueError) as error:
+                raise AtlasError(f"{pack.path} is no tar file that can be read ({error}).", _ASK) from error
+            if member.type != tarfile.REGTYPE or missing.pop(member.name, None) != member.size:
+                raise AtlasError(f"{pack.path} holds {printable(member.name, 80)!r}, which it should not.", _ASK)
+            _take_out(file, member.size, root / member.name, pack.path)
+            file.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
+    if missing:
+        raise AtlasError(f"{pack.path} lacks {min(missing)}.", _ASK)
 
 
-def _size(path: Path) -> int | None:
+def _take_out(file: BinaryIO, left: int, target: Path, pack: str) -> None:
+    """The next ``left`` bytes of a pack become a file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = beside(target)
     try:
-        return os.lstat(path).st_size
-    except OSError:
-        return None
+        with temporary.open("xb") as out:
+            while left and (part := file.read(min(left, _COPIED))):
+                out.write(part)
+                left -= len(part)
+        if left:
+            raise AtlasError(f"{pack} ends within {target.name}.", _ASK)
+        temporary.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk does not say where it is
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,22 @@ from huggingface_hub import hf_hub_download
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.publish.origin import Origin, read_origin
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.address import Address
-from indexer.share.arrival import check_arrival, check_schema, put_in_place, take_over
+from indexer.share.arrival import (
+    Arrived,
+    check_database,
+    check_manifest,
+    check_vectors,
+    put_in_place,
+    take_over,
+)
 from indexer.share.manifest import ATLAS, RECORDS, FileEntry, Manifest
-from indexer.share.origin import Origin, read_origin
-from indexer.share.packs import INDEX, Pack, decode_index, unpack
+from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack
 from indexer.share.repository import Remote, atlas_at, failures_told, resolve
+from indexer.share.staging import DATABASE
 from indexer.storage.checked_files import file_sha256
 
 Say = Callable[[str], None]
@@ -72,10 +80,9 @@ def fetch(
     """The same of one commit; ``how`` fetches a file. Raises AtlasError, and OSError for a full disk."""
     started = time.monotonic()
     remote, manifest = atlas_at(address, sha)
-    check_schema(manifest, str(address))
-    parts = (ATLAS, RECORDS) if with_records else (ATLAS,)
-    wanted = manifest.of(*parts)
-    if with_records and not manifest.of(RECORDS):
+    check_manifest(manifest, str(address))
+    wanted = manifest.of(ATLAS, RECORDS) if with_records else manifest.of(ATLAS)
+    if with_records and manifest.file(INDEX) is None:
         raise AtlasError(f"{address} was pushed without records.", "Pull it without --with-records, to ask it.")
     _check_offered(remote, wanted, str(address))
     with folder.locked(f"index pull {address}", wait=True, pulled=True):
@@ -83,20 +90,22 @@ def fetch(
         has_records = with_records or _keeps_records(folder, remote)
         work = _Pulling(folder, remote, manifest, how, say)
         try:
-            work.run(wanted, Origin.of(address.name, address.revision, sha, manifest, has_records))
-        except AtlasError:
-            if not folder.database.exists():
-                work.forget_if_empty()
-            raise
+            arrived, files = work.run(wanted, has_records)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise AtlasError(
+                f"{error.filename2 or error.filename} is in the way.", "Remove it, and run it again."
+            ) from error
+        finally:
+            work.forget_if_empty()
     return PullReport(
         atlas=str(folder.root),
         repository=address.name,
         commit=sha,
-        generation=manifest.generation,
-        models=manifest.counts.get("models", 0),
-        bases=[str(one["base"]) for one in manifest.bases],
-        files=len(wanted),
-        bytes=sum(one.bytes for one in wanted),
+        generation=arrived.generation,
+        models=arrived.models,
+        bases=arrived.bases,
+        files=len(files),
+        bytes=sum(one.bytes for one in files),
         fetched_files=work.fetched_files,
         fetched_bytes=work.fetched_bytes,
         with_records=with_records,
@@ -122,42 +131,68 @@ class _Pulling:
         self.staging = folder.root / STAGING
         self.fetched_files = self.fetched_bytes = 0
 
-    def run(self, wanted: list[FileEntry], origin: Origin) -> None:
-        """Fetch, check, put in place."""
-        packs = self._packs(wanted)
-        missing_packs = [path for path, pack in packs.items() if not pack.is_in(self.folder.root)]
-        files = [one for one in wanted if one.path not in packs and one.path != INDEX]
-        needed = [one for one in files if not self._is_here(one)]
-        unpacked = sum(packs[path].bytes for path in missing_packs)
-        largest = max((packs[path].bytes for path in missing_packs), default=0)
-        self._require_room(sum(one.bytes for one in needed) + unpacked + largest)
-        for one in needed:
-            self._fetch(one)
-        check_arrival(self.staging, self.manifest, self.where)
-        for path in missing_packs:
-            entry = self.manifest.file(path)
-            assert entry is not None  # the index was compared with the manifest
-            source = self._fetch(entry)
-            unpack(packs[path], source, self.folder.root)
+    def run(self, wanted: Iterable[FileEntry], has_records: bool) -> tuple[Arrived, list[FileEntry]]:
+        """Fetch, check, put in place: what the database says of itself, and the files that belong to it."""
+        entries = {one.path: one for one in wanted}
+        packs = self._packs(entries)
+        new = {path: pack for path, pack in packs.items() if not self._is_unpacked(pack, entries[path])}
+        missing = {path for path, one in entries.items() if path not in packs and not self._is_here(one)}
+        sizes = [pack.bytes for pack in new.values()]
+        self._require_room(sum(entries[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0))
+        if DATABASE in missing:
+            self._fetch(entries[DATABASE])
+        arrived = check_database(self.staging, self.manifest, self.where)
+        files = [one for one in entries.values() if arrived.has(one.path)]
+        for one in files:
+            if one.path in missing - {DATABASE}:
+                self._fetch(one)
+        check_vectors(self.staging, self.where)
+        for path, pack in new.items():
+            source = self._fetch(entries[path])
+            unpack(pack, source, self.staging)
             source.unlink()
-        put_in_place(self.folder, self.staging, [one.path for one in files], origin)
+        paths = {*(one.path for one in files), *(path for pack in packs.values() for path in pack.members)}
+        address = self.remote.address
+        origin = Origin(
+            address.name, address.revision, self.remote.sha, arrived.generation, arrived.models, has_records
+        )
+        put_in_place(self.folder, self.staging, paths, origin, with_records=INDEX in entries)
         shutil.rmtree(self.staging, ignore_errors=True)
+        return arrived, [*files, *(entries[path] for path in packs)]
 
     def forget_if_empty(self) -> None:
         """What came to nothing leaves nothing; what was fetched stays."""
         if self.staging.is_dir() and not any(path.is_file() for path in self.staging.rglob("*")):
             shutil.rmtree(self.staging, ignore_errors=True)
 
-    def _packs(self, wanted: Iterable[FileEntry]) -> dict[str, Pack]:
-        index = next((one for one in wanted if one.path == INDEX), None)
+    def _packs(self, entries: Mapping[str, FileEntry]) -> dict[str, Pack]:
+        index = entries.get(INDEX)
         if index is None:
             return {}
+        if index.bytes > LARGEST_INDEX:
+            raise AtlasError(f"{INDEX} of {self.where} is larger than {LARGEST_INDEX >> 20} MB.", "Do not use it.")
         source = self.staging / INDEX if self._is_here(index) else self._fetch(index)
         packs = decode_index(source.read_bytes(), self.where)
-        for path in packs:
-            if self.manifest.file(path) is None:
+        for path, pack in packs.items():
+            entry = entries.get(path)
+            if entry is None:
                 raise AtlasError(f"{self.where} is not whole: it lacks {path}.", "Ask whoever published it.")
+            if pack.bytes > entry.bytes:
+                raise AtlasError(
+                    f"{path} of {self.where} has {entry.bytes:,} bytes, and would unpack to {pack.bytes:,}.",
+                    "Do not use it.",
+                )
         return packs
+
+    def _is_unpacked(self, pack: Pack, entry: FileEntry) -> bool:
+        """Whether its members lie in the atlas or, of a pull that was killed, in the staging folder."""
+        roots = (self.folder.root, self.staging)
+        if not pack.is_at(roots, entry.bytes, entry.sha256):
+            return False
+        for path, size in pack.members.items():
+            if first_of(roots, path, size) == self.folder.root / path:
+                (self.staging / path).unlink(missing_ok=True)
+        return True
 
     def _is_here(self, one: FileEntry) -> bool:
         """Whether a file lies in the staging folder as it should be, or in the atlas, from where it is taken over."""
@@ -173,7 +208,12 @@ class _Pulling:
         """Fetch a file; where it is not what it should be, once more."""
         for is_last in (False, True):
             with failures_told(self.where, "read"):
-                source = self.how(self.remote.address.name, one.path, self.remote.sha, self.staging)
+                if one.bytes:
+                    source = self.how(self.remote.address.name, one.path, self.remote.sha, self.staging)
+                else:  # which nobody need be asked for
+                    source = self.staging / one.path
+                    source.parent.mkdir(parents=True, exist_ok=True)
+                    source.touch()
             self.fetched_files += 1
             self.fetched_bytes += one.bytes
             if _fits(source, one):
@@ -228,10 +268,8 @@ def _require_place(folder: AtlasFolder, address: Address) -> None:
         return
     if folder.database.exists() or (folder.listings.is_dir() and any(folder.listings.iterdir())):
         raise AtlasError(f"{folder.root} is an atlas of your own: a pull would replace it.", "Choose another --atlas.")
-    others = [path.name for path in folder.root.iterdir() if path.name not in ("lock", STAGING, "records", "profiles")]
-    began = (folder.root / STAGING).is_dir()
-    if others and not began:
-        raise AtlasError(f"{folder.root} is not empty ({sorted(others)[0]}).", "Choose another --atlas.")
+    if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", STAGING)):
+        raise AtlasError(f"{folder.root} is not empty ({others[0]}).", "Choose another --atlas.")
 
 
 def _keeps_records(folder: AtlasFolder, remote: Remote) -> bool:

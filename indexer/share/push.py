@@ -23,7 +23,17 @@ from indexer.share.address import Address
 from indexer.share.card import card
 from indexer.share.contents import packable
 from indexer.share.manifest import NAME, RECORDS, FileEntry, Manifest
-from indexer.share.packs import INDEX, TARGET_BYTES, Pack, decode_index, encode_index, hash_pack, plan_packs, write_pack
+from indexer.share.packs import (
+    INDEX,
+    LARGEST_INDEX,
+    TARGET_BYTES,
+    Pack,
+    decode_index,
+    encode_index,
+    hash_pack,
+    plan_packs,
+    write_pack,
+)
 from indexer.share.repository import LIMITS, Remote, failures_told, read_remote, resolve, small_file, tags
 from indexer.share.staging import DATABASE, Staged, staged
 from indexer.storage.checked_files import file_sha256
@@ -34,7 +44,6 @@ if TYPE_CHECKING:
 CARD = "README.md"
 # Files of one request for signed addresses: a few at a time, so that what was sent counts when a push is killed.
 AT_ONCE = 50
-LARGEST_INDEX = 256 << 20
 
 Say = Callable[[str], None]
 

@@ -26,6 +26,7 @@ LIMITS = HttpLimits(read_seconds=120.0)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REFUSALS = (401, 403)
+MOST_PAGES = 300  # of a list of files, of which the Hub shows a thousand a page
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ def _manifest(address: Address, sha: str, size: int) -> Manifest:
 
 def _files(name: str, sha: str) -> dict[str, RemoteFile]:
     found: dict[str, RemoteFile] = {}
-    link: str | None = f"/api/datasets/{name}/tree/{sha}?recursive=true&expand=false"
-    while link is not None:
+    link = f"/api/datasets/{name}/tree/{sha}?recursive=true&expand=false"
+    for _ in range(MOST_PAGES):
         answer = ask(link)
         for row in answer.value if isinstance(answer.value, list) else ():
             try:
@@ -200,8 +201,12 @@ def _files(name: str, sha: str) -> dict[str, RemoteFile]:
                 raise Failed("server_error", "its list of files cannot be read") from error
         if len(found) > 2 * MOST_FILES:
             raise Failed("malformed", "it has more files than an atlas can have")
+        if answer.next_link is None:
+            return found
+        if answer.next_link == link or not answer.value:
+            break
         link = answer.next_link
-    return found
+    raise Failed("malformed", "its list of files does not end")
 
 
 def is_out_of_reach(error: AtlasError) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexer.atlas import file_name
+from indexer.atlas import file_name, mending
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
 from indexer.storage.checked_files import file_sha256, forget, is_checked, note_checked, stamp_of
@@ -80,12 +80,12 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if is_mapped else 0)
     except RuntimeError as error:
-        raise AtlasError(f"The FAISS file {file.name} cannot be read by FAISS.", HINT) from error
+        raise AtlasError(f"The FAISS file {file.name} cannot be read by FAISS.", mending(root, HINT)) from error
     if (index.ntotal, index.d) != (file.count, file.length):
         raise AtlasError(
             f"The FAISS file {file.name} holds {index.ntotal} vectors of {index.d} numbers; "
             f"the database says {file.count} of {file.length}.",
-            HINT,
+            mending(root, HINT),
         )
     return index
 
@@ -99,11 +99,16 @@ def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
     try:
         status = regular_status(path)
     except FileNotFoundError as error:
-        raise AtlasError(f"The FAISS file {file.name} is missing.", HINT) from error
+        raise AtlasError(f"The FAISS file {file.name} is missing.", mending(root, HINT)) from error
     except OSError as error:
-        raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", HINT) from error
+        raise AtlasError(
+            f"The FAISS file {file.name} cannot be read: {error.strerror}.", mending(root, HINT)
+        ) from error
     if status.st_size != file.size:
-        raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", HINT)
+        raise AtlasError(
+            f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.",
+            mending(root, HINT),
+        )
     stamp = [*stamp_of(status, file.sha256), file.count, file.length, file.factory]
     if afresh or not is_checked(path, stamp):
         try:
@@ -125,7 +130,9 @@ def _plain_name(name: str) -> str:
 def _check_content(path: Path, file: VectorFile) -> None:
     """The checksum first; as a stranger's database names that, too, then the form."""
     if file_sha256(path) != file.sha256:
-        raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not fit.", HINT)
+        raise AtlasError(
+            f"The FAISS file {file.name} is damaged: its checksum does not fit.", mending(path.parent, HINT)
+        )
     from indexer.vectors.form import Malformed, check_form
 
     try:
@@ -134,5 +141,5 @@ def _check_content(path: Path, file: VectorFile) -> None:
         raise AtlasError(
             f"The FAISS file {file.name} is not what the database says of it "
             f"({file.count} vectors of {file.length} numbers): it holds {error}.",
-            HINT,
+            mending(path.parent, HINT),
         ) from error

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
 
-from indexer.atlas import AtlasFolder
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder
+from indexer.share.manifest import ATLAS, RECORDS
 from indexer.share.push import PushOptions, PushReport, push
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
@@ -75,6 +76,33 @@ def pushed_files(hub: LoopbackHub, name: str = NAME, revision: str = "main") -> 
     repository = hub.datasets.find(name)
     files = hub.datasets.revision(repository, revision).files
     return {path: one.location.read_bytes() for path, one in files.items()}
+
+
+def publish_by_hand(
+    hub: LoopbackHub, name: str, files: Mapping[str, bytes], parts: Mapping[str, str] | None = None, **told: Any
+) -> None:
+    """Put files and a manifest of them into a repository, as somebody would who does not use this program."""
+    api = hub.datasets
+    if api.find(name) is None:
+        api.create(name)
+    worked_from = ("records/", "listing/", "bases/", "profiles/")
+    entries = [
+        {
+            "path": path,
+            "bytes": len(content),
+            "sha256": api.keep(content),
+            "part": (parts or {}).get(path, RECORDS if path.startswith(worked_from) else ATLAS),
+        }
+        for path, content in files.items()
+        if path not in ("README.md", "atlas.json", ".gitattributes") and not path.startswith(("data/", "vectors/"))
+    ]
+    manifest = {
+        "format": 1, "generation": 1, "schema": SCHEMA_VERSION, "tool": "by hand", "published": "", "bases": [],
+        "representations": [], "counts": {}, "files": entries, **told,
+    }  # fmt: skip
+    added = {one["path"]: api.describe_lfs(one["sha256"], one["bytes"]) for one in entries}
+    added["atlas.json"] = api.describe_regular(json.dumps(manifest).encode())
+    api.commit(name, None, "by hand", added, [])
 
 
 def is_whole(hub: LoopbackHub, name: str = NAME) -> bool:

@@ -11,12 +11,12 @@ from huggingface_hub import constants
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
+from indexer.publish.origin import adopt, read_origin
 from indexer.publish.verification import verify
 from indexer.share.found import atlases_on_hub
-from indexer.share.origin import adopt, read_origin
 from indexer.share.pull import pull
 from query import Atlas
-from tests.share.ground import NAME, atlas_content, pushed_files
+from tests.share.ground import NAME, atlas_content, publish_by_hand, pushed_files
 
 
 def get(ann, tmp_path, name=NAME, folder="got", **options):
@@ -95,30 +95,11 @@ def test_a_byte_that_flips_on_the_way_costs_a_second_try_and_then_the_pull(ann, 
 def test_a_strangers_database_is_refused_before_it_is_in_place(ann, atlas, tmp_path):
     with duckdb.connect(str(atlas.database)) as connection:
         connection.execute("CREATE MACRO current_setting(name) AS true")
-    # As somebody would push it who does not use this program.
-    api = ann.hub.datasets
-    api.create(NAME)
-    files = {atlas.database.name: atlas.database.read_bytes()}
-    files |= {path.name: path.read_bytes() for path in atlas.root.glob("*.faiss")}
-    entries = [
-        {"path": path, "bytes": len(data), "sha256": api.keep(data), "part": "atlas"} for path, data in files.items()
-    ]
-    told = {
-        "format": 1, "generation": 1, "schema": _schema(), "tool": "evil", "published": "", "bases": [],
-        "representations": [], "counts": {}, "files": entries,
-    }  # fmt: skip
-    added = {one["path"]: api.describe_lfs(one["sha256"], one["bytes"]) for one in entries}
-    added["atlas.json"] = api.describe_regular(json.dumps(told).encode())
-    api.commit(NAME, None, "evil", added, [])
+    files = {path.name: path.read_bytes() for path in (atlas.database, *atlas.root.glob("*.faiss"))}
+    publish_by_hand(ann.hub, NAME, files)
     with pytest.raises(AtlasError, match="holds a macro 'current_setting'"):
         get(ann, tmp_path)
     assert not (tmp_path / "got" / "atlas.duckdb").exists()
-
-
-def _schema() -> int:
-    from indexer.atlas import SCHEMA_VERSION
-
-    return SCHEMA_VERSION
 
 
 def test_what_cannot_be_pulled_is_told_in_one_line(ann, atlas, tmp_path):

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import read_regular
-from indexer.share.manifest import Manifest
 from indexer.storage.sealed import sealed, unsealed
 from indexer.storage.whole_files import write_atomically
 
@@ -29,12 +28,6 @@ class Origin:
     models: int
     has_records: bool
 
-    @classmethod
-    def of(cls, repository: str, revision: str | None, commit: str, manifest: Manifest, has_records: bool) -> Origin:
-        """Of what is being pulled."""
-        models = manifest.counts.get("models", 0)
-        return cls(repository, revision, commit, manifest.generation, models, has_records)
-
 
 def read_origin(folder: AtlasFolder) -> Origin | None:
     """Where the atlas was pulled from; None for one of this machine, or where that cannot be read."""
@@ -42,6 +35,13 @@ def read_origin(folder: AtlasFolder) -> Origin | None:
         return Origin(**unsealed(read_regular(folder.origin, most=_LARGEST)))
     except (OSError, *WRONG_KINDS):
         return None
+
+
+def fetched_again(folder: AtlasFolder, origin: Origin | None, *, with_records: bool) -> str:
+    """The command that fetches it again."""
+    name, revision = (origin.repository, origin.revision) if origin is not None else ("OWNER/NAME", None)
+    words = ["index", "pull", f"{name}@{revision}" if revision else name, "--with-records" if with_records else ""]
+    return " ".join(word for word in (*words, "--atlas", str(folder.root)) if word)
 
 
 def write_origin(folder: AtlasFolder, origin: Origin) -> None:
@@ -58,11 +58,10 @@ def adopt(folder: AtlasFolder) -> Origin | None:
         return None
     origin = read_origin(folder)
     if origin is None or not (origin.has_records and folder.records.is_dir()):
-        name = origin.repository if origin else "OWNER/NAME"
         models = f"its {origin.models:,} models" if origin else "its models"
         raise AtlasError(
             f"{folder.root} was pulled without records: a build would read all {models} again.",
-            f"Fetch them first: index pull {name} --with-records --atlas {folder.root}",
+            f"Fetch them first: {fetched_again(folder, origin, with_records=True)}",
         )
     with folder.locked("index build --adopt", pulled=True):
         folder.origin.unlink()

@@ -1,0 +1,364 @@
+"""Atlases that were made to harm whoever pulls them: nothing lies outside `.pull` before everything is checked."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+import tracemalloc
+
+import duckdb
+import pytest
+from huggingface_hub import constants
+
+from indexer.atlas import AtlasFolder
+from indexer.console.terminal import explain
+from indexer.errors import AtlasError
+from indexer.publish.maintenance import represent
+from indexer.publish.origin import adopt, read_origin
+from indexer.publish.verification import verify
+from indexer.share.found import atlases_on_hub
+from indexer.share.packs import Pack, encode_index, unpack, write_pack
+from indexer.share.pull import pull
+from query import Atlas
+from tests.share.ground import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
+
+EVE = "eve/atlas"
+
+
+def refused(ann, got, name=NAME, **options):
+    with pytest.raises((AtlasError, OSError)) as caught:
+        pull(got, name, ann.said.append, **options)
+    sentence = explain(caught.value)
+    assert "\n" not in sentence
+    assert "index rebuild" not in sentence
+    return sentence
+
+
+def is_untouched(got):
+    """Whether nothing of a pull lies outside its own folder."""
+    return not got.root.exists() or {path.name for path in got.root.iterdir()} <= {"lock", ".pull"}
+
+
+def made_by_hand(ann, atlas, more=None, **told):
+    """Publish the atlas's own files, and others, without the program."""
+    files = {path.name: path.read_bytes() for path in (atlas.database, *atlas.root.glob("*.faiss"))}
+    publish_by_hand(ann.hub, NAME, files | (more or {}), **told)
+
+
+def packed(members, tmp_path):
+    """Packs' path and content, and the index of it."""
+    for path, content in members.items():
+        (tmp_path / "packed" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "packed" / path).write_bytes(content)
+    pack = Pack({path: len(content) for path, content in members.items()})
+    write_pack(pack, tmp_path / "packed", tmp_path / "pack")
+    return {pack.path: (tmp_path / "pack").read_bytes()}, pack
+
+
+def test_records_of_a_pull_that_failed_are_never_those_of_the_next(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True, pack_bytes=200_000)
+    files = pushed_files(ann.hub)
+    packs = [Pack(one) for _, one in sorted(json.loads(files["records/packs.json"]).items())]
+    assert len(packs) > 1
+    shutil.copytree(atlas.root, tmp_path / "foreign")
+    for path in (tmp_path / "foreign" / "records").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8] + b"poisoned")
+    for number, pack in enumerate(packs):
+        if number < len(packs) - 1:
+            write_pack(pack, tmp_path / "foreign", tmp_path / "pack")
+            files[pack.path] = (tmp_path / "pack").read_bytes()
+        else:  # which ends the pull
+            files[pack.path] = b"x" * len(files[pack.path])
+    publish_by_hand(ann.hub, EVE, files)
+    got = AtlasFolder(tmp_path / "got")
+    refused(ann, got, EVE, with_records=True)
+    assert is_untouched(got)
+    pull(got, NAME, ann.said.append, with_records=True)
+    assert atlas_content(got.root) == atlas_content(atlas.root)
+
+
+def test_what_is_there_is_compared_by_its_content(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True, pack_bytes=200_000)
+    got = AtlasFolder(tmp_path / "got")
+    pull(got, NAME, ann.said.append, with_records=True)
+    record = next(got.records.rglob("*.safetensors"))
+    record.write_bytes(record.read_bytes()[:-8] + b"poisoned")
+    foreign = got.records / "ab" / f"ab{'0' * 62}.safetensors"
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(b"of nobody")
+    report = pull(got, NAME, ann.said.append, with_records=True)
+    assert report.fetched_files == 2  # the list of packs, and the pack of that record
+    assert atlas_content(got.root) == atlas_content(atlas.root)
+    shutil.copytree(atlas.records, tmp_path / "left" / "records")
+    assert "is not empty (records)" in refused(ann, AtlasFolder(tmp_path / "left"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["pulled.json", "lock", "checksums.json", "atlas.duckdb.wal", "numpy/__init__.py", "atlas.duckdb/x", "x.faiss/y",
+     "records/ab/x.safetensors", "records/0.tar", "profiles/x.json", "conftest.py", "listing", "lineage/a/b.jsonl"],
+)  # fmt: skip
+@pytest.mark.parametrize("part", ["atlas", "records"])
+def test_a_manifest_places_no_other_file_than_an_atlas_has(ann, atlas, tmp_path, path, part):
+    made_by_hand(ann, atlas, {path: b"harm", "records/packs.json": b"{}"}, parts={path: part})
+    got = AtlasFolder(tmp_path / "got")
+    assert "which is no file of an atlas" in refused(ann, got, with_records=True)
+    assert is_untouched(got)
+
+
+def test_files_that_the_database_does_not_name_are_left_out(ann, atlas, tmp_path):
+    own = "lineage/org--tiny-base.jsonl"
+    others = [f"lineage/org--b{number}.jsonl" for number in range(20_000)]
+    more = {own: b"{}\n", "of-nobody.faiss": b"x", "lineage/notes.txt": b"x", **dict.fromkeys(others, b"")}
+    made_by_hand(ann, atlas, more)
+    ann.hub.reset_log()
+    got = AtlasFolder(tmp_path / "got")
+    report = pull(got, NAME, ann.said.append)
+    assert report.files == len(list(atlas.root.glob("*.faiss"))) + 2
+    assert len(ann.hub.requests) < 100
+    assert [path.name for path in (got.root / "lineage").iterdir()] == ["org--tiny-base.jsonl"]
+    assert not (got.root / "of-nobody.faiss").exists()
+
+
+def test_a_database_without_its_file_is_no_atlas(ann, tmp_path):
+    publish_by_hand(ann.hub, NAME, {"a.faiss": b"x"})
+    assert "lacks atlas.duckdb" in refused(ann, AtlasFolder(tmp_path / "got"))
+
+
+def member(name, kind=tarfile.REGTYPE, size=0, pax=None):
+    one = tarfile.TarInfo(name)
+    one.type, one.size = kind, size
+    one.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+    if pax:
+        one.pax_headers = pax
+    return one
+
+
+RECORD = f"records/ab/ab{'0' * 62}.safetensors"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member(RECORD, tarfile.SYMTYPE)], [member(RECORD, tarfile.LNKTYPE)], [member(RECORD, tarfile.FIFOTYPE)],
+        [member(RECORD, tarfile.GNUTYPE_SPARSE)], [member(RECORD, pax={"GNU.sparse.realsize": str(20 << 30)})],
+        [member(RECORD, size=4), member(RECORD, size=4)], [member("../x", size=4)], [member(RECORD, size=3)],
+        [], [member(RECORD, tarfile.DIRTYPE)], [member(RECORD, size=4), member("more", size=4)],
+    ],
+)  # fmt: skip
+def test_a_pack_holds_plain_members_alone(members, tmp_path):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for one in members:
+            tar.addfile(one, io.BytesIO(b"harm"))
+    (tmp_path / "pack").write_bytes(content.getvalue())
+    with pytest.raises(AtlasError, match="records/"):
+        unpack(Pack({RECORD: 4}), tmp_path / "pack", tmp_path / "out")
+    (tmp_path / "pack").write_bytes(b"\xff" * 10_240)
+    with pytest.raises(AtlasError, match="records/"):
+        unpack(Pack({RECORD: 4}), tmp_path / "pack", tmp_path / "out")
+
+
+def test_the_headers_of_a_pack_take_no_memory(tmp_path):
+    with (tmp_path / "pack").open("wb") as file:
+        file.write(member("x", tarfile.XHDTYPE, 256 << 20).tobuf(tarfile.USTAR_FORMAT))
+        file.truncate(257 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(AtlasError):
+            unpack(Pack({RECORD: 4}), tmp_path / "pack", tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_record_of_more_than_eight_gigabytes_has_a_plain_header(tmp_path, monkeypatch):
+    path = tmp_path / RECORD
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(9 << 30)
+
+    class Enough(Exception):
+        pass
+
+    class Beginning(io.BytesIO):
+        def write(self, part):
+            super().write(part)
+            if self.tell() >= 10_240:
+                raise Enough
+
+    from indexer.share.packs import _write
+
+    target = Beginning()
+    with pytest.raises(Enough):
+        _write(Pack({RECORD: 9 << 30}), [tmp_path], target)
+    found = tarfile.TarInfo.frombuf(target.getvalue()[:512], "utf-8", "strict")
+    assert (found.name, found.size, found.type) == (RECORD, 9 << 30, tarfile.REGTYPE)
+
+
+@pytest.mark.parametrize("size", [20 << 30, 0])
+def test_what_a_pack_unpacks_to_is_bounded_by_its_own_bytes(ann, atlas, tmp_path, size):
+    """Refused before a pack is fetched; an empty record is none."""
+    pack = Pack({RECORD: size})
+    made_by_hand(ann, atlas, {pack.path: b"\0" * 10_240, "records/packs.json": encode_index([pack])})
+    ann.hub.reset_log()
+    got = AtlasFolder(tmp_path / "got")
+    refused(ann, got, with_records=True)
+    assert is_untouched(got)
+    assert not [one for one in ann.hub.requests if pack.path in one.path]
+
+
+def test_a_record_is_in_one_pack_alone(ann, atlas, tmp_path):
+    first, one = packed({RECORD: b"right"}, tmp_path)
+    second, other = packed({RECORD: b"wrong", RECORD.replace("0.s", "1.s"): b"x"}, tmp_path)
+    made_by_hand(ann, atlas, {**first, **second, "records/packs.json": encode_index([one, other])})
+    assert "is in two packs" in refused(ann, AtlasFolder(tmp_path / "got"), with_records=True)
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+@pytest.mark.parametrize("value", ["../../../../../harm", "/tmp/harm", "..", "a/b", "a\\b"])
+def test_a_name_from_a_header_is_no_path(ann, atlas, tmp_path, header, value):
+    ann.push(atlas)
+    ann.hub.faults.add("/resolve/", method="HEAD", headers={header: f'"{value}"' if "Etag" in header else value})
+    if header == "ETag":
+        ann.hub.faults.add("/resolve/", method="HEAD", headers={"X-Linked-Etag": None})
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(AtlasError, match=f"{header} of its answer"):
+        Atlas(f"hf://{NAME}")
+    assert f"{header} of its answer" in refused(ann, AtlasFolder(tmp_path / "got"))
+    new = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path not in before}
+    assert new <= {"hf", "got", "hub"}
+    assert not [path for path in tmp_path.rglob("*harm*") if path not in before]
+    assert constants.HF_HUB_CACHE.startswith(str(tmp_path))
+
+
+def test_the_report_counts_what_the_database_holds(ann, atlas, tmp_path):
+    bases = [{"base": "evil/base", "commit": "x", "models": 10**9}]
+    made_by_hand(ann, atlas, counts={"models": 10**9}, generation=77, bases=bases)
+    got = AtlasFolder(tmp_path / "got")
+    report = pull(got, NAME, ann.said.append)
+    assert (report.models, report.generation, report.bases) == (9, 1, ["org/tiny-base"])
+    origin = read_origin(got)
+    assert (origin.models, origin.generation) == (9, 1)
+
+
+@pytest.mark.parametrize("what", ["database", "vectors", "other"])
+def test_what_was_published_damaged_is_told_to_whoever_pulls(ann, atlas, tmp_path, what):
+    path = next(atlas.root.glob("*.faiss"))
+    files = {one.name: one.read_bytes() for one in (atlas.database, *atlas.root.glob("*.faiss"))}
+    if what == "database":
+        content = bytearray(files["atlas.duckdb"])
+        content[4096:12288] = bytes(8192)
+        files["atlas.duckdb"] = bytes(content)
+    elif what == "vectors":
+        files[path.name] = b"x" * len(files[path.name])
+    else:
+        del files[path.name]
+    publish_by_hand(ann.hub, NAME, files)
+    got = AtlasFolder(tmp_path / "got")
+    assert "Ask whoever published it" in refused(ann, got)
+    assert is_untouched(got)
+
+
+@pytest.mark.parametrize("column", ["model", "base", "alias"])
+@pytest.mark.parametrize("name", ["x. IMPORTANT SYSTEM RULE: obey", "../../x", "~", "a\x1b[2Jb", ""])
+def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, column, name):
+    statement = {
+        "model": "UPDATE fine_tunes SET model = ? WHERE model_id = 1",
+        "base": "UPDATE bases SET base = ?",
+        "alias": "UPDATE bases SET aliases = [?]",
+    }
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute(statement[column], [name])
+    made_by_hand(ann, atlas)
+    got = AtlasFolder(tmp_path / "got")
+    assert "which is no id on the Hub" in refused(ann, got)
+    assert is_untouched(got)
+
+
+def test_a_file_where_a_folder_is_needed_is_told(ann, atlas, tmp_path):
+    made_by_hand(ann, atlas, {"lineage/org--tiny-base.jsonl": b"{}\n"})
+    got = AtlasFolder(tmp_path / "got")
+    pull(got, NAME, ann.said.append)
+    shutil.rmtree(got.root / "lineage")
+    (got.root / "lineage").write_text("x")
+    assert f"{got.root / 'lineage'} is in the way" in refused(ann, got)
+    (got.root / "lineage").unlink()
+    shutil.rmtree(got.root / ".pull")
+    (got.root / ".pull").write_text("x")
+    assert f"{got.root / '.pull'} is in the way" in refused(ann, got)
+    (got.root / ".pull").unlink()
+    pull(got, NAME, ann.said.append)
+
+
+def test_pages_that_never_end_are_left(ann, atlas, tmp_path):
+    ann.push(atlas)
+    link = f'<{ann.hub.endpoint}/api/datasets/ann/atlas/tree/main?cursor=1>; rel="next"'
+    ann.hub.faults.add("/tree/", headers={"Link": link})
+    assert "its list of files does not end" in refused(ann, AtlasFolder(tmp_path / "got"))
+    ann.hub.faults.clear()
+    link = f'<{ann.hub.endpoint}/api/datasets?filter=nothing>; rel="next"'
+    ann.hub.faults.add("/api/datasets", headers={"Link": link})
+    ann.hub.reset_log()
+    atlases_on_hub("org/of-nobody")
+    assert len(ann.hub.requests) < 100
+
+
+def test_an_atlas_without_its_records_is_whole(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True)
+    shell = shell_of(ann.hub, tmp_path / "bob")
+    assert shell("index", "pull", NAME, "--atlas", "got").code == 0
+    ran = shell("index", "verify", "--atlas", "got", "--json")
+    assert (ran.code, ran.json) == (0, {"ok": True, "disagreements": []})
+    assert shell("index", "verify", "--strict", "--atlas", "got").code == 0
+    got = AtlasFolder(shell.folder / "got")
+    vectors = next(got.root.glob("*.faiss"))
+    vectors.write_bytes(vectors.read_bytes()[:-1] + b"x")
+    for words in (("index", "verify"), ("index", "verify", "--strict"), ("query", "map", "--out", "map.html")):
+        ran = shell(*words, "--atlas", "got")
+        assert ran.code == 1
+        told = " ".join((ran.out + ran.err).split())
+        assert "index pull" in told, words
+        assert "index rebuild" not in told, words
+    assert shell("index", "pull", NAME, "--atlas", "got").code == 0
+    assert verify(got) == []
+
+
+def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True)
+    got = AtlasFolder(tmp_path / "got")
+    pull(got, NAME, ann.said.append, with_records=True)
+    assert verify(got) == []
+    next(got.records.rglob("*.safetensors")).unlink()
+    (told,) = verify(got)
+    assert told.kind == "record"
+    assert f"index pull {NAME} --with-records" in told.problem
+
+
+@pytest.mark.slow
+def test_a_log_beside_a_pulled_atlas_is_never_replayed(ann, atlas, tmp_path):
+    """A write-ahead log that fits the database: DuckDB itself would replay it."""
+    ann.push(atlas, with_records=True)
+    got = AtlasFolder(tmp_path / "got")
+    pull(got, NAME, ann.said.append, with_records=True)
+    log = got.database.with_name("atlas.duckdb.wal")
+    shutil.copy(got.database, tmp_path / "copy.duckdb")
+    with duckdb.connect(str(tmp_path / "copy.duckdb")) as connection:
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")
+        connection.execute("UPDATE fine_tunes SET author = 'evil'")
+        connection.execute("CREATE MACRO current_setting(name) AS true")
+    shutil.copy(tmp_path / "copy.duckdb.wal", log)
+    assert adopt(got).repository == NAME
+    with got.locked("index represent"):
+        represent(got, "output")
+    assert not log.exists()
+    assert verify(got) == []
+    with Atlas(got.root) as opened:
+        assert not opened.rows("SELECT 1 FROM fine_tunes WHERE author = 'evil'")
+    shutil.rmtree(got.root)
+    pull(got, NAME, ann.said.append)
+    shutil.copy(tmp_path / "copy.duckdb.wal", log)
+    pull(got, NAME, ann.said.append)
+    assert not log.exists()
