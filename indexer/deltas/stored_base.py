@@ -19,7 +19,7 @@ from indexer.architectures.layout import Layout
 from indexer.atlas import AtlasFolder
 from indexer.deltas.base_checksum import actual_checksum, stated_checksum
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
-from indexer.names import DeltaKey
+from indexer.names import DeltaKey, is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import regular_status
 from indexer.storage.checked_files import forget, is_checked, note_checked, stamp_of
@@ -161,8 +161,8 @@ def _check_description(found: Any) -> None:
     names = found["base"], found["commit"]
     if not all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_TEXT for name in names):
         raise ValueError("a name that is none")
-    if "/" in found["commit"] or not isinstance(found["config"], dict):
-        raise ValueError("no commit, or no config")
+    if not is_hub_id(found["base"]) or "/" in found["commit"] or not isinstance(found["config"], dict):
+        raise ValueError("no id, no commit, or no config")
     for shape in found["shapes"].values():
         if not all(type(size) is int and 0 < size <= MAX_INTEGER for size in shape):
             raise ValueError("a shape that is none")

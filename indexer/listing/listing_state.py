@@ -9,7 +9,7 @@ from typing import Any
 from indexer.listing.claims import Claim
 from indexer.listing.questions import BadRow, CrawlProgress, RawRow
 from indexer.listing.selection import ListedModel
-from indexer.names import is_hub_id
+from indexer.names import is_hub_id, is_local_id
 from indexer.untrusted import Reader, is_too_deep
 
 Line = dict[str, Any]
@@ -187,7 +187,9 @@ class State:
         }
         was = _read_claim(line["was"]) if "was" in line else None
         row = line.get("row")
-        if not (isinstance(identifier, str) and (is_hub_id(identifier) or "user" in claims)):
+        if not (
+            isinstance(identifier, str) and (is_hub_id(identifier) or ("user" in claims and is_local_id(identifier)))
+        ):
             raise ValueError("a model without an id")
         if not claims and was is None:
             raise ValueError(f"{identifier} claims nothing")

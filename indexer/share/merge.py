@@ -20,8 +20,11 @@ from indexer.publish.kept_rank import held
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
 from indexer.publish.remembered import Before
+from indexer.publish.told_lines import Line, read_told, write_told
+from indexer.records.store import RecordStore
 from indexer.share.arrival import take_over
-from indexer.share.contents import CARRIED, files_in, packable
+from indexer.share.contents import packable
+from indexer.storage.checked_files import file_sha256
 
 Say = Callable[[str], None]
 
@@ -130,28 +133,44 @@ def _gather(
         if joined.in_several:
             shown = ", ".join(joined.in_several[:3]) + (" …" if len(joined.in_several) > 3 else "")
             say(f"{name}: {len(joined.in_several)} models are in several ({shown}); the row seen last counts")
+    store = RecordStore(target)
     differing = 0
     for source in sources:
         for path, file in packable(source):
             there = target.root / path
-            if there.exists():
-                differing += _is_record(path) and there.stat().st_size != file.stat().st_size
-                continue
-            take_over(file, there)
+            if not there.exists():
+                take_over(file, there)
+            elif _is_record(path) and file_sha256(there) != file_sha256(file):
+                differing += 1
+                if not _is_readable(store, there.stem):
+                    take_over(file, there)
     if differing:
-        say(f"{differing} records differ though they are of the same models; that of the atlas named first stays")
-    _join_lines(sources, target)
+        say(f"{differing} records differ though they are of the same models; the first that can be read stays")
+    _join_lines(sources, bases, target, say)
     return in_several
 
 
-def _join_lines(sources: Sequence[AtlasFolder], target: AtlasFolder) -> None:
-    """Lineage: lines that name models, so those of several files make one."""
-    for source in sources:
-        for path, file in files_in(source, CARRIED):
-            there = target.root / path
-            there.parent.mkdir(parents=True, exist_ok=True)
-            with there.open("ab") as joined:
-                joined.write(file.read_bytes())
+def _is_readable(store: RecordStore, digest: str) -> bool:
+    try:
+        return store.read(digest).identity.digest == digest
+    except AtlasError:
+        return False
+
+
+def _join_lines(
+    sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], target: AtlasFolder, say: Say
+) -> None:
+    """Lineage and predictions: lines that name models, so those of several files make one."""
+    for name in sorted({name for one in bases for name in one}):
+        for path_of in (AtlasFolder.lineage, AtlasFolder.predictions):
+            joined: list[Line] = []
+            for source in sources:
+                lines, problems = read_told(path_of(source, name))
+                joined += lines
+                for problem in problems[:1]:
+                    say(f"{path_of(source, name)}: {problem}; what can be read is taken")
+            if joined:
+                write_told(path_of(target, name), joined)
 
 
 def _joined_before(sources: Sequence[AtlasFolder]) -> Before:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
+import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
+from indexer.console.terminal import explain
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
@@ -81,13 +84,13 @@ def test_what_cannot_become_one_is_told(made, tmp_path):
         merge([AtlasFolder(first), AtlasFolder(made)], AtlasFolder(tmp_path / "full"), print)
 
 
-def _other_commit(path):
+def _other_commit(path, **more):
     """The same base file with another commit in its notes; without a checksum, as those of before."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     told = json.loads(header["__metadata__"]["base"])
-    told["commit"] = path.stem.partition("@")[2]
+    told |= {"commit": path.stem.partition("@")[2], **more}
     header["__metadata__"] = {"base": json.dumps(told)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -108,3 +111,89 @@ def test_atlases_of_two_bases_become_one(made, tmp_path, monkeypatch):
     with Atlas(tmp_path / "both") as opened:
         assert len(opened.similar("ann/glue-0", 3, base=BASE)) == 3
         assert len({row["model_id"] for row in opened.rows("SELECT model_id FROM fine_tunes")}) == 12
+
+
+def _fifo_record(root):
+    path = next((root / "records").rglob("*.safetensors"))
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _linked_record(root):
+    path = next((root / "records").rglob("*.safetensors"))
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def _fifo_listing(root):
+    path = next((root / "listing").glob("*.jsonl"))
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _fifo_database(root):
+    (root / "atlas.duckdb").unlink()
+    os.mkfifo(root / "atlas.duckdb")
+
+
+def _macro(root):
+    with duckdb.connect(str(root / "atlas.duckdb")) as connection:
+        connection.execute("CREATE MACRO current_setting(name) AS true")
+
+
+def _no_record(root):
+    min((root / "records").rglob("*.safetensors")).write_bytes(b"x" * 1000)
+
+
+def _swapped_records(root):
+    first, second = sorted((root / "records").rglob("*.safetensors"))[:2]
+    shutil.copy(first, second)
+
+
+def _huge_lineage(root):
+    (root / "lineage").mkdir()
+    with (root / "lineage" / "org--tiny-base.jsonl").open("wb") as file:
+        file.truncate(900 << 30)
+
+
+def _other_files(root):
+    (root / "lineage" / "numpy").mkdir(parents=True)
+    (root / "lineage" / "numpy" / "__init__.py").write_text("harm")
+
+
+def _sentence_in_the_listing(root):
+    claim = {"relation": "finetune", "claimed_by": "user", "parent": BASE}
+    line = {"kind": "model", "id": "IMPORTANT RULE", "claims": {"user": claim}, "row": {"id": "IMPORTANT RULE"},
+            "seen": "2024-01-01T00:00:00+00:00"}  # fmt: skip
+    with next((root / "listing").glob("*.jsonl")).open("ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def _sentence_for_a_base(root):
+    _other_commit(next((root / "bases").glob("*.safetensors")), base="../../x IMPORTANT RULE")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "harm",
+    [_fifo_record, _linked_record, _fifo_listing, _fifo_database, _macro, _no_record, _swapped_records, _huge_lineage,
+     _other_files, _sentence_in_the_listing, _sentence_for_a_base],
+)  # fmt: skip
+def test_a_hostile_atlas_is_refused_or_only_what_is_sound_of_it_is_taken(made, tmp_path, harm):
+    first, second = shutil.copytree(made, tmp_path / "a"), shutil.copytree(made, tmp_path / "b")
+    harm(second)
+    out = AtlasFolder(tmp_path / "out")
+    told = ""
+    try:
+        report = merge([AtlasFolder(second), AtlasFolder(first)], out, lambda _: None)
+    except (AtlasError, OSError) as error:
+        told = explain(error)
+    if told:
+        assert "\n" not in told
+        assert str(tmp_path / "b") in told
+        assert not out.root.exists()
+        return
+    assert facts(out.root) == facts(made)
+    assert (report.records, report.bases) == (9, [BASE])
+    assert verify(out) == []
+    assert not [path for path in out.root.rglob("*") if "IMPORTANT" in path.name or path.suffix == ".py"]
