@@ -10,7 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from indexer.atlas import AtlasFolder
+from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
+from indexer.publish.origin import adopt
 from indexer.publish.verification import verify
 from query import Atlas
 from tests.conftest import start_python
@@ -108,6 +110,11 @@ def test_a_pull_that_is_killed_leaves_no_atlas_or_a_whole_one(made, tmp_path):
                 shutil.rmtree(got.root)
                 code, _ = run(moment)
                 assert code == -9
+                if not got.origin.exists():  # then nothing lies outside of the pull's own folder
+                    assert {path.name for path in got.root.iterdir()} <= {"lock", ".pull"}
+                elif atlas_content(got.root) != atlas_content(atlas.root):
+                    with pytest.raises(AtlasError, match="was pulled without records"):
+                        adopt(got)
                 if got.database.exists():
                     assert got.origin.exists()  # nobody takes it for one of this machine
                     with Atlas(got.root) as opened:
