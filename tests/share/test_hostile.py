@@ -382,6 +382,8 @@ main(sys.argv[1:])
 def test_a_disk_that_fills_up_is_one_line_and_nothing_half(ann, atlas, tmp_path, share):
     """On a real file system of that share of its bytes: the database is fetched first, the packs last."""
     ann.push(atlas, with_records=True, pack_bytes=400_000)
+    told = json.loads(pushed_files(ann.hub)["atlas.json"])["files"]
+    kilobytes = int(share * sum(one["bytes"] for one in told if one["part"] != "data")) >> 10
     (tmp_path / "got").mkdir()
     script = f'mount -t tmpfs -o size={kilobytes}k none got && "$@"; code=$?; find got -maxdepth 1 > found; exit $code'
     words = [sys.executable, "-c", _FULL, "pull", NAME, "--with-records", "--atlas", "got"]
