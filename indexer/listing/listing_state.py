@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from indexer.listing.claims import Claim
@@ -187,9 +188,8 @@ class State:
         }
         was = _read_claim(line["was"]) if "was" in line else None
         row = line.get("row")
-        if not (
-            isinstance(identifier, str) and (is_hub_id(identifier) or ("user" in claims and is_local_id(identifier)))
-        ):
+        is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
+        if not (is_folder and "user" in claims) and not (isinstance(identifier, str) and is_hub_id(identifier)):
             raise ValueError("a model without an id")
         if not claims and was is None:
             raise ValueError(f"{identifier} claims nothing")
