@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from indexer.console.terminal import as_plain, explain
+from indexer.console.terminal import explain
 from indexer.errors import AtlasError, ModelError
 from query.browse.held import HeldAtlas
 from query.browse.model import harmless
@@ -188,8 +188,7 @@ class _Pages:
 
         def ask() -> dict[str, Any]:
             found = self._held.sql(_query(request))
-            told = {"columns": found.columns, "rows": as_plain(found.rows), "truncated": found.truncated}
-            return harmless(told, most=len(found.rows))
+            return harmless(found.to_dict(), longest=None)
 
         return _answered(ask)
 

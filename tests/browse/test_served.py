@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import socket
 
+import duckdb
 import pytest
 
 from query.browse.site import HEADERS
 from tests.browse.planted import MERGED, PROFILED, indexed
 from tests.browse.served import Served, publish_again
 from tests.conftest import Shell
+from tests.paper_atlas import BASE
 from tests.patience import wait_for
 from tests.report.planted import EVIL
 
@@ -125,6 +127,42 @@ def test_conditions_and_statements_run_under_the_lock_of_sql(served):
         assert "error" in served.json("sql", q=wrong), wrong
     told = served.json("sql", q="SELECT range AS n FROM range(5000)")
     assert (len(told["rows"]), told["truncated"]) == (1000, True)
+
+
+def test_an_answer_in_sql_has_every_column_row_and_entry(served):
+    """No number of rows bounds anything else: neither columns, nor the entries of a cell, nor its text."""
+    told = served.json("sql", q="SELECT 1 AS a, 2 AS b, 3 AS c")
+    assert (told["columns"], told["rows"], told["truncated"]) == (["a", "b", "c"], [[1, 2, 3]], False)
+    assert served.json("sql", q="SELECT 1 AS a, 2 AS b WHERE false")["columns"] == ["a", "b"]
+    told = served.json("sql", q="SELECT range(700) AS l, repeat('x', 5000) AS t, {'a': range(3)} AS s")
+    assert (told["columns"], told["rows"]) == (["l", "t", "s"], [[[*range(700)], "x" * 5000, {"a": [0, 1, 2]}]])
+    assert served.json("sql", q="SELECT 9007199254740993")["rows"] == [["9007199254740993"]]  # no browser has that number
+    told = served.json("sql", q="SELECT " + ", ".join(f"{n} AS c{n}" for n in range(600)) + " FROM range(2)")
+    assert ([len(row) for row in told["rows"]], len(told["columns"])) == ([600, 600], 600)
+
+
+def test_what_a_page_leaves_out_is_counted(own):
+    """A list of the page of a model ends where nobody would read on, and says so; layers never end early."""
+    with duckdb.connect(str(own / "atlas.duckdb")) as connection:
+        connection.execute("INSERT INTO tags SELECT 2, format('tag{:04}', n) FROM range(700) AS found(n)")
+        connection.execute(
+            "INSERT INTO lineage SELECT model_id, 'e', 2, 'tuned from', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now() "
+            "FROM range(10000, 10700) AS found(model_id)"
+        )
+        connection.execute(
+            "INSERT INTO fine_tunes (model_id, model, base, author, status, relation) "
+            "SELECT n, 'far/m' || n, ?, 'far', 'indexed', 'finetune' FROM range(10000, 10700) AS found(n)",
+            [BASE],
+        )
+        connection.execute(
+            "INSERT INTO deltas (model_id, stack, layer, family, out_features, in_features, norm, relative_norm, energy, "
+            "singular_values, rank_50) SELECT 2, '', n, 'query', 8, 8, 1, 0.01, 0.5, [1.0], 1 FROM range(20, 620) AS found(n)"
+        )
+    with Served(own) as running:
+        told = running.json("model/2")
+    assert (len(told["tags"]), told["left"]) == (500, {"tags": 200, "children": 201})  # one of them was planted
+    assert len(told["lineage"]["children"]) == 500
+    assert len(told["layers"]["deltas"]) == 612
 
 
 def test_a_new_generation_is_noticed_and_shown_to_who_loads_again(own):
