@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import clean
 from indexer.console.output import as_plain
+from indexer.console.terminal import explain
+from indexer.console.typed import as_typed
+from indexer.errors import AtlasError
 from query.depth.profiled import read_profiled
 from query.layers.layers import stored_layers
 from query.lookup import Asked
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 LONGEST = 2000  # characters of one string
 MOST = 500  # entries of a list that others fill: tags, evaluation results, children
 _EXACT = 2**53  # a browser rounds larger integers
+# Advice for a terminal or for Python: half of a sentence, or all of it.
+_OTHERWISE = re.compile(r",? or (raise|use) `[^`]+`")
+_ELSEWHERE = re.compile(r"`\w+(=[^`]*)?`|--debug|query sql")
 
 # What of ``show`` the page tells as facts; the rest has a section of its own, or is the program's business.
 _FACTS = (
@@ -139,3 +146,12 @@ def _harmless(value: Any, longest: int | None) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
         return str(value)
     return value
+
+
+def error_in_words(error: Exception) -> str:
+    """One line for a page, whose reader has neither arguments nor options to change."""
+    if isinstance(error.__cause__, AtlasError):
+        error = error.__cause__  # the same without the name of an argument
+    told, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
+    kept = [one for one in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(one)]
+    return clean(as_typed(" ".join([told.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]

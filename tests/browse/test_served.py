@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import socket
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import quote
 
 import duckdb
 import pytest
@@ -13,7 +19,7 @@ from tests.browse.planted import MERGED, PROFILED, indexed
 from tests.browse.served import Served, publish_again
 from tests.conftest import Shell
 from tests.paper_atlas import BASE
-from tests.patience import wait_for
+from tests.patience import PATIENCE, wait_for
 from tests.report.planted import EVIL
 
 
@@ -136,7 +142,9 @@ def test_an_answer_in_sql_has_every_column_row_and_entry(served):
     assert served.json("sql", q="SELECT 1 AS a, 2 AS b WHERE false")["columns"] == ["a", "b"]
     told = served.json("sql", q="SELECT range(700) AS l, repeat('x', 5000) AS t, {'a': range(3)} AS s")
     assert (told["columns"], told["rows"]) == (["l", "t", "s"], [[[*range(700)], "x" * 5000, {"a": [0, 1, 2]}]])
-    assert served.json("sql", q="SELECT 9007199254740993")["rows"] == [["9007199254740993"]]  # no browser has that number
+    assert served.json("sql", q="SELECT 9007199254740993")["rows"] == [
+        ["9007199254740993"]
+    ]  # no browser has that number
     told = served.json("sql", q="SELECT " + ", ".join(f"{n} AS c{n}" for n in range(600)) + " FROM range(2)")
     assert ([len(row) for row in told["rows"]], len(told["columns"])) == ([600, 600], 600)
 
@@ -186,6 +194,99 @@ def test_it_ends_when_told(folder, number, code):
     ended, said = running.end(number)
     assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
     assert len(said.splitlines()) == 2
+
+
+ENDLESS = "SELECT count(*) FROM range(10000000000) AS a(i), range(1000) AS b(j) WHERE hash(i, j) % 7 = 1"
+
+
+def children(running):
+    """Numbers of the processes that the command has started and that have not ended."""
+    found = []
+    for number in (name for name in os.listdir("/proc") if name.isdigit()):
+        state, parent = state_of(number)
+        if parent == running.process.pid and state != "Z":
+            found.append(number)
+    return found
+
+
+def state_of(number):
+    """The state of a process (Z: has ended) and the number of its parent."""
+    try:
+        state, parent = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "Z", 0
+    return state, int(parent)
+
+
+@contextmanager
+def asking(running, *paths):
+    """Connections on which each of ``paths`` was asked for, and no answer was waited for."""
+    host, port = running.host.split(":")
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in paths]
+        for one, path in zip(opened, paths, strict=True):
+            one.sendall(f"GET /{running.token}/{path} HTTP/1.1\r\nHost: {running.host}\r\n\r\n".encode())
+            one.settimeout(PATIENCE)
+        yield opened
+
+
+@pytest.mark.parametrize("path", ["sql", "where"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_statement_does_not_delay_the_end(folder, number, code, path):
+    running = Served(folder).placed()
+    question = ENDLESS if path == "sql" else f"({ENDLESS}) > 0"
+    with asking(running, *[f"{path}?q={quote(question, safe='')}"] * 60):
+        started = wait_for(lambda: children(running))
+        began = time.monotonic()
+        ended, said = running.end(number)
+        assert time.monotonic() - began < 15  # a statement may take 20 s
+    assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
+    assert len(said.splitlines()) == 2
+    wait_for(lambda: all(state_of(one)[0] == "Z" for one in started))
+
+
+def test_a_client_that_leaves_ends_its_statement(served):
+    statement = f"sql?q={quote(ENDLESS, safe='')}"
+    with asking(served, *[statement] * 12):
+        wait_for(lambda: len(children(served)) == 2)
+        first = children(served)
+    wait_for(lambda: all(state_of(one)[0] == "Z" for one in first))
+    began = time.monotonic()
+    assert served.json("sql", q="SELECT 1 AS a")["rows"] == [[1]]
+    assert time.monotonic() - began < 15
+    wait_for(lambda: not children(served))
+
+
+def test_only_so_many_statements_wait(served):
+    statement = f"sql?q={quote(ENDLESS, safe='')}"
+    with asking(served, *[statement] * 30) as opened:
+        wait_for(lambda: len(children(served)) == 2)
+        answers = [one for one in opened if select.select([one], [], [], 0.5)[0]]
+        assert 0 < len(answers) < 30
+        assert answers[0].recv(99).startswith(b"HTTP/1.1 503 ")
+        assert b"Too many questions" in answers[0].recv(9999)
+        assert len(children(served)) == 2
+        assert served.json("state")["generation"] == 3  # everything else is answered meanwhile
+    wait_for(lambda: not children(served))
+
+
+def test_a_prediction_ends_with_its_client(served):
+    with asking(served, "predict/5"):
+        wait_for(lambda: children(served))
+    wait_for(lambda: not children(served))
+
+
+@pytest.mark.parametrize("sent", ["", "GET /", "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: ", "GET {data} HTTP/1.1\r\n"
+                                  "Host: 127.0.0.1\r\nContent-Length: 100\r\n\r\nx"])  # fmt: skip
+def test_half_a_request_is_not_waited_for(served, sent):
+    with asking(served, "state") as (opened,):
+        assert opened.recv(9999).startswith(b"HTTP/1.1 200 ")  # a second request of a connection is no other
+        for connection in (opened, socket.create_connection(opened.getpeername())):
+            with connection:
+                connection.sendall(sent.replace("{data}", f"/{served.token}/state").encode())
+                connection.settimeout(PATIENCE)
+                while connection.recv(99999):
+                    pass
 
 
 def test_only_this_machine_and_a_port_of_ones_own(folder):
