@@ -281,10 +281,10 @@ def test_a_prediction_ends_with_its_client(served):
 def test_half_a_request_is_not_waited_for(served, sent):
     with asking(served, "state") as (opened,):
         assert opened.recv(9999).startswith(b"HTTP/1.1 200 ")  # a second request of a connection is no other
-        for connection in (opened, socket.create_connection(opened.getpeername())):
-            with connection:
+        with socket.create_connection(opened.getpeername(), timeout=PATIENCE) as fresh:
+            for connection in (opened, fresh):
                 connection.sendall(sent.replace("{data}", f"/{served.token}/state").encode())
-                connection.settimeout(PATIENCE)
+            for connection in (opened, fresh):
                 while connection.recv(99999):
                     pass
 
