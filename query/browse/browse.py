@@ -17,7 +17,6 @@ from query.browse.site import HOSTS
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-METHODS = ("umap", "tsne", "pca")
 _WAITING = 64  # connections that the system keeps for the server to accept
 
 
@@ -27,14 +26,15 @@ def browse(
     *,
     port: int = 0,
     opens: bool = True,
-    method: str = "umap",
+    method: str | None = None,
     told: Callable[[str], None] = print,
 ) -> None:
     """Serve until the process is told to stop, which raises KeyboardInterrupt.
 
     ``base``: whose models are shown first. ``port``: 0 for any that is free. ``told`` is given the address, which holds
-    a token that nothing is served without. ``opens``: a browser is opened there. ``method``: umap, tsne or pca; without
-    UMAP's library it is pca. Raises AtlasError where the port is taken, or the server is not installed.
+    a token that nothing is served without. ``opens``: a browser is opened there. ``method``: umap, tsne or pca; None:
+    tsne below 1,000 models, else umap, or pca without UMAP's library. Raises AtlasError where the port is taken, or the
+    server is not installed.
     """
     require("Browsing", "starlette", "uvicorn")
     from query.browse.server import serve

@@ -1,7 +1,7 @@
-"""What takes the page long, run as a script that can be killed: one JSON object on stdout, or an error and a hint.
+"""What takes the page long, run as a script that can be killed: one JSON object on stdout.
 
-``ROOT place BASE METHOD`` places the models of a base (``Placed``); ``ROOT predict ID`` says what an indexed model was
-probably tuned on.
+``ROOT place BASE [METHOD]`` places the models of a base (``Placed``). ``ROOT predict ID`` predicts the dataset of an
+indexed model.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from query.browse.places import Placed
 from query.map.coloring import ColorGroups, coloring
 from query.map.map import MOST_CLUSTERED, models_to_place, place_models
 from query.map.points import how_placed, what_axes_are
+from query.map.projection import usual_method
 from query.reader import AtlasReader
 
 
-def placed_models(atlas: AtlasReader, base: str, method: str) -> Placed:
+def placed_models(atlas: AtlasReader, base: str, method: str | None = None) -> Placed:
     """The distinct models of ``base``, with the clusters of an atlas that is not too large for them."""
     notes: tuple[str, ...] = ()
+    population = models_to_place(atlas, base)
+    method = method or usual_method(len(population.ids))
     if method == "umap" and find_spec("umap") is None:
         method, notes = "pca", (f"The map is a PCA, as umap-learn is not installed. {install('studies')}",)
-    population = models_to_place(atlas, base)
     projection, further = place_models(atlas, population, method)
     clusters: list[str | None] = [None] * len(population.ids)
     if len(population.ids) <= MOST_CLUSTERED:

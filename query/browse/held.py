@@ -26,7 +26,7 @@ _END_SECONDS = 2.0  # that the end waits for a thread that reads the atlas
 class HeldAtlas:
     """One generation, until ``renew`` is asked for another. ``placings``: of each base whose map was looked at."""
 
-    def __init__(self, atlas: AtlasReader, method: str) -> None:
+    def __init__(self, atlas: AtlasReader, method: str | None) -> None:
         self._atlas, self._method = atlas, method
         self._lock = threading.Lock()
         self._placings: dict[str, Placing] = {}

@@ -63,7 +63,7 @@ class Placed:
         return cls(ids, x, y, clusters, str(told["subtitle"]), axes, tuple(map(str, told["notes"])))
 
 
-def places_key(atlas: AtlasReader, base: str, method: str) -> str:
+def places_key(atlas: AtlasReader, base: str, method: str | None) -> str:
     """A hash of what the places depend on: the vectors' files, which models count and what they name, the method."""
     files = atlas.rows("SELECT faiss_files FROM indexes WHERE base = ? AND representation = 'input'", [base])
     removed = atlas.rows("SELECT segment, model_id FROM internal.removed_vectors WHERE base = ? ORDER BY ALL", [base])
@@ -89,7 +89,7 @@ def start_child(root: Path, *words: str) -> subprocess.Popen[bytes]:
 class Placing:
     """The places of one base, being found. ``state``: working, ready or failed; then ``why`` says why."""
 
-    def __init__(self, atlas: AtlasReader, base: str, method: str) -> None:
+    def __init__(self, atlas: AtlasReader, base: str, method: str | None) -> None:
         self.state, self.why = "working", ""
         self.found: Placed | None = None
         self._key = places_key(atlas, base, method)
@@ -98,7 +98,7 @@ class Placing:
         if (found := _remembered(self._key)) is not None:
             self.found, self.state = found, "ready"
             return
-        self._process = start_child(atlas.folder.root, "place", base, method)
+        self._process = start_child(atlas.folder.root, "place", base, *([method] if method else []))
         threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
 
     def stop(self) -> None:
