@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import re
 import select
 import signal
 import socket
 import time
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from urllib.parse import quote
 
 import duckdb
@@ -16,7 +15,7 @@ import pytest
 
 from query.browse.site import HEADERS
 from tests.browse.planted import MERGED, PROFILED, indexed
-from tests.browse.served import Served, publish_again
+from tests.browse.served import ENDLESS, Served, children, publish_again, state_of
 from tests.conftest import Shell
 from tests.paper_atlas import BASE
 from tests.patience import PATIENCE, wait_for
@@ -173,6 +172,24 @@ def test_what_a_page_leaves_out_is_counted(own):
     assert len(told["layers"]["deltas"]) == 612
 
 
+def test_errors_are_in_a_browsers_words(served):
+    """A reader of the page has no options and no arguments."""
+    asked = [("sql", "SELECT nope FROM models"), ("sql", "SELECT * FROM nope"), ("sql", ""), ("sql", "x" * 20_001),
+             ("where", "flavour = 3"), ("where", ""), ("where", "1 = "), ("sql", "SELECT repeat('x', 1000000) FROM range(90)"),
+             ("sql", ENDLESS.replace("10000000000", "1000000000000000000000"))]  # fmt: skip
+    told = [served.json(path, q=text)["error"] for path, text in asked]
+    told += [served.json(f"{path}/0")["error"] for path in ("model", "predict")]
+    for one in told:
+        assert not re.search(r"--|`|query sql|query \w+ |DESCRIBE|\bwhere\b '", one), one
+        assert len(one) > 20
+        assert one.endswith((".", "!", "?", ")", '"')), one
+    late = served.json("sql", q="SELECT len(range(100000000)), " + ENDLESS.removeprefix("SELECT "))["error"]
+    assert late in (
+        "The statement took longer than 20 s. Narrow it.",
+        "The statement needs more than the 1GB of memory it may have. Narrow it, or aggregate.",
+    )
+
+
 def test_a_new_generation_is_noticed_and_shown_to_who_loads_again(own):
     with Served(own) as running:
         assert running.placed().json("state") == {"generation": 3, "isOvertaken": False, "places": "ready", "why": ""}
@@ -194,28 +211,6 @@ def test_it_ends_when_told(folder, number, code):
     ended, said = running.end(number)
     assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
     assert len(said.splitlines()) == 2
-
-
-ENDLESS = "SELECT count(*) FROM range(10000000000) AS a(i), range(1000) AS b(j) WHERE hash(i, j) % 7 = 1"
-
-
-def children(running):
-    """Numbers of the processes that the command has started and that have not ended."""
-    found = []
-    for number in (name for name in os.listdir("/proc") if name.isdigit()):
-        state, parent = state_of(number)
-        if parent == running.process.pid and state != "Z":
-            found.append(number)
-    return found
-
-
-def state_of(number):
-    """The state of a process (Z: has ended) and the number of its parent."""
-    try:
-        state, parent = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:
-        return "Z", 0
-    return state, int(parent)
 
 
 @contextmanager
