@@ -170,7 +170,7 @@ function drawAxes() {
   pen.font = "12px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "top";
-  pen.fillText(data.axes[0], view.width / 2, view.height - 42);
+  pen.fillText(data.axes[0], view.width / 2, view.height - 18 - part("help").offsetHeight);
   pen.save();
   pen.translate(10, view.height / 2);
   pen.rotate(-Math.PI / 2);
