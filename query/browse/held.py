@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +21,16 @@ from query.sql import SqlResult, Started, asked_condition, run_sql
 
 MOST_ROWS = 1_000
 MOST_SECONDS = 20.0
-_END_SECONDS = 2.0  # that the end waits for a thread that reads the atlas
+_END_SECONDS = 3.0  # that the end waits for a thread that reads the atlas
 
 
 class HeldAtlas:
-    """One generation, until ``renew`` is asked for another. ``placings``: of each base whose map was looked at."""
+    """One generation, until ``renew`` is asked for another. The folder of ``atlas`` is opened again for it."""
 
     def __init__(self, atlas: AtlasReader, method: str | None) -> None:
-        self._atlas, self._method = atlas, method
+        self._atlas, self._method = AtlasReader(atlas.folder.root), method
         self._lock = threading.Lock()
+        self._is_over = False
         self._placings: dict[str, Placing] = {}
         self._columns: dict[tuple[str, str], bytes] = {}
 
@@ -58,6 +60,8 @@ class HeldAtlas:
         with self._open() as atlas:
             if base not in self._placings:
                 self._placings[base] = Placing(atlas, base, self._method)
+                if self._is_over:
+                    self._placings[base].stop()
             return self._placings[base]
 
     def columns(self, base: str) -> bytes:
@@ -122,12 +126,18 @@ class HeldAtlas:
             )
 
     def stop(self) -> None:
-        """End what is under way, so that the atlas can be closed. Nothing is answered from then on."""
+        """End what is under way and close the atlas. Nothing is answered from then on."""
+        self._is_over = True
         self._stop_placing()
-        self._lock.acquire(timeout=_END_SECONDS)  # and never released
+        ends = time.monotonic() + _END_SECONDS
+        while time.monotonic() < ends:
+            self._atlas.connection.interrupt()
+            if self._lock.acquire(timeout=0.05):  # and never released
+                self._atlas.close()
+                break
 
     def _stop_placing(self) -> None:
-        for placing in self._placings.values():
+        for placing in list(self._placings.values()):
             placing.stop()
 
     def _sandboxed(self) -> tuple[Path, list[str]]:

@@ -304,7 +304,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             outcome: tuple[Callable[[Any], None], Any] = answer.set_result, work()
-        except Exception as error:
+        except BaseException as error:  # also what an interrupted query raises
             outcome = answer.set_exception, error
         with suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(settle, *outcome)

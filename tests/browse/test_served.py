@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from query.browse.site import HEADERS
-from tests.browse.planted import MERGED, PROFILED, indexed
+from tests.browse.planted import MERGED, PROFILED, indexed, plant_many
 from tests.browse.served import ENDLESS, Served, children, publish_again, state_of
 from tests.conftest import Shell
 from tests.paper_atlas import BASE
@@ -238,6 +238,20 @@ def test_a_statement_does_not_delay_the_end(folder, number, code, path):
     assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
     assert len(said.splitlines()) == 2
     wait_for(lambda: all(state_of(one)[0] == "Z" for one in started))
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.6, 1.2])
+def test_nothing_else_delays_the_end(tmp_path, seconds):
+    """Columns, places and a prediction are under way, or about to be."""
+    running = Served(plant_many(tmp_path / "atlas", 20_000))
+    assert running.ask("icon.svg")[0] == 200
+    with asking(running, "data", "predict/5", "state"):
+        time.sleep(seconds)
+        began, found = time.monotonic(), children(running)
+        ended, said = running.end(signal.SIGINT)
+        assert time.monotonic() - began < 15
+    assert (ended, said.splitlines()) == (130, ["Ctrl-C ends it", "Stopped: the page is no longer served."])
+    wait_for(lambda: all(state_of(one)[0] == "Z" for one in found))
 
 
 def test_a_client_that_leaves_ends_its_statement(served):
