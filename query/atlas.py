@@ -166,14 +166,15 @@ class Atlas(AtlasReader):
         self,
         base: str | None = None,
         *,
-        method: Literal["umap", "tsne", "pca"] = "umap",
+        method: Literal["umap", "tsne", "pca"] | None = None,
         color: str = "dataset",
         representation: str = "input",
         seed: int = 0,
     ) -> ModelMap:
         """The models as points in the plane; see :func:`query.map.map.model_map`.
 
-        ``method``: umap, tsne or pca. ``color``: dataset, author, cluster, or any column of the view ``models``.
+        ``method``: umap, tsne or pca; None: tsne below 1,000 models, else umap. ``color``: dataset, author, cluster, or
+        any column of the view ``models``.
         ``write("map.html")`` gives a page to explore. Raises AtlasError where there is no model to place, or no such
         method or column.
         """

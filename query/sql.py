@@ -20,7 +20,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Condition", "SqlResult", "asked_condition", "check_condition", "connect_locked", "prepare", "run_sql"]
 
 PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
+Started = Callable[[subprocess.Popen[bytes]], None]
 _prepared: list[subprocess.Popen[bytes]] = []
 CONDITION_SECONDS = 20.0
 COLUMNS_NAMED = 6
@@ -109,17 +110,19 @@ def run_sql(
     seconds: float = 30.0,
     parameters: Sequence[Any] | Mapping[str, Any] | None = None,
     stand_ins: Sequence[str] = (),
+    started: Started | None = None,
 ) -> SqlResult:
     """Run one SELECT on a database; at most ``limit`` rows, within ``seconds`` of wall time.
 
     ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. What a
-    stranger's file holds is not compared with schema.sql here: opening an Atlas does that. Raises AtlasError where the
-    statement is not UTF-8, is not one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs
-    too much memory, or the database cannot be opened.
+    stranger's file holds is not compared with schema.sql here: opening an Atlas does that. ``started`` is called with
+    the statement's process, which another thread may kill. Raises AtlasError where the statement is not UTF-8, is not
+    one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much memory, is killed, or
+    the database cannot be opened.
     """
     statement = _as_utf8(statement, "The statement")
     request = {"statement": statement, "limit": limit, **_opened_as(database, stand_ins)}
-    answer = _Question({**request, "seconds": seconds, "parameters": parameters}).answer()
+    answer = _Question({**request, "seconds": seconds, "parameters": parameters}, started).answer()
     return SqlResult(_told_apart(answer["columns"]), answer["rows"], answer["truncated"], answer["types"])
 
 
@@ -144,7 +147,14 @@ class Condition:
         self._question.abandon()
 
 
-def asked_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> Condition:
+def asked_condition(
+    database: Path,
+    where: str,
+    view: str = "models",
+    *,
+    stand_ins: Sequence[str] = (),
+    started: Started | None = None,
+) -> Condition:
     """Ask for the model_id, ascending, of every row of ``view`` for which the condition ``where`` holds.
 
     The condition gets no more power than a SELECT, and must be one expression: what would end the WHERE clause
@@ -154,7 +164,7 @@ def asked_condition(database: Path, where: str, view: str = "models", *, stand_i
     if not where.strip():
         raise AtlasError("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
-    return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}))
+    return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}, started))
 
 
 def check_condition(database: Path, where: str, view: str = "models", *, stand_ins: Sequence[str] = ()) -> list[int]:
@@ -210,7 +220,7 @@ def _started() -> subprocess.Popen[bytes]:
 class _Question:
     """A request that a process of its own has been given. Raises AtlasError where it cannot be handed over."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], started: Started | None = None) -> None:
         self._seconds = request["seconds"]
         if not (math.isfinite(self._seconds) and self._seconds > 0):
             raise AtlasError(f"A time limit of {self._seconds} s makes no sense.", "Give a number of seconds above 0.")
@@ -221,6 +231,8 @@ class _Question:
                 f"A parameter cannot be handed over: {error}.", "Give text, numbers, booleans or None."
             ) from error
         self._process = _prepared.pop() if _prepared else _started()
+        if started is not None:
+            started(self._process)
         assert self._process.stdin is not None
         try:
             with self._process.stdin as stdin:

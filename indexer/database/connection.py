@@ -30,6 +30,10 @@ class Connection:
             self._connection.execute(statement, parameters or None)
         return self
 
+    def interrupt(self) -> None:
+        """End what another thread runs on this connection: it raises there."""
+        self._connection.interrupt()
+
     def fetchone(self) -> tuple[Any, ...] | None:
         """The next row, None after the last."""
         with failures_told(self.path):

@@ -12,14 +12,12 @@ from urllib.parse import quote
 
 from indexer.errors import AtlasError, require
 from query.browse.held import HeldAtlas
-from query.browse.site import HOSTS, site
+from query.browse.site import HOSTS
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-METHODS = ("umap", "tsne", "pca")
 _WAITING = 64  # connections that the system keeps for the server to accept
-_GRACE = 1  # seconds that an answer under way has at the end
 
 
 def browse(
@@ -28,33 +26,30 @@ def browse(
     *,
     port: int = 0,
     opens: bool = True,
-    method: str = "umap",
+    method: str | None = None,
     told: Callable[[str], None] = print,
 ) -> None:
     """Serve until the process is told to stop, which raises KeyboardInterrupt.
 
     ``base``: whose models are shown first. ``port``: 0 for any that is free. ``told`` is given the address, which holds
-    a token that nothing is served without. ``opens``: a browser is opened there. ``method``: umap, tsne or pca; without
-    UMAP's library it is pca. Raises AtlasError where the port is taken, or the server is not installed.
+    a token that nothing is served without. ``opens``: a browser is opened there. ``method``: umap, tsne or pca; None:
+    tsne below 1,000 models, else umap, or pca without UMAP's library. Raises AtlasError where the port is taken, or the
+    server is not installed.
     """
     require("Browsing", "starlette", "uvicorn")
-    import uvicorn
+    from query.browse.server import serve
 
     canonical = None if base is None else atlas.base_named(base)
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
     behind = "" if canonical is None else f"#base={quote(canonical, safe='')}"
     with _bound(port) as listening:
         held = HeldAtlas(atlas, method)
-        config = uvicorn.Config(
-            site(held, token, ticket, behind), log_config=None, access_log=False, server_header=False, lifespan="off",
-            ws="none", loop="asyncio", http="h11", timeout_graceful_shutdown=_GRACE,
-        )  # fmt: skip
         root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
         told(f"{root}{token}/{behind}")
         try:
             if opens:
                 webbrowser.open(root + ticket)
-            uvicorn.Server(config).run(sockets=[listening])
+            serve(held, listening, token, ticket, behind)
         finally:
             held.stop()
 

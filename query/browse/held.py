@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
+from indexer.errors import AtlasError
 from query.browse.columns import read_columns
-from query.browse.model import harmless, model_page
+from query.browse.model import model_page
 from query.browse.packed import packed
-from query.browse.places import Placing
+from query.browse.places import Placing, start_child
 from query.map.columns import shown
 from query.reader import AtlasReader
-from query.sql import SqlResult, check_condition, run_sql
+from query.sql import SqlResult, Started, asked_condition, run_sql
 
 MOST_ROWS = 1_000
 MOST_SECONDS = 20.0
-MOST_STATEMENTS = 2  # at a time
-
-T = TypeVar("T")
+_END_SECONDS = 3.0  # that the end waits for a thread that reads the atlas
 
 
 class HeldAtlas:
-    """One generation, until ``renew`` is asked for another. ``placings``: of each base whose map was looked at."""
+    """One generation, until ``renew`` is asked for another. The folder of ``atlas`` is opened again for it."""
 
-    def __init__(self, atlas: AtlasReader, method: str) -> None:
-        self._atlas, self._method = atlas, method
+    def __init__(self, atlas: AtlasReader, method: str | None) -> None:
+        self._atlas, self._method = AtlasReader(atlas.folder.root), method
         self._lock = threading.Lock()
-        self._prediction = threading.Lock()
-        self._statements = threading.BoundedSemaphore(MOST_STATEMENTS)
+        self._is_over = False
         self._placings: dict[str, Placing] = {}
         self._columns: dict[tuple[str, str], bytes] = {}
 
@@ -44,7 +45,7 @@ class HeldAtlas:
             if self._atlas.is_overtaken:
                 self._atlas.refresh()
                 self._columns.clear()
-                self.stop()
+                self._stop_placing()
                 self._placings.clear()
 
     def state(self, base: str) -> dict[str, Any]:
@@ -59,6 +60,8 @@ class HeldAtlas:
         with self._open() as atlas:
             if base not in self._placings:
                 self._placings[base] = Placing(atlas, base, self._method)
+                if self._is_over:
+                    self._placings[base].stop()
             return self._placings[base]
 
     def columns(self, base: str) -> bytes:
@@ -85,41 +88,62 @@ class HeldAtlas:
         with self._open() as atlas:
             return model_page(atlas, model_id)
 
-    def predicted(self, model_id: int) -> dict[str, Any]:
-        """What ``query predict`` says of an indexed model, asked of an atlas of its own. Raises AtlasError.
+    def predicted(self, model_id: int, started: Started) -> dict[str, Any]:
+        """What ``query predict`` says of an indexed model, found in a process of its own. Raises AtlasError.
 
-        That can take long, and what the page asks meanwhile is not to wait for it.
+        ``started``: see ``run_sql``.
         """
-        from query.predict.predict import predict_indexed
+        process = start_child(self._atlas.folder.root, "predict", str(model_id))
+        started(process)
+        payload, _ = process.communicate()
+        try:
+            told: dict[str, Any] = json.loads(payload)
+        except ValueError as error:
+            raise AtlasError("The prediction ended without an answer.", "Try again.") from error
+        if "error" in told:
+            raise AtlasError(told["error"])
+        return told
 
-        with self._prediction, AtlasReader(self._atlas.folder.root) as atlas:
-            told = predict_indexed(atlas, model_id)
-        return harmless({"headline": told.headline, "predictions": told.to_rows(), "notes": list(told.notes)})
-
-    def fulfilling(self, base: str, condition: str) -> list[int]:
+    def fulfilling(self, base: str, condition: str, started: Started) -> list[int]:
         """Ids of the models for which an SQL condition holds, judged where ``query sql`` runs. Raises AtlasError."""
-        ids = self._asked(lambda database, ins: check_condition(database, condition, stand_ins=ins))
+        database, stand_ins = self._sandboxed()
+        ids = asked_condition(database, condition, stand_ins=stand_ins, started=started).model_ids()
         with self._open() as atlas:
             mine = atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
         return sorted({row["model_id"] for row in mine}.intersection(ids))
 
-    def sql(self, statement: str) -> SqlResult:
+    def sql(self, statement: str, started: Started) -> SqlResult:
         """One SELECT, under the same lock as ``query sql``. Raises AtlasError."""
-        return self._asked(
-            lambda database, ins: run_sql(database, statement, limit=MOST_ROWS, seconds=MOST_SECONDS, stand_ins=ins)
-        )
+        database, stand_ins = self._sandboxed()
+        return run_sql(database, statement, limit=MOST_ROWS, seconds=MOST_SECONDS, stand_ins=stand_ins, started=started)
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Every table and view that a statement can name, with its columns and their types."""
+        with self._open() as atlas:
+            return atlas.rows(
+                "SELECT table_name AS name, list([column_name, data_type] ORDER BY column_index) AS columns "
+                "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' GROUP BY ALL ORDER BY ALL"
+            )
 
     def stop(self) -> None:
-        """End what is still being placed."""
-        for placing in self._placings.values():
+        """End what is under way and close the atlas. Nothing is answered from then on."""
+        self._is_over = True
+        self._stop_placing()
+        ends = time.monotonic() + _END_SECONDS
+        while time.monotonic() < ends:
+            self._atlas.connection.interrupt()
+            if self._lock.acquire(timeout=0.05):  # and never released
+                self._atlas.close()
+                break
+
+    def _stop_placing(self) -> None:
+        for placing in list(self._placings.values()):
             placing.stop()
 
-    def _asked(self, ask: Callable[[Any, list[str]], T]) -> T:
-        """A stranger's SQL runs in a process of its own: nobody else waits for it, and few do at a time."""
+    def _sandboxed(self) -> tuple[Path, list[str]]:
+        """What a statement's process needs to open the database."""
         with self._open() as atlas:
-            database, stand_ins = atlas.database, atlas.stand_ins
-        with self._statements:
-            return ask(database, stand_ins)
+            return atlas.database, atlas.stand_ins
 
     @contextmanager
     def _open(self) -> Iterator[AtlasReader]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import clean
 from indexer.console.output import as_plain
+from indexer.console.terminal import explain
+from indexer.console.typed import as_typed
+from indexer.errors import AtlasError
 from query.depth.profiled import read_profiled
 from query.layers.layers import stored_layers
 from query.lookup import Asked
@@ -17,7 +21,11 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 LONGEST = 2000  # characters of one string
-MOST = 500  # entries of a list: tags, evaluation results, children
+MOST = 500  # entries of a list that others fill: tags, evaluation results, children
+_EXACT = 2**53  # a browser rounds larger integers
+# Advice for a terminal or for Python: half of a sentence, or all of it.
+_OTHERWISE = re.compile(r",? or (raise|use) `[^`]+`")
+_ELSEWHERE = re.compile(r"`\w+(=[^`]*)?`|--debug|query sql")
 
 # What of ``show`` the page tells as facts; the rest has a section of its own, or is the program's business.
 _FACTS = (
@@ -50,7 +58,18 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         "lineage": _lineage(atlas, model_id, base),
         "depth": _depth(atlas, base, model),
     }
-    return harmless(told)
+    return harmless(told | {"left": _shortened(told, told["facts"], told["lineage"])})
+
+
+def _shortened(*parts: dict[str, Any]) -> dict[str, int]:
+    """Cut every list of ``parts`` to ``MOST`` entries; how many were cut, by name. Layers are in no such list."""
+    left: dict[str, int] = {}
+    for part in parts:
+        for name, value in part.items():
+            if isinstance(value, list) and len(value) > MOST:
+                left[name] = len(value) - MOST
+                part[name] = value[:MOST]
+    return left
 
 
 def _layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> dict[str, Any] | None:
@@ -108,20 +127,31 @@ def _depth(atlas: AtlasReader, base: str, model: str) -> dict[str, Any] | None:
     }
 
 
-def harmless(told: dict[str, Any], most: int = MOST) -> dict[str, Any]:
-    """JSON's own types; no string hides or reorders anything, or is longer than anybody would read.
+def harmless(value: Any, longest: int | None = LONGEST) -> Any:
+    """JSON's own types; no string hides or reorders anything, and one of more characters than ``longest`` ends in "…".
 
-    ``most``: entries of a list.
+    Integers that a browser would round become strings. Nothing else is left out.
     """
-    plain: dict[str, Any] = _harmless(as_plain(told), most)
-    return plain
+    return _harmless(as_plain(value), longest)
 
 
-def _harmless(value: Any, most: int) -> Any:
+def _harmless(value: Any, longest: int | None) -> Any:
     if isinstance(value, str):
-        return clean(value)[:LONGEST]
+        text = clean(value)
+        return text if longest is None or len(text) <= longest else text[:longest] + "…"
     if isinstance(value, dict):
-        return {clean(str(name)): _harmless(item, most) for name, item in value.items()}
+        return {clean(str(name)): _harmless(item, longest) for name, item in value.items()}
     if isinstance(value, list):
-        return [_harmless(item, most) for item in value[:most]]
+        return [_harmless(item, longest) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
+        return str(value)
     return value
+
+
+def error_in_words(error: Exception) -> str:
+    """One line for a page, whose reader has neither arguments nor options to change."""
+    if isinstance(error.__cause__, AtlasError):
+        error = error.__cause__  # the same without the name of an argument
+    told, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
+    kept = [one for one in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(one)]
+    return clean(as_typed(" ".join([told.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]

@@ -63,7 +63,7 @@ class Placed:
         return cls(ids, x, y, clusters, str(told["subtitle"]), axes, tuple(map(str, told["notes"])))
 
 
-def places_key(atlas: AtlasReader, base: str, method: str) -> str:
+def places_key(atlas: AtlasReader, base: str, method: str | None) -> str:
     """A hash of what the places depend on: the vectors' files, which models count and what they name, the method."""
     files = atlas.rows("SELECT faiss_files FROM indexes WHERE base = ? AND representation = 'input'", [base])
     removed = atlas.rows("SELECT segment, model_id FROM internal.removed_vectors WHERE base = ? ORDER BY ALL", [base])
@@ -76,13 +76,20 @@ def places_key(atlas: AtlasReader, base: str, method: str) -> str:
     return hashlib.sha256(told.encode()).hexdigest()
 
 
+def start_child(root: Path, *words: str) -> subprocess.Popen[bytes]:
+    """``query.browse.child`` at work on the atlas in ``root``, which writes its answer to stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "query.browse.child", str(root), *words],
+        start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends that one
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+
+
 class Placing:
-    """The places of one base, being found. ``state``: working, ready or failed (``why`` says what stands in the way).
+    """The places of one base, being found. ``state``: working, ready or failed; then ``why`` says why."""
 
-    ``wake`` is called, in another thread, when it is no longer working.
-    """
-
-    def __init__(self, atlas: AtlasReader, base: str, method: str) -> None:
+    def __init__(self, atlas: AtlasReader, base: str, method: str | None) -> None:
         self.state, self.why = "working", ""
         self.found: Placed | None = None
         self._key = places_key(atlas, base, method)
@@ -91,12 +98,7 @@ class Placing:
         if (found := _remembered(self._key)) is not None:
             self.found, self.state = found, "ready"
             return
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "query.browse.place", str(atlas.folder.root), base, method],
-            start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends that one
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
+        self._process = start_child(atlas.folder.root, "place", base, *([method] if method else []))
         threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
 
     def stop(self) -> None:
@@ -104,13 +106,6 @@ class Placing:
         self._is_stopped = True
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it ended within so long."""
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
-        return self.state != "working"
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         payload, _ = process.communicate()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
-from collections.abc import Callable
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from indexer.console.terminal import as_plain, explain
 from indexer.errors import AtlasError, ModelError
 from query.browse.held import HeldAtlas
-from query.browse.model import harmless
+from query.browse.model import error_in_words, harmless
 from query.map.page import SCRIPTS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from query.sql import Started
 
 HOSTS = ("127.0.0.1", "localhost")
 HEADERS = {
@@ -32,22 +37,27 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
+MOST_STATEMENTS = 2  # that run at a time
+MOST_WAITING = 12  # statements and predictions that run or wait for their turn
+
+T = TypeVar("T")
 
 # The page's own scripts: the first loads the data, and then all others, which are also those of the map's page.
 LOADER = "load.js"
 OWN_SCRIPTS = ("browse_data.js", "browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
 
 
-def site(held: HeldAtlas, token: str, ticket: str = "", behind: str = "") -> ASGIApp:
+def site(held: HeldAtlas, token: str, ending: asyncio.Event, ticket: str = "", behind: str = "") -> ASGIApp:
     """The application. Everything it serves lies under ``/token/``; any other request is refused.
 
-    ``ticket``: ``/ticket`` leads to the page once, for a browser that is started with an address which everybody on the
-    machine can read in the list of processes. ``behind``: what stands behind the page's address then.
+    ``ending``: set when nothing is to be waited for any more. ``ticket``: ``/ticket`` leads to the page once, for a
+    browser that is started with an address which everybody on the machine can read in the list of processes.
+    ``behind``: what stands behind the page's address then.
     """
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.routing import Mount, Route, Router
 
-    pages = _Pages(held)
+    pages = _Pages(held, ending)
     routes = [
         Route("/", pages.page),
         Route("/browse.css", pages.style),
@@ -56,6 +66,7 @@ def site(held: HeldAtlas, token: str, ticket: str = "", behind: str = "") -> ASG
         Route("/browse.js", pages.script),
         Route("/data", pages.data),
         Route("/state", pages.state),
+        Route("/tables", pages.tables),
         Route("/model/{model_id:int}", pages.model),
         Route("/predict/{model_id:int}", pages.predict),
         Route("/where", pages.where),
@@ -107,27 +118,37 @@ class _WithHeaders:
         await self._inner(scope, receive, sent)
 
 
-def _answer(told: Any) -> Response:
-    from starlette.responses import JSONResponse
+class _Client:
+    """Who waits for one answer. The process that works on it ends when the client leaves."""
 
-    return JSONResponse(told)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_left = False
 
+    def started(self, process: subprocess.Popen[bytes]) -> None:
+        """Called by the thread that began the process."""
+        with self._lock:
+            self._process = process
+            if self._has_left:
+                process.kill()
 
-def _answered(ask: Callable[[], dict[str, Any]]) -> Response:
-    """What is wrong with a question is told in a line."""
-    from starlette.responses import JSONResponse
-
-    try:
-        return JSONResponse(ask())
-    except (AtlasError, ModelError, OSError) as error:
-        return JSONResponse(harmless({"error": explain(error)}), 400)
+    def left(self) -> None:
+        """The answer was given, or nobody waits for it."""
+        with self._lock:
+            self._has_left = True
+            if self._process is not None:
+                self._process.kill()  # which does nothing where it has ended
 
 
 class _Pages:
-    """Every address that is served; each is run in a thread of its own."""
+    """Every address that is served."""
 
-    def __init__(self, held: HeldAtlas) -> None:
-        self._held = held
+    def __init__(self, held: HeldAtlas, ending: asyncio.Event) -> None:
+        self._held, self._ending = held, ending
+        self._statements = asyncio.Semaphore(MOST_STATEMENTS)
+        self._predictions = asyncio.Semaphore(1)
+        self._waiting = 0
         self._texts = {
             "page": _file("browse", "browse.html"),
             "style": _file("map", "map.css") + _file("browse", "browse.css"),
@@ -136,62 +157,117 @@ class _Pages:
             "script": _joined(),
         }
 
-    def page(self, request: Request) -> Response:
+    async def page(self, request: Request) -> Response:
         """The page; whoever loads it anew sees what was published last."""
-        self._held.renew()
-        return self._text("page", "text/html")
 
-    def style(self, request: Request) -> Response:
+        def ask() -> Response:
+            self._held.renew()
+            return self._text("page", "text/html")
+
+        return await self._answered(request, ask)
+
+    async def style(self, request: Request) -> Response:
         """How it looks."""
         return self._text("style", "text/css")
 
-    def icon(self, request: Request) -> Response:
+    async def icon(self, request: Request) -> Response:
         """What stands in the tab."""
         return self._text("icon", "image/svg+xml")
 
-    def loader(self, request: Request) -> Response:
+    async def loader(self, request: Request) -> Response:
         """The first script."""
         return self._text("loader", "text/javascript")
 
-    def script(self, request: Request) -> Response:
+    async def script(self, request: Request) -> Response:
         """All others."""
         return self._text("script", "text/javascript")
 
-    def data(self, request: Request) -> Response:
+    async def data(self, request: Request) -> Response:
         """All models of a base, as columns."""
         from starlette.responses import Response
 
-        if (base := self._base(request)) is None:
-            return _answer({"error": "This atlas has no model of any base."})
-        return Response(self._held.columns(base), media_type="application/octet-stream")
+        def ask() -> Any:
+            if (base := self._base(request)) is None:
+                return {"error": "This atlas has no model of any base."}
+            return Response(self._held.columns(base), media_type="application/octet-stream")
 
-    def state(self, request: Request) -> Response:
+        return await self._answered(request, ask)
+
+    async def state(self, request: Request) -> Response:
         """Whether the page is still of the newest generation, and whether the map is made."""
-        base = self._base(request)
-        return _answered(lambda: self._held.state(base) if base is not None else {})
-
-    def model(self, request: Request) -> Response:
-        """All that is known of one model."""
-        return _answered(lambda: self._held.model(request.path_params["model_id"]))
-
-    def predict(self, request: Request) -> Response:
-        """What one was probably tuned on."""
-        return _answered(lambda: self._held.predicted(request.path_params["model_id"]))
-
-    def where(self, request: Request) -> Response:
-        """For which models a condition holds."""
-        base = self._base(request)
-        return _answered(lambda: {"ids": self._held.fulfilling(str(base), _query(request))})
-
-    def sql(self, request: Request) -> Response:
-        """The rows of a SELECT."""
 
         def ask() -> dict[str, Any]:
-            found = self._held.sql(_query(request))
-            told = {"columns": found.columns, "rows": as_plain(found.rows), "truncated": found.truncated}
-            return harmless(told, most=len(found.rows))
+            base = self._base(request)
+            return self._held.state(base) if base is not None else {}
 
-        return _answered(ask)
+        return await self._answered(request, ask)
+
+    async def tables(self, request: Request) -> Response:
+        """What a statement can name."""
+        return await self._answered(request, lambda: {"tables": self._held.tables()})
+
+    async def model(self, request: Request) -> Response:
+        """All that is known of one model."""
+        return await self._answered(request, lambda: self._held.model(request.path_params["model_id"]))
+
+    async def predict(self, request: Request) -> Response:
+        """What one was probably tuned on."""
+        return await self._worked_out(
+            request, self._predictions, lambda started: self._held.predicted(request.path_params["model_id"], started)
+        )
+
+    async def where(self, request: Request) -> Response:
+        """For which models a condition holds."""
+
+        def ask(started: Started) -> dict[str, Any]:
+            return {"ids": self._held.fulfilling(str(self._base(request)), _query(request), started)}
+
+        return await self._worked_out(request, self._statements, ask)
+
+    async def sql(self, request: Request) -> Response:
+        """The rows of a SELECT."""
+
+        def ask(started: Started) -> Any:
+            return harmless(self._held.sql(_query(request), started).to_dict(), longest=None)
+
+        return await self._worked_out(request, self._statements, ask)
+
+    async def _worked_out(
+        self, request: Request, turns: asyncio.Semaphore, ask: Callable[[Started], dict[str, Any]]
+    ) -> Response:
+        """The answer of a process that ends with its client. As many work at a time as there are ``turns``."""
+        from starlette.responses import JSONResponse
+
+        if self._waiting >= MOST_WAITING:
+            return JSONResponse({"error": "Too many questions wait for an answer. Try again in some seconds."}, 503)
+        client = _Client()
+
+        async def in_turn() -> Response:
+            async with turns:
+                return await _in_thread(lambda: _response(lambda: ask(client.started)))
+
+        self._waiting += 1
+        try:
+            return await self._unless_left(request, in_turn())
+        finally:
+            self._waiting -= 1
+            client.left()
+
+    async def _answered(self, request: Request, ask: Callable[[], Any]) -> Response:
+        return await self._unless_left(request, _in_thread(lambda: _response(ask)))
+
+    async def _unless_left(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+        """What ``work`` gives, unless the client leaves or the command ends before."""
+        from starlette.responses import JSONResponse
+
+        working = asyncio.ensure_future(work)
+        others = [asyncio.ensure_future(_has_left(request)), asyncio.ensure_future(self._ending.wait())]
+        try:
+            await asyncio.wait([working, *others], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else JSONResponse({"error": "The page is no longer served."}, 503)
+        finally:
+            for one in (working, *others):
+                one.cancel()
 
     def _base(self, request: Request) -> str | None:
         """One of the atlas's bases: the one that is asked for, else the largest."""
@@ -205,10 +281,48 @@ class _Pages:
         return Response(self._texts[name], media_type=kind)
 
 
+def _response(ask: Callable[[], Any]) -> Response:
+    """An answer as JSON; what is wrong with a question is told in a line."""
+    from starlette.responses import JSONResponse, Response
+
+    try:
+        told = ask()
+        return told if isinstance(told, Response) else JSONResponse(told)
+    except (AtlasError, ModelError, OSError) as error:
+        return JSONResponse({"error": error_in_words(error)}, 400)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What ``work`` gives, in a thread of its own that neither a cancellation nor the end of the command waits for."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(put: Callable[[Any], None], told: Any) -> None:
+        if not answer.done():
+            put(told)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = answer.set_result, work()
+        except BaseException as error:  # also what an interrupted query raises
+            outcome = answer.set_exception, error
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await answer
+
+
+async def _has_left(request: Request) -> None:
+    """Returns when the connection is closed."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _query(request: Request) -> str:
     text = request.query_params.get("q", "")
     if len(text) > LONGEST_QUERY:
-        raise AtlasError(f"That is longer than {LONGEST_QUERY:,} characters.", "Use `query sql`.")
+        raise AtlasError(f"That is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
     return text
 
 

@@ -12,10 +12,10 @@ from query.cli.options import base_option, opened_atlas
 @base_option()
 @click.option("--port", default=0, type=click.IntRange(0, 65535), metavar="N", help="Default: any that is free.")
 @click.option("--open/--no-open", "opens", default=True, help="Open a browser there, or only print the address.")
-@click.option("--method", type=click.Choice(["umap", "tsne", "pca"]), default="umap", show_default=True,
-              help="How to flatten the map.")  # fmt: skip
+@click.option("--method", type=click.Choice(["umap", "tsne", "pca"]),
+              show_default="tsne below 1,000 models, else umap", help="How to flatten the map.")  # fmt: skip
 @atlas_option
-def browse(base: str | None, port: int, opens: bool, method: str, atlas: str) -> None:
+def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: str) -> None:
     """Look around: a page with the map, a table and histograms of all models, and all that is known of each.
 
     It is served to this machine alone, until Ctrl-C; the address that is printed holds its key.

@@ -49,7 +49,10 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 @click.command("map")
 @base_option()
 @click.option(
-    "--method", type=click.Choice(["umap", "tsne", "pca"]), default="umap", show_default=True, help="How to flatten."
+    "--method",
+    type=click.Choice(["umap", "tsne", "pca"]),
+    show_default="tsne below 1,000 models, else umap",
+    help="How to flatten.",
 )
 @click.option("--color", default="dataset", show_default=True, metavar="COLUMN",
               help="dataset, author, cluster, or any column of the models view.")  # fmt: skip

@@ -19,7 +19,7 @@ from query.map.coloring import ColorGroups, Coloring, coloring
 from query.map.nearest import known_near, read_nearest
 from query.map.parents import read_parents
 from query.map.points import MapPoint, NearPoint, PlacedModels
-from query.map.projection import METHODS, Projection, most_neighbours, project
+from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
 from query.population import Population, distinct, read_population
 from query.statistics.likeness import points
 
@@ -79,16 +79,17 @@ def model_map(
     atlas: AtlasReader,
     base: str | None = None,
     *,
-    method: str = "umap",
+    method: str | None = None,
     color: str = "dataset",
     representation: str = "input",
     seed: int = 0,
 ) -> ModelMap:
     """Place the distinct fine-tunes of ``base`` in the plane, and say what colours them.
 
-    ``method``: umap, tsne or pca (see :func:`query.map.projection.project`). ``color``: dataset, author, cluster
-    or a column of the view ``models`` (see :func:`query.map.coloring.coloring`). Raises AtlasError where there is
-    no model to place, an unknown method or column, or a representation that is not published.
+    ``method``: umap, tsne or pca (see :func:`query.map.projection.project`); None: tsne below 1,000 models, else umap.
+    ``color``: dataset, author, cluster or a column of the view ``models`` (see :func:`query.map.coloring.coloring`).
+    Raises AtlasError where there is no model to place, an unknown method or column, or a representation that is not
+    published.
     """
     population = models_to_place(atlas, base, representation)
     chosen = coloring(atlas, population, color, seed)  # before the work: there may be no such column
@@ -125,13 +126,14 @@ def models_to_place(atlas: AtlasReader, base: str | None, representation: str = 
 
 
 def place_models(
-    atlas: AtlasReader, population: Population, method: str = "umap", seed: int = 0
+    atlas: AtlasReader, population: Population, method: str | None = None, seed: int = 0
 ) -> tuple[Projection, tuple[str, ...]]:
     """Where the models lie, and what is to be said of that; see :func:`query.map.projection.project`.
 
     Of many, UMAP is given the neighbours that the atlas keeps: to find them again would take much longer than the rest.
     """
     near = None
+    method = method or usual_method(len(population.ids))
     if method == "umap" and len(population.ids) > MOST_COMPARED:
         stored = read_nearest(atlas, population.base, population.representation)
         near = known_near(stored, population.ids, most_neighbours(len(population.ids)))

@@ -30,6 +30,7 @@ METHODS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
 # propose, and √n where that is less, because the groups of a small atlas are small.
 MOST_NEIGHBOURS = 15
 MOST_PERPLEXITY = 30.0
+FEW = 1000  # models of which t-SNE shows the groups apart; UMAP packs each into a knot
 _FEWEST = 6  # different vectors below which neighbourhoods are everything or next to nothing
 _WORTH_A_WORD = 2000  # models from which on a person should know what is being waited for
 _ALL = 1 - 1e-6  # a share of the variance that is all of it, in float32
@@ -88,6 +89,11 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
             _umap(vectors[first], plane[first], seed) if method == "umap" else _tsne(vectors[first], plane[first], seed)
         )
     return Projection(method, _turned(places[back], plane))
+
+
+def usual_method(count: int) -> str:
+    """The method for ``count`` models where none was asked for."""
+    return "tsne" if count < FEW else "umap"
 
 
 def _principal_plane(vectors: Vectors, seed: int) -> tuple[Places, tuple[float, float] | None]:

@@ -17,7 +17,7 @@ _TOLD = 6  # groups in the words for who does not see the picture
 
 
 def write(source: Source) -> Section:
-    """The map by UMAP, and what may be read from it."""
+    """The map, and what may be read from it."""
     writer = Writer(ANCHOR, TITLE)
     try:
         drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)

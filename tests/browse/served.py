@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import numpy as np
 from tests.conftest import start_python
 from tests.patience import PATIENCE, wait_for
 
+# A statement that would take hours.
+ENDLESS = "SELECT count(*) FROM range(10000000000) AS a(i), range(1000) AS b(j) WHERE hash(i, j) % 7 = 1"
 KINDS = {"Int32Array": "<i4", "Uint32Array": "<u4", "Float32Array": "<f4", "Float64Array": "<f8"}
 
 
@@ -92,3 +95,22 @@ def publish_again(folder: Path) -> None:
         connection.execute("UPDATE atlas_info SET generation = generation + 1")
         connection.execute("UPDATE fine_tunes SET downloads = 123456 WHERE model_id = 1")
     copy.rename(folder / "atlas.duckdb")
+
+
+def children(running: Served) -> list[str]:
+    """Numbers of the processes that the command has started and that have not ended."""
+    found = []
+    for number in (name for name in os.listdir("/proc") if name.isdigit()):
+        state, parent = state_of(number)
+        if parent == running.process.pid and state != "Z":
+            found.append(number)
+    return found
+
+
+def state_of(number: str) -> tuple[str, int]:
+    """The state of a process (Z: has ended) and the number of its parent."""
+    try:
+        state, parent = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "Z", 0
+    return state, int(parent)

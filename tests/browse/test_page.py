@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import duckdb
@@ -9,9 +11,10 @@ import pytest
 
 from query.figures import THEMES
 from tests.browse.planted import MERGED, OTHER
-from tests.browse.served import Served, publish_again
+from tests.browse.served import ENDLESS, Served, children, publish_again
 from tests.browser import KEYS
 from tests.map_page.looking import drawn, settle, shown
+from tests.patience import wait_for
 from tests.report.planted import EVIL
 
 FIRST = "author0/set0-0"
@@ -126,7 +129,7 @@ def test_the_page_of_a_model(page):
     near = page.texts('[aria-label="Nearest models"] tbody td:nth-child(2)')
     assert len(near) == 10
     assert page.texts('[aria-label="Nearest models"] tbody td:nth-child(4)')[0].endswith(" of strangers")
-    page.click('[aria-label="Nearest models"] tbody button')
+    page.click('[aria-label="Nearest models"] tbody a')
     page.wait(f"document.querySelector('#model-page h2').innerText === {near[0]!r}")
     assert page.text("#selected h2") == near[0]
     page.wait("document.querySelector('#model-page dl')")
@@ -138,12 +141,12 @@ def test_the_page_of_a_model(page):
 def test_lineage_on_both_sides(page):
     model_page(page, "author2/set0-2")
     assert page.texts('[aria-label="Lineage"] tbody tr')[0].split("\t")[:2] == ["author1/set0-1", "merge (linear)"]
-    page.click('[aria-label="Lineage"] tbody button', 1)
+    page.click('[aria-label="Lineage"] tbody a', 1)
     page.wait(f"document.querySelector('#model-page h2').innerText === {FIRST!r}")
     page.wait("document.querySelector('[aria-label=\"Lineage\"]')")
     assert "Made from it: 1." in page.text('[aria-label="Lineage"]')
     assert page.run("return data.ids[state.selected]") == 1
-    assert page.texts("#selected .kin-of button") == ["author2/set0-2\nmerge, weight 0.40; card: confirmed"]
+    assert page.texts("#selected .kin-of a") == ["author2/set0-2\nmerge, weight 0.40; card: confirmed"]
     assert MERGED == 3
 
 
@@ -191,7 +194,9 @@ def test_hostile_names_are_text(page, served):
             == 0
         )
         assert page.run(
-            "return [...document.querySelectorAll('a')].every((a) => a.href.startsWith('https://huggingface.co/'))"
+            "return [...document.querySelectorAll('a')].every((a) => "
+            "a.href.startsWith('https://huggingface.co/') || a.href.startsWith(arguments[0] + '#model='))",
+            served.address,
         ), place
         page.run("writeView(); readView()")
         assert page.run("return state.selected") == i
@@ -203,14 +208,164 @@ def test_hostile_names_are_text(page, served):
     )
 
 
+def test_the_header_of_the_names_stays_above_them(page):
+    page.size(900, 800)
+    page.run("scroller.scrollLeft = 300; scroller.scrollTop = 400")
+    settle(page)
+    places = page.run(
+        "return ['thead th', 'tbody tr[aria-rowindex] th'].map((one) => scroller.querySelector(one).getBoundingClientRect().left)"
+    )
+    assert places == [page.run("return scroller.getBoundingClientRect().left")] * 2
+    assert page.run("return scroller.scrollLeft") == 300
+    seen = "const b = scroller.querySelector('thead th').getBoundingClientRect(); return document.elementFromPoint(b.left + 9, b.top + 9)"
+    assert page.run(f"{seen}.innerText") == "model"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_neither_models_nor_names_lie_under_the_buttons(page, width, height):
+    """Nor at the edge."""
+    page.size(width, height)
+    settle(page)
+    page.run("showAll(); draw()")
+    box = page.run("const b = part('zoom').getBoundingClientRect(), c = canvas.getBoundingClientRect(); "
+                   "return [b.left - c.left, b.bottom - c.top]")  # fmt: skip
+    radius = page.run("return radius()")
+    places = page.run("return mixed.map((i) => [screenX(i), screenY(i)])")
+    assert len(places) == 38
+    for x, y in places:
+        assert 20 < x < width - 20
+        assert x + radius < box[0] or y - radius > box[1]
+    for one in page.run("return names"):
+        assert one["x"] + one["width"] / 2 < box[0] or one["y"] - one["height"] / 2 > box[1], one["text"]
+
+
+def test_names_are_links_that_open_in_a_tab(page, served):
+    links = "const a = document.querySelectorAll(arguments[0])[0]; return [a.href, a.innerText]"
+    href, name = page.run(links, "#shown tbody a")
+    assert href == f"{served.address}#model={quote(name, safe='')}&page=model"
+    page.run("window.here = true")
+    with_key = "const e = new MouseEvent('click', { ctrlKey: true, cancelable: true, bubbles: true }); " \
+               "document.addEventListener('click', (e) => { window.kept = !e.defaultPrevented; e.preventDefault(); }, { once: true }); " \
+               "document.querySelector('#shown tbody a').dispatchEvent(e); return window.kept && state.selected"  # fmt: skip
+    assert page.run(with_key) == -1  # the browser opens a tab, and nothing is chosen here
+    page.click("#shown tbody a")
+    assert page.text("#selected h2") == name
+    assert page.run("return window.here && part('model-page').hidden")
+    near = page.run(links, "#selected .nearest a")
+    assert near[0].startswith(f"{served.address}#model=")
+    opened(page, href)
+    page.wait("document.querySelector('#model-page dl')")
+    assert page.text("#model-page h2") == name
+    assert page.run("return document.title") == f"{name} · 42 fine-tunes of org/paper-base"
+    page.click("#model-page .close")
+    assert page.run("return document.title") == "42 fine-tunes of org/paper-base"
+
+
+def test_an_id_is_copied(page):
+    choose(page, FIRST)
+    origin = page.run("return location.origin")
+    page.devtools(
+        "Browser.grantPermissions", origin=origin, permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
+    )
+    for where in ("#selected", "#model-page"):
+        if where == "#model-page":
+            page.click("#all-known")
+            page.wait("document.querySelector('#model-page dl')")
+        page.run("return navigator.clipboard.writeText('before')")
+        page.click(f"{where} .copy")
+        page.wait(f"document.querySelector('{where} .copy').innerText === 'Copied'")
+        assert page.run("return navigator.clipboard.readText()") == FIRST
+
+
+def saved(page, folder, name, selector):
+    """The rows of the CSV that a click saves."""
+    page.devtools("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    page.click(selector)
+    wait_for((folder / name).exists)
+    with (folder / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def test_what_is_shown_is_saved_as_csv(page, tmp_path):
+    page.click("#filters details:nth-child(1) input[type=checkbox]", 0)
+    page.run("sortBy('created', true)")
+    head, *rows = saved(page, tmp_path, "models.csv", "#csv")
+    assert head == [name.rstrip(" ↓↑") for name in page.texts("#shown thead th")]
+    assert [row[0] for row in rows] == page.run("return sorted.map((i) => data.models[i])")
+    assert len(rows) == 8
+    created = page.run("return sorted.map((i) => numbers.find(({ name }) => name === 'created').values[i])")
+    assert [row[head.index("created")] for row in rows][:1] == [
+        datetime.fromtimestamp(created[0], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    ]
+    formula = page.run("return ['=1+1', '-2', -2, null, 'a,\"b\"', { a: [1] }].map(csvCell)")
+    assert formula == ["'=1+1", "'-2", "-2", "", '"a,""b"""', '"{""a"":[1]}"']
+
+
+def test_a_statement_is_in_the_address_beside_the_tables(page, served, tmp_path):
+    page.click("#open-sql")
+    page.wait("document.querySelector('#tables details')")
+    assert {"models", "dataset_counts", "deltas", "lineage"} <= set(
+        page.run("return [...document.querySelectorAll('#tables summary')].map((s) => s.innerText)")
+    )
+    columns = "return [...document.querySelectorAll('#tables details')].find((d) => d.innerText.startsWith('models')).textContent"
+    assert "modelVARCHAR" in page.run(columns)
+    assert page.run("return document.title") == "SQL · 42 fine-tunes of org/paper-base"
+    statement = "SELECT 1 AS a, 'x,y' AS b, [1, 2] AS c, model FROM models ORDER BY model_id LIMIT 2"
+    page.run("statement.value = arguments[0]", statement)
+    page.click("#run")
+    page.wait("document.querySelector('#sql-rows tbody tr')")
+    assert page.texts("#sql-rows thead th") == ["a", "b", "c", "model"]
+    assert saved(page, tmp_path, "rows.csv", "#sql-csv")[:2] == [["a", "b", "c", "model"], ["1", "x,y", "[1,2]", FIRST]]
+    page.run("writeView()")
+    address = page.run("return location.href")
+    assert address == served.address + "#page=sql&sql=" + quote(statement, safe="!~*'()")
+    opened(page, address)
+    page.wait("document.querySelectorAll('#sql-rows tbody tr').length === 2")
+    assert page.run("return statement.value") == statement
+
+
+def test_a_statement_is_stopped(page, served):
+    page.click("#open-sql")
+    page.run("statement.value = arguments[0]", ENDLESS)
+    page.click("#run")
+    assert page.text("#run") == "Stop"
+    wait_for(lambda: children(served))
+    page.click("#run")
+    page.wait("part('sql-told').innerText === 'Stopped.'")
+    assert page.text("#run") == "Run"
+    wait_for(lambda: not children(served))
+
+
+def test_on_a_phone_a_chosen_row_scrolls_to_its_card(page):
+    page.size(390, 844)
+    settle(page)
+    page.run("document.querySelector('#shown').scrollIntoView()")
+    page.click("#shown tbody a", 1)
+    top, height = page.run("const b = part('selected').getBoundingClientRect(); return [b.top, b.height]")
+    assert -1 <= top < 300
+    assert height > 100
+    assert page.texts("#selected button")[-1] == "Clear"
+    page.run("[...document.querySelectorAll('#selected button')].at(-1).click()")
+    assert page.run("return state.selected") == -1
+
+
+def test_a_prediction_is_made_when_it_is_asked_for(page):
+    """Not because a page opens: it can take a minute."""
+    model_page(page, FIRST)
+    assert not [address for address in page.requests() if "/predict/" in address]
+    page.click("#predict")
+    page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
+    assert [address for address in page.requests() if "/predict/" in address]
+
+
 def test_everything_without_a_mouse(page):
-    page.run("document.querySelector('#shown tbody button').focus()")
+    page.run("document.querySelector('#shown tbody a').focus()")
     first = page.run("return document.activeElement.innerText")
     page.run("window.at = () => document.activeElement.dataset.place")
     for key, place in (("down", "1"), ("down", "2"), ("up", "1")):
-        page.type("#shown tbody button:focus", KEYS[key])
+        page.type("#shown tbody a:focus", KEYS[key])
         assert page.run("return at()") == place
-    page.type("#shown tbody button:focus", KEYS["enter"])
+    page.type("#shown tbody a:focus", KEYS["enter"])
     assert page.text("#selected h2") == page.run("return data.models[sorted[1]]") != first
     page.run("part('all-known').focus()")
     page.type("#all-known", KEYS["enter"])
@@ -250,7 +405,7 @@ def test_sql(page):
     page.wait("document.querySelector('#sql-rows tbody tr')")
     assert page.text("#sql-told") == "3 rows."
     assert page.texts("#sql-rows tbody tr")[0] == "zoe/silent\t999"
-    page.click("#sql-rows tbody button")
+    page.click("#sql-rows tbody a")
     page.wait("document.querySelector('#model-page dl')")
     assert page.text("#model-page h2") == "zoe/silent"
     page.click("#open-sql")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import select
 import signal
 import socket
+import time
+from contextlib import ExitStack, contextmanager
+from urllib.parse import quote
 
+import duckdb
 import pytest
 
 from query.browse.site import HEADERS
-from tests.browse.planted import MERGED, PROFILED, indexed
-from tests.browse.served import Served, publish_again
+from tests.browse.planted import MERGED, PROFILED, indexed, plant_many
+from tests.browse.served import ENDLESS, Served, children, publish_again, state_of
 from tests.conftest import Shell
-from tests.patience import wait_for
+from tests.paper_atlas import BASE
+from tests.patience import PATIENCE, wait_for
 from tests.report.planted import EVIL
 
 
@@ -127,6 +134,62 @@ def test_conditions_and_statements_run_under_the_lock_of_sql(served):
     assert (len(told["rows"]), told["truncated"]) == (1000, True)
 
 
+def test_an_answer_in_sql_has_every_column_row_and_entry(served):
+    """No number of rows bounds anything else: neither columns, nor the entries of a cell, nor its text."""
+    told = served.json("sql", q="SELECT 1 AS a, 2 AS b, 3 AS c")
+    assert (told["columns"], told["rows"], told["truncated"]) == (["a", "b", "c"], [[1, 2, 3]], False)
+    assert served.json("sql", q="SELECT 1 AS a, 2 AS b WHERE false")["columns"] == ["a", "b"]
+    told = served.json("sql", q="SELECT range(700) AS l, repeat('x', 5000) AS t, {'a': range(3)} AS s")
+    assert (told["columns"], told["rows"]) == (["l", "t", "s"], [[[*range(700)], "x" * 5000, {"a": [0, 1, 2]}]])
+    assert served.json("sql", q="SELECT 9007199254740993")["rows"] == [
+        ["9007199254740993"]
+    ]  # no browser has that number
+    told = served.json("sql", q="SELECT " + ", ".join(f"{n} AS c{n}" for n in range(600)) + " FROM range(2)")
+    assert ([len(row) for row in told["rows"]], len(told["columns"])) == ([600, 600], 600)
+
+
+def test_what_a_page_leaves_out_is_counted(own):
+    """A list of the page of a model ends where nobody would read on, and says so; layers never end early."""
+    with duckdb.connect(str(own / "atlas.duckdb")) as connection:
+        connection.execute("INSERT INTO tags SELECT 2, format('tag{:04}', n) FROM range(700) AS found(n)")
+        connection.execute(
+            "INSERT INTO lineage SELECT model_id, 'e', 2, 'tuned from', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now() "
+            "FROM range(10000, 10700) AS found(model_id)"
+        )
+        connection.execute(
+            "INSERT INTO fine_tunes (model_id, model, base, author, status, relation) "
+            "SELECT n, 'far/m' || n, ?, 'far', 'indexed', 'finetune' FROM range(10000, 10700) AS found(n)",
+            [BASE],
+        )
+        connection.execute(
+            "INSERT INTO deltas (model_id, stack, layer, family, out_features, in_features, norm, relative_norm, energy, "
+            "singular_values, rank_50) SELECT 2, '', n, 'query', 8, 8, 1, 0.01, 0.5, [1.0], 1 FROM range(20, 620) AS found(n)"
+        )
+    with Served(own) as running:
+        told = running.json("model/2")
+    assert (len(told["tags"]), told["left"]) == (500, {"tags": 200, "children": 201})  # one of them was planted
+    assert len(told["lineage"]["children"]) == 500
+    assert len(told["layers"]["deltas"]) == 612
+
+
+def test_errors_are_in_a_browsers_words(served):
+    """A reader of the page has no options and no arguments."""
+    asked = [("sql", "SELECT nope FROM models"), ("sql", "SELECT * FROM nope"), ("sql", ""), ("sql", "x" * 20_001),
+             ("where", "flavour = 3"), ("where", ""), ("where", "1 = "), ("sql", "SELECT repeat('x', 1000000) FROM range(90)"),
+             ("sql", ENDLESS.replace("10000000000", "1000000000000000000000"))]  # fmt: skip
+    told = [served.json(path, q=text)["error"] for path, text in asked]
+    told += [served.json(f"{path}/0")["error"] for path in ("model", "predict")]
+    for one in told:
+        assert not re.search(r"--|`|query sql|query \w+ |DESCRIBE|\bwhere\b '", one), one
+        assert len(one) > 20
+        assert one.endswith((".", "!", "?", ")", '"')), one
+    late = served.json("sql", q="SELECT len(range(100000000)), " + ENDLESS.removeprefix("SELECT "))["error"]
+    assert late in (
+        "The statement took longer than 20 s. Narrow it.",
+        "The statement needs more than the 1GB of memory it may have. Narrow it, or aggregate.",
+    )
+
+
 def test_a_new_generation_is_noticed_and_shown_to_who_loads_again(own):
     with Served(own) as running:
         assert running.placed().json("state") == {"generation": 3, "isOvertaken": False, "places": "ready", "why": ""}
@@ -148,6 +211,91 @@ def test_it_ends_when_told(folder, number, code):
     ended, said = running.end(number)
     assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
     assert len(said.splitlines()) == 2
+
+
+@contextmanager
+def asking(running, *paths):
+    """Connections on which each of ``paths`` was asked for, and no answer was waited for."""
+    host, port = running.host.split(":")
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in paths]
+        for one, path in zip(opened, paths, strict=True):
+            one.sendall(f"GET /{running.token}/{path} HTTP/1.1\r\nHost: {running.host}\r\n\r\n".encode())
+            one.settimeout(PATIENCE)
+        yield opened
+
+
+@pytest.mark.parametrize("path", ["sql", "where"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_statement_does_not_delay_the_end(folder, number, code, path):
+    running = Served(folder).placed()
+    question = ENDLESS if path == "sql" else f"({ENDLESS}) > 0"
+    with asking(running, *[f"{path}?q={quote(question, safe='')}"] * 60):
+        started = wait_for(lambda: children(running))
+        began = time.monotonic()
+        ended, said = running.end(number)
+        assert time.monotonic() - began < 15  # a statement may take 20 s
+    assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
+    assert len(said.splitlines()) == 2
+    wait_for(lambda: all(state_of(one)[0] == "Z" for one in started))
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.6, 1.2])
+def test_nothing_else_delays_the_end(tmp_path, seconds):
+    """Columns, places and a prediction are under way, or about to be."""
+    running = Served(plant_many(tmp_path / "atlas", 20_000))
+    assert running.ask("icon.svg")[0] == 200
+    with asking(running, "data", "predict/5", "state"):
+        time.sleep(seconds)
+        began, found = time.monotonic(), children(running)
+        ended, said = running.end(signal.SIGINT)
+        assert time.monotonic() - began < 15
+    assert (ended, said.splitlines()) == (130, ["Ctrl-C ends it", "Stopped: the page is no longer served."])
+    wait_for(lambda: all(state_of(one)[0] == "Z" for one in found))
+
+
+def test_a_client_that_leaves_ends_its_statement(served):
+    statement = f"sql?q={quote(ENDLESS, safe='')}"
+    with asking(served, *[statement] * 12):
+        wait_for(lambda: len(children(served)) == 2)
+        first = children(served)
+    wait_for(lambda: all(state_of(one)[0] == "Z" for one in first))
+    began = time.monotonic()
+    assert served.json("sql", q="SELECT 1 AS a")["rows"] == [[1]]
+    assert time.monotonic() - began < 15
+    wait_for(lambda: not children(served))
+
+
+def test_only_so_many_statements_wait(served):
+    statement = f"sql?q={quote(ENDLESS, safe='')}"
+    with asking(served, *[statement] * 30) as opened:
+        wait_for(lambda: len(children(served)) == 2)
+        answers = [one for one in opened if select.select([one], [], [], 0.5)[0]]
+        assert 0 < len(answers) < 30
+        assert answers[0].recv(99).startswith(b"HTTP/1.1 503 ")
+        assert b"Too many questions" in answers[0].recv(9999)
+        assert len(children(served)) == 2
+        assert served.json("state")["generation"] == 3  # everything else is answered meanwhile
+    wait_for(lambda: not children(served))
+
+
+def test_a_prediction_ends_with_its_client(served):
+    with asking(served, "predict/5"):
+        wait_for(lambda: children(served))
+    wait_for(lambda: not children(served))
+
+
+@pytest.mark.parametrize("sent", ["", "GET /", "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: ", "GET {data} HTTP/1.1\r\n"
+                                  "Host: 127.0.0.1\r\nContent-Length: 100\r\n\r\nx"])  # fmt: skip
+def test_half_a_request_is_not_waited_for(served, sent):
+    with asking(served, "state") as (opened,):
+        assert opened.recv(9999).startswith(b"HTTP/1.1 200 ")  # a second request of a connection is no other
+        with socket.create_connection(opened.getpeername(), timeout=PATIENCE) as fresh:
+            for connection in (opened, fresh):
+                connection.sendall(sent.replace("{data}", f"/{served.token}/state").encode())
+            for connection in (opened, fresh):
+                while connection.recv(99999):
+                    pass
 
 
 def test_only_this_machine_and_a_port_of_ones_own(folder):

@@ -15,6 +15,7 @@ from query import Atlas
 from query.figures import THEMES, draw
 from query.map.coloring import cluster_name, scaled
 from query.map.map import model_map
+from query.map.projection import usual_method
 from tests.conftest import run_python
 from tests.map.planted import KEPT, MODELS, near, pca, time
 from tests.patience import PATIENCE
@@ -232,14 +233,20 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
         assert drawn.parents[2][0].model == "ann/one"
 
 
+def test_tsne_places_the_models_of_a_small_atlas(atlas):
+    """UMAP makes a few knots of them; it places many, where t-SNE takes too long."""
+    assert model_map(atlas, BASE).method == "tsne"
+    assert (usual_method(999), usual_method(1000)) == ("tsne", "umap")
+
+
 @pytest.mark.slow
 def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch):
     """They are the ones that would be found again, so nobody moves."""
-    exact = model_map(atlas, BASE)
+    exact = model_map(atlas, BASE, method="umap")
     assert exact.method == "umap"
     monkeypatch.setattr("query.map.map.MOST_COMPARED", 0)
     monkeypatch.setattr("query.map.projection.exact_near", None)  # nothing is compared
-    kept = model_map(atlas, BASE)
+    kept = model_map(atlas, BASE, method="umap")
     places = [[(point.x, point.y) for point in drawn.points] for drawn in (exact, kept)]
     assert np.allclose(*places, atol=1e-3)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 def middle(page):
     """The window's pixel where the first model lies."""
-    box = page.run(
-        "const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
-    )
-    return box[0] + box[2] / 2, box[1] + box[3] / 2
+    box = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
+    place = page.run("return [screenX(0), screenY(0)]")
+    return box[0] + place[0], box[1] + place[1]
 
 
 def shown(page):

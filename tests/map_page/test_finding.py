@@ -84,13 +84,15 @@ def test_the_chosen_model(page):
         "dataset", "glue/mrpc", "author", "ann", "licence", "mit", "relation", "finetune", "downloads", "1,200",
     ]  # fmt: skip
     assert page.text("#selected .nearest:last-of-type .facts") == f"{SCRIPT}, <!--<script> · 0.25 % of strangers"
-    page.click("#selected .nearest:last-of-type button")
+    page.click("#selected .nearest:last-of-type a")
     assert [text.split(" · ")[0] for text in page.texts("#selected .nearest:last-of-type .facts")] == [
         "glue/mrpc",
         "imdb",
     ]
     assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
-    assert page.run("return document.querySelectorAll('#selected a').length") == 0  # that is no id of the Hub
+    assert (
+        page.run("return document.querySelectorAll('#selected a[href^=http]').length") == 0
+    )  # that is no id of the Hub
     page.click("#selected > button")
     assert page.run("return document.getElementById('selected').hidden")
     assert page.run("return location.hash") == ""
@@ -98,19 +100,19 @@ def test_the_chosen_model(page):
         page.run("document.getElementById('search').value = ''")
         page.type("#search", name + KEYS["enter"])
         assert name in page.text("#selected h2")
-        assert page.run("return document.querySelectorAll('#selected a').length") == 0
+        assert page.run("return document.querySelectorAll('#selected a[href^=http]').length") == 0
 
 
 def test_where_the_chosen_model_comes_from(page):
     page.type("#search", "mrpc" + KEYS["enter"])
     assert page.texts("#selected h3")[:2] == ["Made from", "Made into"]
     assert page.texts("#selected .kin") == [f"org/{IMAGE}\ntuned from the base; card: confirmed"]
-    page.click("#selected .kin-of button")  # what was made of it
+    page.click("#selected .kin-of a")  # what was made of it
     assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
     assert page.texts("#selected .kin-of li") == [
         "ann/bert-mrpc\nmerge, weight 0.40; card: confirmed", "far/away\nmerge, weight 0.60; card: not declared",
     ]  # fmt: skip
-    page.click("#selected .kin-of button")
+    page.click("#selected .kin-of a")
     assert page.text("#selected h2") == "ann/bert-mrpc"
 
 

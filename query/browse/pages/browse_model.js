@@ -4,6 +4,7 @@ const placeOfModel = new Map(data.models.map((model, i) => [model, i]));
 let overlay = null; // null, "model" or "sql"
 let told = null; // what the server said of the model that is on the page
 let before = null; // what had the focus when an overlay was opened
+let predicting = null; // aborts the prediction that is being made
 
 function openOverlay(which) {
   if (which && !overlay) before = document.activeElement;
@@ -12,7 +13,14 @@ function openOverlay(which) {
   if (which) part(`${which}-page`).focus();
   else before?.focus?.();
   if (which === "model") loadModel(state.selected);
+  if (which === "sql") loadTables();
+  showTitle();
   noteView();
+}
+
+function showTitle() {
+  const whose = { model: data.models[state.selected], sql: "SQL" }[overlay];
+  document.title = whose ? `${whose} · ${part("title").textContent}` : part("title").textContent;
 }
 
 function openModel(i) {
@@ -28,9 +36,11 @@ part("sql-page").querySelector(".close").addEventListener("click", () => openOve
 furtherTold.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
 whenChosen.push((i) => {
   if (overlay !== "model") return;
-  if (i === NONE) openOverlay(null);
-  else loadModel(i);
+  if (i === NONE) return openOverlay(null);
+  loadModel(i);
+  showTitle();
 });
+furtherAddress.push(["page", "model"]);
 furtherWords.push({
   write: () => (overlay ? [["page", overlay]] : []),
   read: (words) => {
@@ -45,8 +55,9 @@ furtherWords.push({
 async function loadModel(i) {
   if (i === NONE || told?.id === data.ids[i]) return;
   told = { id: data.ids[i] };
+  predicting?.abort();
   const page = part("model-page");
-  page.replaceChildren(modelHead(i), element("p", { role: "status" }, "Asking …"));
+  page.replaceChildren(modelHead(i), element("p", { role: "status" }, "Loading …"));
   const found = await asked(`model/${data.ids[i]}`);
   if (told?.id !== data.ids[i]) return; // another was chosen meanwhile
   told = found.error ? null : found;
@@ -59,13 +70,13 @@ function modelHead(i) {
   const address = { href: `${data.hub}/${data.models[i]}`, target: "_blank", rel: "noopener noreferrer" };
   const link = data.onHub[i] ? [element("a", address, "Open on the Hub")] : [];
   const close = element("button", { type: "button", className: "close", onclick: () => openOverlay(null) }, "Close");
-  return element("div", { className: "row head" }, element("h2", { className: "id" }, data.models[i]), ...link, close);
+  return element("div", { className: "row head" }, element("h2", { className: "id" }, data.models[i]), copyButton(data.models[i]), ...link, close);
 }
 
 function modelParts(known, i) {
   return [
     factsPart(known, i), changePart(known.layers), nearPart(known.neighbours), predictedPart(known, i),
-    lineagePart(known.lineage), depthPart(known.depth), resultsPart(known.evaluations), cardPart(known),
+    lineagePart(known), depthPart(known.depth), resultsPart(known), cardPart(known),
   ].filter(Boolean);
 }
 
@@ -75,10 +86,15 @@ function sectionOf(title, ...children) {
 
 // ---- facts ----
 
-function factsPart({ facts }, i) {
+// A remark where the server sent a part of a list.
+function leftOut({ left }, name) {
+  return left[name] ? [element("p", {}, `${numberText(left[name])} more are not shown.`)] : [];
+}
+
+function factsPart({ facts, left }, i) {
   const shownAlready = new Set(["author", "relation", "created", "likes", "relative_norm", "pipeline_tag", "head_class"]);
   const rows = [...factsOf(i), ...Object.entries(facts).filter(([name]) => !shownAlready.has(name)).map(([name, value]) => [
-    name.replaceAll("_", " ").replace(/^is /, ""), factText(value),
+    name.replaceAll("_", " ").replace(/^is /, ""), factText(value) + (left[name] ? ` and ${numberText(left[name])} more` : ""),
   ])];
   return sectionOf("Facts", element("dl", { className: "facts-grid" }, ...rows.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])));
 }
@@ -145,7 +161,7 @@ function shortNumber(value) {
 function modelCell(id, model) {
   const i = rowOfId.get(id);
   if (i === undefined) return element("td", {}, model);
-  return element("td", {}, element("button", { type: "button", className: "plain id", onclick: () => openModel(i) }, model));
+  return element("td", {}, modelLink(i, () => openModel(i), {}, model));
 }
 
 function tableOf(names, rows, most = Infinity) {
@@ -178,12 +194,13 @@ function predictedPart(known, i) {
   const box = sectionOf("Probably tuned on");
   if (known.predictions.length) box.append(predictedTable(known.predictions));
   else {
-    const ask = element("button", { type: "button", id: "predict" }, "Ask its neighbours");
-    const remark = element("p", { role: "status" }, "Not predicted yet. It is learnt from the models of other authors, which can take a minute.");
+    const ask = element("button", { type: "button", id: "predict" }, "Predict its dataset");
+    const remark = element("p", { role: "status" }, "No prediction is stored. To make one from the models of other authors can take a minute.");
     ask.addEventListener("click", async () => {
       ask.disabled = true;
-      remark.textContent = "Asking …";
-      const found = await asked(`predict/${data.ids[i]}`);
+      remark.textContent = "Predicting …";
+      predicting = new AbortController();
+      const found = await asked(`predict/${data.ids[i]}`, predicting.signal);
       if (found.error) remark.textContent = found.error;
       else {
         remark.textContent = [found.headline, ...found.notes].join(" ");
@@ -208,10 +225,11 @@ function predictedTable(predictions) {
 
 // ---- lineage ----
 
-function lineagePart({ parents, children: made, declared }) {
+function lineagePart(known) {
+  const { parents, children: made, declared } = known.lineage;
   const names = declared.length ? `Its card names ${declared.join(", ")}.` : "Its card names no parent.";
   const box = sectionOf("Lineage", element("p", {}, names));
-  if (!parents.length) box.append(element("p", {}, "The weights were not asked where it comes from (query lineage --all)."));
+  if (!parents.length) box.append(element("p", {}, "The atlas stores no lineage of it."));
   else {
     box.append(tableOf(["made from", "how", "weight", "left over", "card", "direction", "because"], parents.map((one) => element("tr", {},
       modelCell(one.id, one.model), element("td", {}, one.method ? `${one.kind} (${one.method})` : one.kind),
@@ -220,27 +238,29 @@ function lineagePart({ parents, children: made, declared }) {
     ))));
   }
   if (made.length) {
-    box.append(element("p", {}, `Made from it: ${numberText(made.length)}.`), tableOf(["model", "how", "weight", "card"], made.map((one) => element("tr", {},
+    box.append(element("p", {}, `Made from it: ${numberText(made.length + (known.left.children ?? 0))}.`), tableOf(["model", "how", "weight", "card"], made.map((one) => element("tr", {},
       modelCell(one.id, one.model), element("td", {}, one.kind), element("td", { className: "number" }, one.coefficient.toFixed(2)), element("td", {}, one.card),
-    )), 10));
+    )), 10), ...leftOut(known, "children"));
   }
   return box;
 }
 
 // ---- results and card ----
 
-function resultsPart(results) {
+function resultsPart(known) {
+  const results = known.evaluations;
   if (!results.length) return null;
   const names = ["task", "dataset", "config", "split", "metric", "value"];
   return sectionOf("Results that it reports", tableOf(names, results.map((one) => element("tr", {}, ...names.map((name) => (
     element("td", { className: name === "value" ? "number" : "" }, cellText(one[name]))
-  )))), 20));
+  )))), 20), ...leftOut(known, "evaluations"));
 }
 
-function cardPart({ datasets, tags }) {
+function cardPart(known) {
+  const { datasets, tags } = known;
   const written = datasets.map((one) => element("tr", {},
     element("td", {}, one.dataset ?? "–"), element("td", {}, one.spellings.join(", ")), element("td", {}, one.sources.join(", "))));
   const parts = written.length ? [tableOf(["dataset", "as written", "where"], written, 20)] : [];
-  if (tags.length) parts.push(element("p", { className: "tags" }, `Tags: ${tags.join(" · ")}`));
+  if (tags.length) parts.push(element("p", { className: "tags" }, `Tags: ${tags.join(" · ")}`), ...leftOut(known, "tags"));
   return parts.length ? sectionOf("Card", ...parts) : null;
 }

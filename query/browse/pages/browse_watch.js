@@ -9,7 +9,7 @@ const UNMADE = {
 };
 
 part("title").textContent = `${numberText(count)} ${count === 1 ? "fine-tune" : "fine-tunes"} of ${baseShown}`;
-document.title = part("title").textContent;
+showTitle();
 part("subtitle").textContent = data.subtitle ? `Map: ${data.subtitle}.` : "";
 part("unplaced").hidden = data.places === "ready";
 part("unplaced").textContent = UNMADE[data.places] ?? "";
@@ -23,6 +23,7 @@ addEventListener("hashchange", () => {
   part("base").value = asked;
   location.reload();
 });
+if (data.bases.length > 1) furtherAddress.push(["base", data.base]);
 furtherWords.push({ write: () => (data.bases.length > 1 ? [["base", part("base").value]] : []), read: () => {} });
 
 function notice(text, button, act) {

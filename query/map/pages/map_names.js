@@ -6,6 +6,7 @@ const LONGEST_NAME = 28;
 const GAP = 4; // pixels between a name and what is beside it
 const FARTHEST = 0.1; // of the longer side, between a heap and its name
 const MOST_AVOIDED = 5000; // models that names keep off; of more, some
+const BUTTONS = { width: 54, height: 140 }; // the corner at the right above, in pixels
 let names = []; // those written, as { text, x, y, width, height } in pixels
 
 function shortened(text) {
@@ -28,7 +29,9 @@ function* aroundHeap(x, y, radius, width, height) {
 
 // Whether a box stays on the map, off every point and name, and nearer to its own group than to any other.
 function hasRoom(x, y, width, height, group, points) {
-  if (x < width / 2 || x + width / 2 > view.width || y < height / 2 || y + height / 2 > view.height) return false;
+  const edge = data.axes ? 24 : 0; // where the axes are named
+  if (x < width / 2 + edge || x + width / 2 > view.width || y < height / 2 || y + height / 2 > view.height - edge) return false;
+  if (x + width / 2 > view.width - BUTTONS.width && y - height / 2 < BUTTONS.height) return false;
   const isTaken = (other) =>
     Math.abs(x - other.x) < (width + other.width) / 2 + GAP && Math.abs(y - other.y) < (height + other.height) / 2 + GAP;
   if (names.some(isTaken)) return false;

@@ -21,6 +21,36 @@ function mark(shape, colour) {
   return made;
 }
 
+// What the address of a model on this page holds besides its name, as [name, value].
+const furtherAddress = [];
+
+function addressOf(i) {
+  return `#${[["model", data.models[i]], ...furtherAddress].map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
+}
+
+// A link that acts on this page, and that can be opened in a tab of its own.
+function modelLink(i, act, properties, ...children) {
+  const follow = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    act();
+  };
+  return element("a", { href: addressOf(i), className: "id", onclick: follow, ...properties }, ...children);
+}
+
+function copyButton(text) {
+  const button = element("button", { type: "button", className: "plain copy", "aria-label": `Copy ${text}` }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Copying is not allowed here";
+    }
+  });
+  return button;
+}
+
 function say(text) {
   part("said").textContent = text;
 }
@@ -42,7 +72,7 @@ function nearestList(i, most, asButtons) {
     const facts = element("span", { className: "facts" }, textOf("dataset", j) ?? facet.dataset.none);
     if (strangers !== null) facts.append(" · ", strangersText(strangers));
     words[1].append(facts);
-    return element("li", {}, element("button", { type: "button", onclick: () => choose(j) }, ...words));
+    return element("li", {}, modelLink(j, () => choose(j), { className: "" }, ...words));
   });
   return element("ol", { className: "nearest" }, ...entries);
 }
@@ -53,7 +83,7 @@ function kinList(title, kin) {
   const entries = kin.slice(0, MOST_FOUND).map(([place, name, how]) => {
     const words = element("span", { className: "id" }, name, element("span", { className: "facts" }, how));
     if (place === NONE) return element("li", { className: "kin" }, words);
-    return element("li", {}, element("button", { type: "button", onclick: () => choose(place, true) }, words));
+    return element("li", {}, modelLink(place, () => choose(place, true), { className: "" }, words));
   });
   if (kin.length > entries.length) entries.push(element("li", {}, `and ${numberText(kin.length - entries.length)} more`));
   return [element("h3", {}, title), element("ol", { className: "nearest kin-of" }, ...entries)];
@@ -88,9 +118,9 @@ function showSelected() {
     : [element("h3", {}, "No neighbours on this map")];
   const kin = [...kinList("Made from", parentsOf(i)), ...kinList("Made into", children.get(i) ?? [])];
   const further = furtherTold.flatMap((told) => told(i));
-  const close = element("button", { type: "button", className: "plain", onclick: () => choose(NONE) }, "Let go");
+  const close = element("button", { type: "button", className: "plain", onclick: () => choose(NONE) }, "Clear");
   box.replaceChildren(
-    element("h2", {}, data.models[i]), ...unseen, element("dl", {}, ...facts), ...link, ...further, ...kin, ...near, close,
+    element("div", { className: "row head" }, element("h2", {}, data.models[i]), copyButton(data.models[i])), ...unseen, element("dl", {}, ...facts), ...link, ...further, ...kin, ...near, close,
   );
 }
 

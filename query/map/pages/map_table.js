@@ -1,5 +1,6 @@
 // The models shown, as a table that sorts. Only the rows in sight are in the document.
 
+const isNarrow = matchMedia("(max-width: 760px)"); // as in map.css
 const BEYOND = 12; // rows above and below those in sight
 
 const columns = [
@@ -85,16 +86,44 @@ function rowOf(i, place) {
   const cells = used.map((column) => {
     const value = column.of(i);
     if (column.isName) {
-      const button = element("button", {
-        type: "button", className: "id", title: value, "data-place": String(place), onclick: () => choose(i, true),
-      }, value);
-      return element("th", { scope: "row" }, button);
+      const properties = { title: value, "data-place": String(place) };
+      return element("th", { scope: "row" }, modelLink(i, () => chooseRow(i), properties, value));
     }
     const text = value === null ? "–" : column.name === "similarity" ? value.toFixed(3) : column.isNumber ? valueText(column, value) : value;
     return element("td", { className: column.isNumber ? "number" : "", title: text }, text);
   });
   return element("tr", { "aria-selected": String(i === state.selected), "aria-rowindex": String(place + 2) }, ...cells);
 }
+
+// On a phone what is said of the chosen model stands below the table.
+function chooseRow(i) {
+  choose(i, true);
+  if (isNarrow.matches) part("selected").scrollIntoView({ block: "start" });
+}
+
+// ---- CSV ----
+
+const FORMULA = /^[=+\-@\t\r\n＝＋－＠]/; // a spreadsheet would calculate such a text
+
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  const safe = typeof value === "string" && FORMULA.test(text) ? `'${text}` : text;
+  return /[",;\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+// Saves rows of cells; the first row is the header.
+function saveCsv(name, rows) {
+  const text = rows.map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+  element("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+}
+
+part("csv").addEventListener("click", () => {
+  const cell = (column, i) => (column.kind === "time" ? column.of(i) && new Date(column.of(i) * 1000).toISOString() : column.of(i));
+  saveCsv("models.csv", [used.map(({ label, name }) => label ?? name), ...sorted.map((i) => used.map((column) => cell(column, i)))]);
+});
 
 // From a row to the next with the arrow keys, also where that is not in the document yet.
 function moveInTable(event) {

@@ -2,7 +2,7 @@
 
 const canvas = document.getElementById("map");
 const pen = canvas.getContext("2d");
-const PADDING = 36; // CSS pixels between the outermost model and the edge
+const EDGES = { left: 36, right: 64, top: 30, bottom: 46 }; // CSS pixels beyond the outermost models: for buttons and axes
 const view = { width: 1, height: 1, ratio: 1, x: 0, y: 0, scale: 1, whole: 1 };
 
 const bounds = (() => {
@@ -16,15 +16,16 @@ const bounds = (() => {
 
 function fitScale() {
   const [width, height] = [bounds.x[1] - bounds.x[0], bounds.y[1] - bounds.y[0]];
-  const room = (size) => Math.max(size - 2 * PADDING, 20);
-  const scale = Math.min(width ? room(view.width) / width : Infinity, height ? room(view.height) / height : Infinity);
+  const across = Math.max(view.width - EDGES.left - EDGES.right, 20);
+  const down = Math.max(view.height - EDGES.top - EDGES.bottom, 20);
+  const scale = Math.min(width ? across / width : Infinity, height ? down / height : Infinity);
   return Number.isFinite(scale) ? scale : 1;
 }
 
 function showAll() {
   view.whole = view.scale = fitScale();
-  view.x = (bounds.x[0] + bounds.x[1]) / 2;
-  view.y = (bounds.y[0] + bounds.y[1]) / 2;
+  view.x = (bounds.x[0] + bounds.x[1]) / 2 + (EDGES.right - EDGES.left) / 2 / view.scale;
+  view.y = (bounds.y[0] + bounds.y[1]) / 2 + (EDGES.top - EDGES.bottom) / 2 / view.scale;
   noteView();
   redraw();
 }
@@ -79,7 +80,7 @@ function moveBy(x, y) {
 function reveal(i) {
   if (!isPlaced(i)) return;
   const [x, y] = [screenX(i), screenY(i)];
-  if (x > PADDING && x < view.width - PADDING && y > PADDING && y < view.height - PADDING) return;
+  if (x > EDGES.left && x < view.width - EDGES.right && y > EDGES.top && y < view.height - EDGES.bottom) return;
   view.x = data.x[i];
   view.y = data.y[i];
   redraw();
@@ -169,7 +170,7 @@ function drawAxes() {
   pen.font = "12px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "top";
-  pen.fillText(data.axes[0], view.width / 2, view.height - 42);
+  pen.fillText(data.axes[0], view.width / 2, view.height - 18 - part("help").offsetHeight);
   pen.save();
   pen.translate(10, view.height / 2);
   pen.rotate(-Math.PI / 2);

@@ -1,4 +1,8 @@
-"""Run as a script: places the models of a base, and writes them (``Placed``) as JSON to stdout, or an error."""
+"""What takes the page long, run as a script that can be killed: one JSON object on stdout.
+
+``ROOT place BASE [METHOD]`` places the models of a base (``Placed``). ``ROOT predict ID`` predicts the dataset of an
+indexed model.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,23 @@ import json
 import sys
 from importlib.util import find_spec
 
-from indexer.errors import AtlasError, install
+from indexer.errors import AtlasError, ModelError, install
+from query.browse.model import error_in_words, harmless
 from query.browse.places import Placed
 from query.map.coloring import ColorGroups, coloring
 from query.map.map import MOST_CLUSTERED, models_to_place, place_models
 from query.map.points import how_placed, what_axes_are
+from query.map.projection import usual_method
 from query.reader import AtlasReader
 
 
-def placed_models(atlas: AtlasReader, base: str, method: str) -> Placed:
+def placed_models(atlas: AtlasReader, base: str, method: str | None = None) -> Placed:
     """The distinct models of ``base``, with the clusters of an atlas that is not too large for them."""
     notes: tuple[str, ...] = ()
+    population = models_to_place(atlas, base)
+    method = method or usual_method(len(population.ids))
     if method == "umap" and find_spec("umap") is None:
         method, notes = "pca", (f"The map is a PCA, as umap-learn is not installed. {install('studies')}",)
-    population = models_to_place(atlas, base)
     projection, further = place_models(atlas, population, method)
     clusters: list[str | None] = [None] * len(population.ids)
     if len(population.ids) <= MOST_CLUSTERED:
@@ -36,14 +43,25 @@ def placed_models(atlas: AtlasReader, base: str, method: str) -> Placed:
     )
 
 
+def _answer(atlas: AtlasReader, what: str, *words: str) -> bytes:
+    if what == "place":
+        return placed_models(atlas, *words).to_json()
+    from query.predict.predict import predict_indexed
+
+    told = predict_indexed(atlas, int(words[0]))
+    answer = {"headline": told.headline, "predictions": told.to_rows(), "notes": list(told.notes)}
+    return json.dumps(harmless(answer), allow_nan=False).encode()
+
+
 def main() -> int:
-    """Arguments: the atlas's folder, the base, the method."""
-    folder, base, method = sys.argv[1:]
+    """Answer the question in ``sys.argv``."""
+    root, *question = sys.argv[1:]
     try:
-        with AtlasReader(folder) as atlas:
-            sys.stdout.buffer.write(placed_models(atlas, base, method).to_json())
-    except AtlasError as error:
-        json.dump({"error": str(error)}, sys.stdout)
+        with AtlasReader(root) as atlas:
+            answer = _answer(atlas, *question)
+    except (AtlasError, ModelError, OSError) as error:
+        answer = json.dumps({"error": error_in_words(error)}).encode()
+    sys.stdout.buffer.write(answer)
     return 0
 
 
