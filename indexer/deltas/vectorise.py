@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout, Matrix
+from indexer.cards.local_names import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
@@ -262,6 +263,8 @@ def _stands_on(unit: Unit, checkpoint: Checkpoint) -> StandsOn | None:
     named = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
     if not isinstance(named, str) or not named.strip():
         return None
+    if unit.model.folder is not None:
+        named = without_paths(named.strip())
     shown = printable(named.strip(), 200)
     if unit.parent is not None:
         return StandsOn(shown, "finetune", unit.parent.name)
