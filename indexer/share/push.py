@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
-from indexer.network.session import as_user_error, install_session
+from indexer.network.session import as_user_error, bars_like_ours, install_session
 from indexer.share.address import Address
 from indexer.share.card import card
 from indexer.share.contents import packable
@@ -109,7 +109,8 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
         plan = _planned(stage, remote)
         sha = None
         if not options.dry_run:
-            sha = _publish(folder, address.name, stage, packs, plan, remote, options)
+            with bars_like_ours():
+                sha = _publish(folder, address.name, stage, packs, plan, remote, options)
             if tag is not None and tag not in known_tags:
                 _set_tag(address.name, tag, sha)
         manifest = stage.manifest
