@@ -64,6 +64,7 @@ CREATE TABLE fine_tunes (
     downloads BIGINT,
     likes BIGINT,
     gated VARCHAR,
+    private BOOLEAN,
     licence VARCHAR,
     languages VARCHAR[],
     pipeline_tag VARCHAR,
@@ -95,6 +96,7 @@ COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
 COMMENT ON COLUMN fine_tunes.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN fine_tunes.likes IS 'Likes, as listed.';
 COMMENT ON COLUMN fine_tunes.gated IS 'auto or manual where access must be asked for; null where it is open.';
+COMMENT ON COLUMN fine_tunes.private IS 'Whether only its owner''s accounts see it on the Hub; null where that is not known.';
 COMMENT ON COLUMN fine_tunes.licence IS 'Licence of the card.';
 COMMENT ON COLUMN fine_tunes.languages IS 'Languages of the card.';
 COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as the Hub shows it.';

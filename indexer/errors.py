@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 # What data of the wrong kind makes of code that takes it for the right one: to be caught where strangers' data is read.
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -49,9 +50,15 @@ class UnknownRevision(Failed):
     """The Hub knows the model, but not that branch, tag or commit of it."""
 
 
+def without_user(address: str) -> str:
+    """An address as it may be shown and kept: without a name and a password before the host."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else address
+
+
 def access_hint(model: str) -> str:
     """What to do about a gated repository, whose page is that of the endpoint that is asked."""
-    site = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    site = without_user(os.environ.get("HF_ENDPOINT", "").rstrip("/")) or "https://huggingface.co"
     return f"Ask for access at {site}/{model}, log in with `hf auth login` (or set HF_TOKEN), and run it again."
 
 

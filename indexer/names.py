@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from indexer.errors import AtlasError, Skipped
+from indexer.errors import AtlasError, Skipped, without_user
 
 SORTS = ("downloads", "created", "likes")
 DISCOVERIES = ("tags", "names")
@@ -165,7 +165,7 @@ def without_address(text: str) -> str:
 
 def _behind_site(text: str) -> str | None:
     """The path of an address on a site of models; None where ``text`` is none."""
-    for site in (*_SITES, os.environ.get("HF_ENDPOINT", "").rstrip("/")):
+    for site in (*_SITES, without_user(os.environ.get("HF_ENDPOINT", "").rstrip("/"))):
         address = urlsplit(site)
         if not address.netloc:
             continue

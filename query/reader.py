@@ -58,9 +58,9 @@ class Crawled:
     def of(cls, specs: Sequence[Any]) -> Crawled:
         """From the specs of a base's builds, the latest first; one that is not as written is passed over."""
         for spec in specs:
-            if not isinstance(spec, dict) or "endpoint" not in spec:
+            if not isinstance(spec, dict) or "options" not in spec:
                 continue
-            endpoint, options = str(spec["endpoint"]).rstrip("/"), spec.get("options")
+            endpoint, options = str(spec.get("endpoint", PUBLIC_HUB)).rstrip("/"), spec["options"]
             if _ADDRESS.fullmatch(endpoint) and isinstance(options, list):
                 return cls(endpoint, tuple(map(str, options)))
         return cls()

@@ -10,6 +10,7 @@ import pytest
 
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
+from tests.share.ground import NAME, is_whole, open_hub, shell_of
 from tests.world import BASE, make_world
 
 pytestmark = pytest.mark.slow
@@ -82,3 +83,23 @@ def test_a_publish_on_a_full_disk_leaves_the_last_state(shell, disk):
     assert resize(disk, ENOUGH, "remount")
     assert shell("index", "represent", "output").code == 0
     assert shell("query", "similar", "ann/glue-0", "--representation", "output").code == 0
+
+
+@pytest.mark.parametrize("free", [100_000, 2_500_000, 6_000_000])
+def test_a_push_on_a_full_disk_shows_nothing_and_leaves_nothing(disk, made, tmp_path, free):
+    """The copy of the database, the database written anew, and Parquet or packs do not fit, each in turn."""
+    assert resize(disk, ENOUGH, "remount")
+    atlas = shutil.copytree(made, disk / "atlas")
+    used = sum(-(-path.stat().st_size // 4096) * 4096 for path in disk.rglob("*"))
+    with open_hub(tmp_path / "hub") as hub:
+        ann = shell_of(hub, tmp_path / "ann")
+        assert resize(disk, used + free, "remount")
+        ran = ann("index", "--quiet", "push", NAME, "--with-records", "--atlas", str(atlas))
+        assert ran.code == 1
+        assert ran.err.count("\n") == 1, ran.err
+        assert ran.err.startswith("Error: The disk is full"), ran.err
+        assert hub.datasets.find(NAME) is None or not is_whole(hub)
+        assert not (atlas / ".push").exists()
+        assert resize(disk, ENOUGH, "remount")
+        assert ann("index", "push", NAME, "--with-records", "--atlas", str(atlas)).code == 0
+        assert is_whole(hub)

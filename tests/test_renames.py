@@ -158,6 +158,25 @@ def test_a_row_under_an_old_name_and_of_an_old_commit(shell):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_listing_lost", [False, True])
+def test_a_rebuild_does_not_bring_an_old_name_back(shell, is_listing_lost):
+    """What stands in place of the old name's record says no more than that it is called otherwise."""
+    sha = pin(shell, "ann/imdb-0")
+    rename(shell, "ann/imdb-0", "new/name")
+    row = {"id": "ann/imdb-0", "sha": sha, "tags": settings_of(shell, "new/name")["tags"]}
+    describe(shell.folder / "store", "new/name", **{**settings_of(shell, "new/name"), "tags": [], "card_data": {}})
+    shell.hub.faults.add("/api/models.filter", splice_row=row)
+    build(shell)
+    folder = AtlasFolder(shell.folder / "atlas")
+    if is_listing_lost:
+        folder.listing(BASE).unlink()
+    for _ in range(2):
+        assert shell("index", "rebuild").code == 0
+        assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
+        assert verify(folder) == []
+
+
+@pytest.mark.slow
 def test_a_row_under_an_old_name_beside_that_of_the_new_one_counts_once(shell):
     sha = pin(shell, "ann/imdb-0")
     rename(shell, "ann/imdb-0", "new/name")

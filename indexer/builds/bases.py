@@ -16,7 +16,7 @@ from indexer.cards.local import local_row
 from indexer.cards.local_names import local_name, place_of
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import stored_bases
-from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable
+from indexer.errors import AtlasError, ModelError, UnknownRevision, require, unreadable, without_user
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
@@ -51,7 +51,7 @@ def build_bases(
             check_rank(folder, facts.id, options.rank)
         for facts in found:
             build = Build(folder, facts, options, watcher)
-            build.asked = {"endpoint": constants.ENDPOINT, "options": options.as_words()}
+            build.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
             build.check_base()
             was_listed = build.listing.path.exists()
             update_listing(build, watcher)

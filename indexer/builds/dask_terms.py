@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, without_user
 from indexer.version import __version__
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def terms_of(atlas: Path) -> Iterator[Terms]:
     token = atlas / f".seen-{uuid4().hex}.token"  # a publish in the midst of the build removes what ends in .tmp
     token.write_text(token.name, encoding="ascii")
     try:
-        yield Terms(__version__, constants.ENDPOINT, token)
+        yield Terms(__version__, without_user(constants.ENDPOINT), token)
     finally:
         token.unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ def _introduce(token: Path) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "version": __version__,
-        "endpoint": constants.ENDPOINT,
+        "endpoint": without_user(constants.ENDPOINT),
         "sees_folder": token.is_file() and os.access(token.parent, os.W_OK),
     }
 

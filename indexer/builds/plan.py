@@ -9,7 +9,7 @@ from typing import Any
 
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import ListedModel
-from indexer.listing.parents import Parents, names_another
+from indexer.listing.parents import Parents, named_base, names_another
 from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
@@ -127,6 +127,7 @@ def _planned(
         commit=commit,
         relation=listed.relation,
         filenames=listed_filenames(listed.row),
+        row_base=(named_base(listed.row) or "") if is_known else None,
         card=None,
     )
     # What else there may be a record of is found by its header: see _with_earlier.

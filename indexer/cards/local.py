@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexer.cards.local_names import place_of
+from indexer.cards.local_names import place_of, without_paths
 from indexer.cards.modelcard import ModelFacts, card_facts, read_row
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, is_local_id
@@ -44,8 +44,8 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
         "lastModified": datetime.fromtimestamp(modified, UTC).isoformat(),
         "createdAt": datetime.fromtimestamp(modified, UTC).isoformat(),
         "tags": [],
-        "cardData": card,
-        "config": _config(folder),
+        "cardData": without_paths(card),
+        "config": without_paths(_config(folder)),
         "siblings": [{"rfilename": name} for name in names],
     }
 

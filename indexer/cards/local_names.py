@@ -1,4 +1,4 @@
-"""What a model of a folder is called in an atlas: by the folder's name, never by its path."""
+"""What a model of a folder is called in an atlas, and what its files say: names of folders, never their paths."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from indexer.names import LOCAL
 
 _LONGEST = 80
+_PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL)
 _OF_A_RUN = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 
@@ -36,3 +38,16 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
         number += 1
         name = f"{first}-{number}"
     return name
+
+
+def without_paths(said: Any) -> Any:
+    """What a folder's card and configuration say, with ``./NAME`` for every text that is an absolute path.
+
+    ``said`` is JSON: the same comes back, and nothing else of it changes.
+    """
+    if isinstance(said, dict):
+        return {name: without_paths(value) for name, value in said.items()}
+    if isinstance(said, list):
+        return [without_paths(value) for value in said]
+    path = _PATH.fullmatch(said) if isinstance(said, str) else None
+    return f"./{path[1]}" if path else said

@@ -15,6 +15,7 @@ from indexer.quantities import size_in_words
 @click.option("--private", is_flag=True, help="Make a new repository that only you see.")
 @click.option("--tag", metavar="T", help="Name this state; g and the generation's number unless chosen.")
 @click.option("--with-records", is_flag=True, help="Also what a build goes on from: many gigabytes.")
+@click.option("--with-private", is_flag=True, help="Even where models are private or gated on the Hub.")
 @click.option("--with-local", is_flag=True, help="Even where models are folders of this machine.")
 @click.option("--force", is_flag=True, help="Even in place of a newer atlas, or beside other files.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")

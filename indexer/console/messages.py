@@ -98,9 +98,14 @@ class Progress:
         self.rate = RecentRate()
         self._started = self._last = self._told = time.monotonic()
         self._bar: Any = None
-        if sys.stderr.isatty() and not verbosity.quiet:
+        if self.may_draw():
             self._bar = self._drawn()
             Progress.is_drawn = True
+
+    @staticmethod
+    def may_draw() -> bool:
+        """Whether bars may be drawn at all."""
+        return sys.stderr.isatty() and not verbosity.quiet
 
     def __enter__(self) -> Self:
         return self

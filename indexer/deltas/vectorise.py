@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout, Matrix
+from indexer.cards.local_names import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
@@ -24,10 +26,12 @@ from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, by_key, on_record
 from indexer.deltas.svd import Factors, lora_svd, truncated_svd
-from indexer.errors import Skipped
+from indexer.errors import Failed, Skipped
+from indexer.listing.parents import Parents
 from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
-from indexer.records.parent import Parent, StandsOn
+from indexer.network.hub import model_row
+from indexer.records.parent import ROW_NAMES, Parent, StandsOn
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.records.representation import representation_named
 from indexer.records.unit import Traffic, Unit
@@ -60,6 +64,7 @@ def vectorise(
     pins it.
     """
     started = time.perf_counter()
+    identity = unit.identity
     stack: StackedAdapter | None = None
     checkpoint = open_checkpoint(
         unit.model,
@@ -74,7 +79,8 @@ def vectorise(
         sampled = Sampled()
         stands_on: StandsOn | None = None
         if layout is None:
-            stands_on = _stands_on(unit, checkpoint)
+            planned, unit = unit, _by_its_file(unit, checkpoint)
+            stands_on = _stands_on(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
         try:
             deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
@@ -85,7 +91,7 @@ def vectorise(
             else:
                 deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
         record = Record(
-            identity=unit.identity,
+            identity=identity,
             deltas=deltas,
             wholes=wholes,
             sample=sampled.values_of(deltas),
@@ -132,7 +138,8 @@ def _without_parent(
             said, why=_APPROXIMATE.format(printable(str(problem), 300))
         )
     verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
-    return None, replace(said, verdict=verdict, why=printable(str(problem), 500))
+    why = f"{said.why}; {problem}" if said.why else str(problem)
+    return None, replace(said, verdict=verdict, why=printable(why, 500))
 
 
 @dataclass
@@ -257,17 +264,49 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
     return replace(record, vectors=vectors, deltas=deltas)
 
 
-def _stands_on(unit: Unit, checkpoint: Checkpoint) -> StandsOn | None:
-    """What an adapter says of its base, and what that is as far as names tell; None where it says nothing."""
+def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
+    """The unit with what the adapter's own file names, where the row that it was planned by names something else.
+
+    The Hub is asked what that is. Raises Failed where it cannot be.
+    """
+    said = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
+    if unit.row_base is None or unit.model.folder is not None or said == unit.row_base or not isinstance(said, str):
+        return unit
+
+    def ask(name: str) -> Mapping[str, Any] | None:
+        try:
+            return model_row(name)
+        except Skipped:
+            return None
+        except Failed as error:
+            if error.reason == "not_found":
+                return None
+            raise
+
+    parents = Parents((unit.base,), (), ask)
+    parent = parents.of_row({"id": unit.model.id, "config": {"peft": {"base_model_name_or_path": said}}})
+    return replace(unit, parent=parent, is_on_base=parent is None and not parents.unknown)
+
+
+def _stands_on(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> StandsOn | None:
+    """What an adapter says of its base, and what that is as far as names tell; None where it says nothing.
+
+    ``planned``: the unit before its file was looked at.
+    """
     named = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
     if not isinstance(named, str) or not named.strip():
         return None
+    if unit.model.folder is not None:
+        named = without_paths(named.strip())
     shown = printable(named.strip(), 200)
+    row = printable(unit.row_base or "nothing", 200)
+    why = f"{ROW_NAMES}{row}, and its adapter_config.json decides" if unit != planned else ""
     if unit.parent is not None:
-        return StandsOn(shown, "finetune", unit.parent.name)
+        return StandsOn(shown, "finetune", unit.parent.name, why)
     if unit.is_on_base or path_verdict(named, unit.model.id, (unit.base,)) in (None, YES):
-        return StandsOn(shown, "base")
-    return StandsOn(shown, "unknown", why="nobody can tell what that is, and it is taken as the base")
+        return StandsOn(shown, "base", why=why)
+    unknown = "nobody can tell what that is, and it is taken as the base"
+    return StandsOn(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)
 
 
 def _seed(unit: Unit, key: DeltaKey) -> int:

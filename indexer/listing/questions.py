@@ -19,6 +19,7 @@ EXPANDED = (
 )  # fmt: skip
 
 _LONGEST_RAW = 2_000
+_FIRST_OF_BAD = ("id", "private")
 _NAMES_A_PAGE = 100
 
 
@@ -122,6 +123,8 @@ class BadRow:
     @classmethod
     def of(cls, row: Any, why: str, seen: datetime | None = None) -> BadRow:
         """Describe ``row``, whatever it is."""
+        if isinstance(row, dict):  # what a push goes by is not to be cut off
+            row = {name: row[name] for name in _FIRST_OF_BAD if name in row} | row
         raw = json.dumps(row, default=str)[:_LONGEST_RAW]
         identifier = row.get("id") if isinstance(row, dict) else None
         return cls(why, raw, json.dumps(identifier)[:200] if identifier is not None else raw, seen)

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint
+from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.names import is_hub_id
 from indexer.untrusted import tidy
 
@@ -105,7 +105,7 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
     named = what.rpartition(" ")[2]
     is_gated = error.reason == "gated" and is_hub_id(named)
     hint = access_hint(named) if is_gated else _HINTS.get(error.reason, "")
-    return AtlasError(f"Cannot get {what} from {constants.ENDPOINT}: {error.detail}.", hint)
+    return AtlasError(f"Cannot get {what} from {without_user(constants.ENDPOINT)}: {error.detail}.", hint)
 
 
 def _is_plain(exception: HfHubHTTPError) -> bool:

@@ -23,13 +23,16 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 
 import httpx2
 from huggingface_hub import constants, get_session, set_client_factory
+from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils._http import hf_request_event_hook
 
+from indexer.console.messages import Progress
 from indexer.errors import Failed
 from indexer.network.floor import Floor, WatchedTransport
 from indexer.network.hub_errors import as_model_error, as_user_error
@@ -318,6 +321,12 @@ def _tell_once(sentence: str) -> None:
     """What is true of this process and of its workers alike is said by this one."""
     if multiprocessing.parent_process() is None:
         _tell(sentence)
+
+
+def bars_like_ours() -> AbstractContextManager[object]:
+    """Within the block huggingface_hub draws bars only where ours may be drawn, or its own variable asks for them."""
+    is_free = constants.HF_HUB_DISABLE_PROGRESS_BARS is not False
+    return disable_progress_bars() if is_free and not Progress.may_draw() else nullcontext()
 
 
 def install_session(limits: HttpLimits | None = None, say: Callable[[str], None] | None = None) -> None:

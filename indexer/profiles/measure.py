@@ -176,10 +176,10 @@ class _Subject:
             self._note("reach", found.value, found.error)
             self._note("own", found.own, found.own_error)
             self._note("start_share", found.start, found.start_error)
-        if base is not None and not self.spreads[layer].is_constant:
-            against = likeness(self.states[layer], base)
-            if against is not None:
-                self._note("drift", against.drift, against.drift_error)
+        against = None if base is None or spread_of(base).is_constant else likeness(self.states[layer], base)
+        if against is not None:
+            self._note("drift", against.drift, against.drift_error)
+            if not self.spreads[layer].is_constant:  # a constant is like and unlike anything
                 self._note("cka", against.cka, against.cka_error)
 
     def _words(self, layer: int) -> None:

@@ -176,8 +176,10 @@ def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before
     outcomes = found.outcomes.get(base.base, [])
     rank = _rank_of(folder, base, records)
     listed = listing.models()
-    identities = [(one.identity, one.made) for one in records] + [(one.identity, one.when) for one in outcomes]
-    restored = known_models(folder, base.base, {one.id for one in listed} | listing.removed, identities)
+    identities = [(one.identity, one.made) for one in records]
+    identities += [(one.identity, one.when) for one in outcomes if one.reason != "renamed"]
+    besides = {one.id for one in listed} | listing.removed | listing.renamed.keys()
+    restored = known_models(folder, base.base, besides, identities)
     publication = Publication(
         base=base,
         aliases=listing.aliases() or before.aliases.get(base.base, ()),

@@ -26,6 +26,7 @@ from indexer.publish.rows import Entry, Row
 from indexer.publish.rows_that_fit import fitting_listing_rows, measured
 from indexer.publish.sibling import private_copy
 from indexer.publish.tables import Tables
+from indexer.records.parent import ROW_NAMES
 from indexer.records.store import RecordStore
 from indexer.version import __version__
 
@@ -139,6 +140,7 @@ class _Publisher:
             streamed = [one for one in arriving.all if not ((one.vectors.is_new and before) or one.is_of_profiles)]
             self._record_tables(reread, ids, arriving, streamed)
             self._unrelated()
+            self._other_rows()
             for one in arriving.all:
                 if one not in streamed and not one.is_of_profiles:
                     arriving.read_again(one)
@@ -259,6 +261,15 @@ class _Publisher:
             "WHERE base = $base) AS said WHERE records.model_id = said.model_id "
             "AND (is_unrelated IS DISTINCT FROM said.unrelated OR records.verified IS DISTINCT FROM said.verified)",
             {"below": self.publication.thresholds.unrelated_below, "base": self.base},
+        )
+
+    def _other_rows(self) -> None:
+        """An adapter's row that names another base than its file is an oddity, which its record tells."""
+        self.tables.run(
+            "UPDATE fine_tunes SET oddities = list_append(coalesce(oddities, []), 'base_model: ' || why) "
+            "FROM adapter_bases WHERE adapter_bases.model_id = fine_tunes.model_id AND base = $base "
+            "AND starts_with(why, $row_names) AND NOT list_contains(coalesce(oddities, []), 'base_model: ' || why)",
+            {"base": self.base, "row_names": ROW_NAMES},
         )
 
     def _bad_rows(self) -> None:

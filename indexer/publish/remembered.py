@@ -127,6 +127,7 @@ def _listed(folder: AtlasFolder, base: str, besides: Collection[str]) -> Iterato
             "downloads": row["downloads"],
             "likes": row["likes"],
             "gated": row["gated"],
+            "private": row.get("private"),  # a column since schema 6
             "pipeline_tag": row["pipeline_tag"],
             "library_name": row["library"],
             "tags": tags.get(number, []),

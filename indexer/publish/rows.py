@@ -131,6 +131,7 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
         "downloads": facts.downloads,
         "likes": facts.likes,
         "gated": facts.gated,
+        "private": facts.private,
         "licence": facts.license,
         "languages": list(facts.languages),
         "pipeline_tag": facts.pipeline_tag,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# How ``StandsOn.why`` begins where an adapter's row in the listing named something else than its own file.
+ROW_NAMES = "its listing row names "
+
 
 @dataclass(frozen=True)
 class Parent:

@@ -17,7 +17,8 @@ class Unit:
 
     ``parent`` is what an adapter stands on, None where that is the base or nobody can tell; ``is_on_base``: it is known
     to be the base, whatever name the adapter gives it. ``vector_length``: about how many numbers a vector has, where
-    that can be chosen; None for the usual one. Vectors in a record are uncentred.
+    that can be chosen; None for the usual one. Vectors in a record are uncentred. ``row_base`` is what the
+    listing's row says that an adapter stands on, "" for nothing; None where no row was looked at.
     """
 
     model: ModelRef
@@ -34,6 +35,7 @@ class Unit:
     card: Mapping[str, Any] | None = None
     parent: Parent | None = None
     is_on_base: bool = False
+    row_base: str | None = None
 
     @property
     def identity(self) -> Identity:

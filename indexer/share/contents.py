@@ -15,6 +15,7 @@ from pathlib import Path
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import Connection
 from indexer.errors import AtlasError
+from indexer.records.store import RecordStore
 from indexer.regular_files import regular_status
 from indexer.share.manifest import is_plain
 from indexer.untrusted import printable
@@ -23,9 +24,6 @@ from indexer.untrusted import printable
 CARRIED = ("lineage", "predictions")
 # Kept in packs: one file a model is too many for a repository.
 PACKED = ("records", "profiles")
-# What a build goes on from besides.
-WORKED_FROM = ("listing", "bases")
-
 _DIGEST_FILE = re.compile(r"(?:records|profiles)/([0-9a-f]{2})/\1[0-9a-f]{62}(?:\.safetensors|(?:\.run)?\.json)")
 
 
@@ -70,6 +68,20 @@ def files_in(folder: AtlasFolder, names: tuple[str, ...]) -> Iterator[tuple[str,
                 if not one.startswith(".") and not one.endswith(".damaged") and is_plain(relative):
                     regular_status(path)
                     yield relative, path
+
+
+def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]:
+    """Digests of the records, outcomes and profiles of models that the database lists.
+
+    Those of a model that was removed may still lie in the folder.
+    """
+    listed = {(row["model"], row["base"]) for row in connection.rows("SELECT model, base FROM fine_tunes")}
+    named = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
+    found = {row["digest"] for row in connection.rows(named) if row["digest"] is not None}
+    store = RecordStore(folder)
+    others = [(one.digest, one.identity) for one in store.kept(besides=found)]
+    others += [(one.identity.digest, one.identity) for one in store.outcomes()]
+    return frozenset(found) | {digest for digest, one in others if (one.model, one.base) in listed}
 
 
 def packable(folder: AtlasFolder) -> Iterator[tuple[str, Path]]:

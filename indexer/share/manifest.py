@@ -39,7 +39,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a pushed atlas is. ``published``: when this generation was made, ISO 8601."""
+    """What a pushed atlas is. ``published``: when this generation was made, ISO 8601.
+
+    ``source``: sha256 of the database that was pushed, before it was written anew; "" where that is not said.
+    """
 
     generation: int
     schema: int
@@ -49,6 +52,7 @@ class Manifest:
     representations: tuple[Mapping[str, Any], ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     files: tuple[FileEntry, ...] = ()
+    source: str = ""
 
     def of(self, *parts: str) -> list[FileEntry]:
         """Its files of these parts."""
@@ -88,6 +92,7 @@ def parse(content: bytes, where: str) -> Manifest:
             representations=tuple(dict(one) for one in told["representations"]),
             counts={printable(str(name), 60): _count(number) for name, number in told["counts"].items()},
             files=_files(told["files"]),
+            source=printable(str(told.get("source", "")), 64),
         )
     except WRONG_KINDS as error:
         raise AtlasError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import AtlasError
-from indexer.network.session import install_session
+from indexer.errors import AtlasError, Failed, ModelError, without_user
+from indexer.network.hub import model_row
+from indexer.network.session import as_user_error, bars_like_ours, install_session
 from indexer.share.address import Address
 from indexer.share.card import card
 from indexer.share.contents import packable
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 CARD = "README.md"
 # Files of one request for signed addresses: a few at a time, so that what was sent counts when a push is killed.
 AT_ONCE = 50
+# Names that a refusal gives before it only counts.
+MOST_NAMES = 5
 
 Say = Callable[[str], None]
 
@@ -55,6 +58,7 @@ class PushOptions:
     private: bool = False
     tag: str | None = None
     with_records: bool = False
+    with_private: bool = False
     with_local: bool = False
     force: bool = False
     dry_run: bool = False
@@ -104,16 +108,18 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
         raise AtlasError(f"{name} names a revision: a push makes a new one.", f"index push {address.name} --tag TAG")
     install_session(LIMITS, say)
     with staged(folder, with_records=options.with_records) as stage:
-        _require_no_local(stage, options)
+        _require_shareable(stage, options)
         remote = _remote(address)
         _require_no_newer(remote, stage, options)
+        _keep_database(remote, stage)
         tag, known_tags = _tag(remote, stage, options, say)
         packs = _packs(folder, stage, remote, options) if options.with_records else {}
         _finish(stage, address.name, packs, remote)
         plan = _planned(stage, remote)
         sha = None
         if not options.dry_run:
-            sha = _publish(folder, address.name, stage, packs, plan, remote, options)
+            with bars_like_ours():
+                sha = _publish(folder, address.name, stage, packs, plan, remote, options)
             if tag is not None and tag not in known_tags:
                 _set_tag(address.name, tag, sha)
         manifest = stage.manifest
@@ -121,7 +127,7 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
             say("records were there of an earlier push and are not of this one: --with-records sends them")
         return PushReport(
             repository=address.name,
-            url=f"{constants.ENDPOINT}/datasets/{address.name}",
+            url=f"{without_user(constants.ENDPOINT)}/datasets/{address.name}",
             commit=sha,
             tag=tag,
             generation=manifest.generation,
@@ -141,13 +147,40 @@ def _changes(plan: _Plan) -> list[dict[str, Any]]:
     return told + [{"path": path, "bytes": 0, "change": "remove"} for path in plan.removed]
 
 
-def _require_no_local(stage: Staged, options: PushOptions) -> None:
-    if stage.local_models and not options.with_local:
+def _require_shareable(stage: Staged, options: PushOptions) -> None:
+    """Raises AtlasError where not everybody may see what would be pushed, and nobody said that it is to be."""
+    for models, is_wanted, what, flag in (
+        (stage.private, options.with_private, "are private or gated on the Hub, or in no listing", "--with-private"),
+        (stage.local, options.with_local, "are folders of this machine", "--with-local"),
+    ):
+        if models and not is_wanted:
+            raise AtlasError(
+                f"This atlas holds models that {what}: {_some(models)}. "
+                "Whoever reads it would see their names, vectors and cards.",
+                f"Take them out (index remove {models[0]}), or push them all the same with {flag}.",
+            )
+    if stage.with_path:
         raise AtlasError(
-            f"{stage.local_models} models of this atlas are folders of this machine: whoever reads it would see their "
-            "paths and vectors.",
-            "Push it all the same with --with-local, or build an atlas without them.",
+            f"The cards or adapter_config.json of {_some(stage.with_path)} were read by an earlier version, which kept "
+            "paths of this machine.",
+            f"Take each out and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
+    for base in () if options.with_private else stage.manifest.commits:
+        try:
+            row = model_row(base)
+        except ModelError as error:
+            if isinstance(error, Failed) and error.reason != "not_found":
+                raise as_user_error(error, f"the base model {base}") from error
+            continue
+        if row.get("private") or (row.get("gated") and options.with_records):
+            why = "private" if row.get("private") else "gated, and its block matrices are among the records"
+            raise AtlasError(f"The base {base} is {why}.", "Push it all the same with --with-private.")
+
+
+def _some(models: Sequence[str]) -> str:
+    return ", ".join(models[:MOST_NAMES]) + (
+        f" and {len(models) - MOST_NAMES} more" if len(models) > MOST_NAMES else ""
+    )
 
 
 def _remote(address: Address) -> Remote | None:
@@ -175,7 +208,7 @@ def _require_no_newer(remote: Remote | None, stage: Staged, options: PushOptions
             "Choose another name; --force puts the atlas beside what is there.",
         )
     here = stage.manifest
-    if there.file(DATABASE) == here.file(DATABASE):
+    if there.source == here.source:
         return
     for base, commit in there.commits.items():
         if here.commits.get(base, commit) != commit:
@@ -196,6 +229,17 @@ def _require_no_newer(remote: Remote | None, stage: Staged, options: PushOptions
         )
 
 
+def _keep_database(remote: Remote | None, stage: Staged) -> None:
+    """Where the same database was pushed before, that file stays: written anew it never has the same bytes."""
+    there = remote.manifest if remote is not None else None
+    if there is None or not there.source or there.source != stage.manifest.source:
+        return
+    pushed = there.file(DATABASE)
+    if pushed is not None and remote is not None and _is_there(remote, pushed, None):
+        kept = tuple(pushed if one.path == DATABASE else one for one in stage.manifest.files)
+        stage.manifest = replace(stage.manifest, files=kept)
+
+
 def _tag(remote: Remote | None, stage: Staged, options: PushOptions, say: Say) -> tuple[str | None, Mapping[str, str]]:
     """The tag to set, if any, and those that are there.
 
@@ -206,8 +250,7 @@ def _tag(remote: Remote | None, stage: Staged, options: PushOptions, say: Say) -
     if tag not in known:
         return tag, known
     assert remote is not None  # else there are no tags
-    there = remote.manifest.file(DATABASE) if known[tag] == remote.sha and remote.manifest else None
-    if there == stage.manifest.file(DATABASE):
+    if known[tag] == remote.sha and remote.manifest and remote.manifest.source == stage.manifest.source:
         return tag, known
     if options.tag is None:
         say(f"the tag {tag} names another atlas and stays there: choose one with --tag")
@@ -223,7 +266,11 @@ def _packs(folder: AtlasFolder, stage: Staged, remote: Remote | None, options: P
             before = decode_index(small_file(name, remote.sha, INDEX, LARGEST_INDEX), name)
         # Of a pack that is there the checksum is known, and it need not be written again.
         before = {path: pack for path, pack in before.items() if remote.manifest.file(path)}
-    files = {path: source.stat().st_size for path, source in packable(folder)}
+    files = {
+        path: source.stat().st_size
+        for path, source in packable(folder)
+        if source.name.partition(".")[0] in stage.digests
+    }
     if not files:
         raise AtlasError(f"{folder.root} holds no records to push.", "Leave out --with-records.")
     least = options.pack_bytes // 2

@@ -1,13 +1,15 @@
 """One generation of an atlas, taken while builds may go on: what is pushed is one state, whole.
 
-The database is copied, the files that it names are linked (they never change; a publish only removes them), and
-Parquet and card are written beside them.
+The database is written anew, so that it holds what its tables hold and nothing that was deleted or replaced. The files
+that it names are linked (they never change; a publish only removes them), and Parquet and card are written beside them.
+What says where on this machine or in its network something lies, or names a model that was removed, is left out.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +17,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.cards.local_names import without_paths
 from indexer.database.connection import Connection
+from indexer.database.door import NAME, attached_for_writing, quoted, use
+from indexer.database.failures import failures_told
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.regular_files import descriptor_of, open_regular
-from indexer.share.contents import CARRIED, WORKED_FROM, files_in, named_files
+from indexer.listing.claims import BY_FOLDER
+from indexer.listing.listing import Listing
+from indexer.listing.listing_state import Line
+from indexer.publish.remembered import BY_RECORD
+from indexer.regular_files import descriptor_of, open_regular, regular_status
+from indexer.share.contents import CARRIED, files_in, known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
 from indexer.share.tables import write_tables, write_vectors
 from indexer.storage.checked_files import file_sha256
@@ -28,8 +37,25 @@ from indexer.vectors.published import read_published
 from indexer.version import __version__
 
 DATABASE = "atlas.duckdb"
+_COPY = "published.duckdb"  # in the folder that is pushed from; it goes before the manifest is made
 # Publishes that may come between copying the database and linking the files it names.
 TRIES = 5
+
+# Conditions on fine_tunes. Of what is only gated everybody sees the name: the weights are what was given to few.
+_PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
+_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
+# What a folder's own files say, by model.
+_SAID = (
+    f"SELECT model, named AS said FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
+    f"UNION SELECT model, raw FROM fine_tunes JOIN model_datasets USING (model_id) WHERE {_LOCAL}"
+)
+# How a bad row of a private model begins.
+_PRIVATE_BAD_ROW = r'\{("id": "[^"]*", )?"private": true'
+# Tables of which not all is written anew. The address that was crawled may be that of a mirror, or hold a password.
+_PARTS = {
+    "builds": "SELECT * REPLACE (json_merge_patch(spec, '{\"endpoint\": null}') AS spec) FROM {}",
+    "bad_rows": f"FROM {{}} WHERE NOT regexp_matches(raw, {quoted('^' + _PRIVATE_BAD_ROW)})",
+}
 
 
 @dataclass
@@ -39,7 +65,10 @@ class Staged:
     folder: Path
     manifest: Manifest
     sources: dict[str, Path] = field(default_factory=dict)
-    local_models: int = 0
+    private: tuple[str, ...] = ()  # models that are private or gated on the Hub, or that no listing shows
+    local: tuple[str, ...] = ()  # models of folders
+    with_path: tuple[str, ...] = ()  # those of them whose record says where on this machine their base lies
+    digests: frozenset[str] = frozenset()  # of records and profiles that may travel
     skipped: int = 0
 
     def add(self, path: str, source: Path, part: str) -> FileEntry:
@@ -79,8 +108,10 @@ def _alone(atlas: AtlasFolder, folder: Path) -> Iterator[None]:
         if not os.fstat(handle).st_nlink:  # the one before us has just taken it away
             raise BlockingIOError
         shutil.rmtree(folder / "files", ignore_errors=True)  # of one that was killed
-        yield
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError as error:
         raise AtlasError(f"Another push of {atlas.root} is going on.", "Wait for it to finish.") from error
     finally:
@@ -98,8 +129,12 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
             if not left:
                 name = Path(str(error.filename)).name
                 raise AtlasError(f"The file {name} of the atlas is missing.", "Run: index verify") from error
+    checksum = file_sha256(folder / _COPY)
+    with failures_told(folder / DATABASE):
+        _write_anew(folder / _COPY, folder / DATABASE)
+    (folder / _COPY).unlink()
     with Reading(folder / DATABASE) as connection:
-        made = Staged(folder, _manifest(connection))
+        made = Staged(folder, replace(_manifest(connection), source=checksum))
         for path in copied:
             made.add(path, folder / path, ATLAS)
         _check_named(connection, made)
@@ -110,24 +145,76 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
             if published is not None and published.segments:
                 for path, source in write_vectors(connection, published, folder, folder):
                     made.add(path, source, DATA)
-        local, skipped = connection.execute(
-            "SELECT count(*) FILTER (author = 'local'), count(*) FILTER (status IN ('skipped', 'failed')) "
-            "FROM fine_tunes"
-        ).fetchall()[0]
-        made.local_models, made.skipped = local, skipped
+        for which, names in ((_PRIVATE, "private"), (_LOCAL, "local")):
+            rows = connection.rows(f"SELECT DISTINCT model FROM fine_tunes WHERE {which} ORDER BY model")
+            setattr(made, names, tuple(row["model"] for row in rows))
+        said = connection.rows(_SAID)
+        made.with_path = tuple(row["model"] for row in said if without_paths(row["said"]) != row["said"])
+        made.skipped = _count(connection, "SELECT count(*) FROM fine_tunes WHERE status IN ('skipped', 'failed')")
+        if with_records:
+            made.digests = known_digests(atlas, connection)
     for path, source in files_in(atlas, CARRIED):
         made.add(path, source, ATLAS)
     if with_records:
-        for path, source in files_in(atlas, WORKED_FROM):
-            made.add(path, source, RECORDS)
+        for base in made.manifest.commits:
+            _add_worked_from(atlas, base, made)
     return made
 
 
+def _add_worked_from(atlas: AtlasFolder, base: str, made: Staged) -> None:
+    """The listing of a base and its block matrices, what a build goes on from."""
+    matrices = atlas.base(base, made.manifest.commits[base])
+    if matrices.is_file():
+        regular_status(matrices)
+        made.add(matrices.relative_to(atlas.root).as_posix(), matrices, RECORDS)
+    listing = Listing(atlas.listing(base))
+    if listing.path.is_file():
+        target = made.folder / listing.path.relative_to(atlas.root)
+        Listing(target).write(_listing_lines(listing))
+        made.add(target.relative_to(made.folder).as_posix(), target, RECORDS)
+
+
+def _listing_lines(listing: Listing) -> Iterator[Line]:
+    """A listing's models and what it was renamed from; no crawl, whose addresses may be those of a mirror.
+
+    Names of models that were removed are left out, and so are those that were looked into and are not of this base:
+    these may be private ones of whoever crawled.
+    """
+    removed, listed = listing.removed, {model.id for model in listing.models()}
+    for line in listing.as_lines():
+        kind = line["kind"]
+        is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
+        if kind == "model" and line["was"]["claimed_by"] == BY_FOLDER:
+            yield {**line, "row": without_paths(line["row"])}
+        elif kind in ("model", "base") or is_named or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"])):
+            yield line
+
+
+def _write_anew(copy: Path, target: Path) -> None:
+    """A database with all rows of ``copy``, a file beside it, but for what is no reader's business.
+
+    Deleted rows and replaced ones stay in a file that DuckDB writes to, until their place is needed. Raises
+    duckdb.Error.
+    """
+    with attached_for_writing(target, beside={"published": copy}) as connection:
+        use(connection)
+        connection.execute(schema_sql())
+        tables = connection.execute(
+            "SELECT schema_name, table_name FROM system.main.duckdb_tables() "
+            "WHERE database_name = current_database() ORDER BY ALL"
+        ).fetchall()
+        for schema, table in tables:
+            name = f'"{schema}"."{table}"'
+            part = _PARTS.get(table, "FROM {}").replace("{}", f"published.{name}")
+            connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {part}")
+        connection.execute("CHECKPOINT")
+
+
 def _copied(atlas: AtlasFolder, folder: Path) -> list[str]:
-    """The database, copied, and what it names, linked or copied: their paths."""
-    with open_regular(atlas.database, through_links=True) as source, (folder / DATABASE).open("xb") as copy:
+    """The database, copied as it is, and what it names, linked or copied: their paths in the repository."""
+    with open_regular(atlas.database, through_links=True) as source, (folder / _COPY).open("xb") as copy:
         shutil.copyfileobj(source, copy, 1 << 22)
-    with Reading(folder / DATABASE) as connection:
+    with Reading(folder / _COPY) as connection:
         named = named_files(connection)
     for one in named:
         target = folder / one.path

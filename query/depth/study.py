@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DRAWS = 1000
 LEAST_MODELS = 5
+_OTHER_PROBE = "profiled with another probe or seed"
 # What may hang on where the weights changed; each less the base's own value, where the base has one.
 STUDIED = ("drift", "cka", "tolerance", "tolerance_own", "readable", "recovered", "reach", "image_error")
 AGAINST_ITSELF = ("drift", "cka")
@@ -43,28 +45,38 @@ class DepthStudy(DepthFindings):
 
 
 def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> DepthStudy:
-    """Over all profiles of one probe: that which most models were asked with.
+    """Over all profiles of one probe: that which most models that count were asked with.
 
-    Copies, unrelated models and repeats do not count. Raises AtlasError where fewer than LEAST_MODELS have a profile.
+    Copies, unrelated models and repeats do not count; notes say how many. Raises AtlasError where fewer than
+    LEAST_MODELS are left.
     """
     canonical = atlas.base_named(base)
     hint = f"Make them: index profile --base {canonical} --with-untrained --recover"
-    models = _of_one_probe(read_profiled(atlas, canonical, subject="fine_tune"))
+    profiled = read_profiled(atlas, canonical, subject="fine_tune")
     facts = {
         row["model"]: row
         for row in atlas.rows(
-            "SELECT model, author, datasets FROM models WHERE base = ? AND NOT is_copy AND NOT is_unrelated "
-            "AND duplicate_of IS NULL",
+            "SELECT model, author, datasets, CASE WHEN is_unrelated THEN 'unrelated to the base' "
+            "WHEN is_copy THEN 'copies of the base' WHEN duplicate_of IS NOT NULL THEN 'repeats of another' END AS why "
+            "FROM models WHERE base = ?",
             [canonical],
         )
     }
-    counted = [one for one in models if one.model in facts]
+    why = {one.model: facts[one.model]["why"] if one.model in facts else "indexed no more" for one in profiled}
+    counted = _of_one_probe([one for one in profiled if why[one.model] is None])
+    chosen = {one.model for one in counted}
+    reasons = Counter(reason or _OTHER_PROBE for model, reason in why.items() if model not in chosen)
+    left_out = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    notes = (f"left out: {left_out}",) if left_out else ()
     if len(counted) < LEAST_MODELS:
-        raise AtlasError(f"{len(counted)} models of {canonical} have a depth profile; {LEAST_MODELS} are needed.", hint)
+        told = f" ({notes[0]})" if notes else ""
+        raise AtlasError(
+            f"{len(counted)} of {len(why)} profiled models of {canonical} count, and {LEAST_MODELS} are needed{told}.",
+            hint,
+        )
     of_base = read_profiled(atlas, canonical, subject="base", probe=counted[0].probe_sha256)
     if not of_base:
         raise AtlasError(f"{canonical} itself has no profile of the same probe.", hint)
-    left_out = len(models) - len(counted)
     authors = [str(facts[one.model]["author"]) for one in counted]
     datasets = [tuple(facts[one.model]["datasets"]) for one in counted]
     table = _Table(counted, of_base[0], authors, np.random.default_rng(seed))
@@ -78,7 +90,7 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
         forgetful=tuple(_forgetful(counted, of_base[0], datasets)),
         data_share=tuple(table.data_shares(datasets)),
         profiles=tuple(counted),
-        notes=(f"left out: {left_out} copies, repeats and unrelated models",) if left_out else (),
+        notes=notes,
     )
 
 

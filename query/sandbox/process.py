@@ -34,6 +34,7 @@ _OUTSIDE = re.compile(
     r"|query|query_table|json_execute_serialized_sql|sleep_ms|pg_sleep"
 )
 _EXPLAIN = re.compile(r"\s*EXPLAIN(\s+ANALYZE)?(\s*\([^()]*\))?\s+", re.IGNORECASE)
+_MENDED_BY = "Make it again: index rebuild"
 _NO_SELECT = "Only one SELECT (or WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, EXPLAIN) runs here"
 
 
@@ -79,6 +80,10 @@ def _answer(request: dict[str, Any]) -> str:
     except duckdb.InterruptException:
         return json.dumps({"late": True})
     except (duckdb.Error, RuntimeError, ValueError) as error:
+        # DuckDB has no class of its own for a block whose checksum does not fit.
+        if type(error) is duckdb.Error or isinstance(error, duckdb.SerializationException):
+            text = str(error).splitlines()[0].rstrip(".")
+            raise _Refused(f"{request['database']} is damaged ({text}).", _MENDED_BY) from error
         raise _wrong(error, lines_before=int("condition" in request)) from error
 
 
@@ -232,7 +237,7 @@ def _unopened(error: Exception, path: str) -> _Refused:
         return _Refused(f"{path} is open for writing in another program{holder}.", "Close it there and try again.")
     if not Path(path).exists():
         return _Refused(f"There is no database at {path}.", "Check `atlas`, or make one: `build('ID')`")
-    return _Refused(f"{path} cannot be read: {text.splitlines()[0]}.", "Make it again: index rebuild")
+    return _Refused(f"{path} cannot be read: {text.splitlines()[0]}.", _MENDED_BY)
 
 
 def _wrong(error: Exception, lines_before: int) -> _Refused:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
-from indexer.listing.listing import ListedModel
+from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.parents import DEEPEST, Parents
 from indexer.names import ModelRef
 from indexer.records.identity import SVD_METHOD, Identity, Spec
@@ -243,6 +243,50 @@ def test_where_only_the_record_of_the_fine_tune_is_left_its_factors_are_added(st
         rest = kept.norm**2 - np.linalg.norm(kept.s) ** 2
         np.testing.assert_allclose(delta.s, np.linalg.svd(exact, compute_uv=False)[:8], rtol=2e-3)
         assert delta.norm == pytest.approx(np.sqrt(np.linalg.norm(exact) ** 2 + max(rest, 0)), rel=2e-3)
+
+
+ROWS_OF_EARLIER = {  # what the listing's row says, what the file says, and what comes of it
+    "fay/on-tuned": (BASE, "ann/glue-0", "finetune"),
+    "fay/on-base": ("ann/glue-0", BASE, "base"),
+    "fay/on-other": (BASE, "far/other-base", "foreign"),
+    "fay/on-unknown": (BASE, "nobody/knows-this", "unknown"),
+    "fay/on-old-id": (BASE, OLD_ID, "base"),
+}
+
+
+def test_a_row_that_is_older_than_the_file_does_not_decide(stood):
+    """Of a commit the row may say what an earlier one said; what is odd is kept, and nothing is read twice for it."""
+    store, shell, changes, _ = stood
+    with LoopbackHub(store) as hub:
+        for number, (name, (said, named, _)) in enumerate(ROWS_OF_EARLIER.items()):
+            changes[name] = add_adapter(store, name, named, seed=200 + number)
+            row = {
+                "id": name,
+                "sha": hub.store.repository(name).revision().sha,
+                "library_name": "peft",
+                "tags": ["peft", f"base_model:adapter:{BASE}"],
+                "siblings": [{"rfilename": "adapter_config.json"}, {"rfilename": "adapter_model.safetensors"}],
+                "config": {"peft": {"base_model_name_or_path": said}},
+            }
+            settings = json.loads((store / f"{name}.repo.json").read_text())
+            describe(store, name, **{**settings, "tags": []})  # else the row of now is listed beside it
+            Listing(AtlasFolder(shell.folder / "atlas").listing(BASE)).add(row, "adapter", BASE)
+        for _ in range(2):
+            ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json", HF_ENDPOINT=hub.endpoint)
+            assert ran.code == 0, ran.err
+    assert ran.json["indexed"] == 0
+    found, told = records(shell), verdicts(shell)
+    assert {name: told[name] for name in ROWS_OF_EARLIER} == {name: one[2] for name, one in ROWS_OF_EARLIER.items()}
+    for name in ("fay/on-base", "fay/on-other", "fay/on-unknown", "fay/on-old-id"):
+        check(found[name], changes[name])
+    own = changes["fay/on-tuned"]
+    summed = {key: change + own.get(key, 0) for key, change in full_change(store, "ann/glue-0").items()}
+    check(found["fay/on-tuned"], summed)
+    odd = shell("query", "sql", "SELECT model, oddities FROM fine_tunes WHERE model LIKE 'fay/%' ORDER BY 1", "--json")
+    for row in odd.json:
+        said, _, _ = ROWS_OF_EARLIER[row["model"]]
+        is_odd = any(one.startswith(f"base_model: its listing row names {said}, ") for one in row["oddities"])
+        assert is_odd == (row["model"] != "fay/on-old-id"), row
 
 
 # What follows asks no Hub.

@@ -105,6 +105,25 @@ def test_a_constant_output_keeps_nothing():
         assert not {"reach", "own", "start_share", "closer", "closer_ratio", "cka", "drift"} & set(row.values)
 
 
+def test_a_constant_output_has_a_drift_from_the_bases_and_no_likeness_to_it():
+    base = Layers(vocabulary(), [nn.Identity(), nn.Identity(), nn.Identity()])
+    constant = Layers(vocabulary(), [nn.Identity(), lambda hidden: 0 * hidden + 2, nn.Identity()])
+    probe = random_probe(base)
+    of_base, of_constant = measure(base, probe, Asked()), measure(constant, probe, Asked())
+    rows = measure(constant, probe, Asked(), base=of_base.states).rows
+    assert (rows[0].values["drift"], rows[0].values["cka"]) == (0.0, 1.0)
+    for row in rows[1:]:
+        hidden = of_base.states[row.layer].double()
+        spread = (hidden - hidden.mean(dim=(0, 1))).norm()
+        assert row.is_constant
+        assert row.values["drift"] == pytest.approx(float((2 - hidden).norm() / spread))
+        assert row.errors["drift"] > 0
+        assert "cka" not in row.values
+    # Of a constant base there is no spread to measure a drift in.
+    for row in measure(base, probe, Asked(), base=of_constant.states).rows[1:]:
+        assert not {"drift", "cka"} & set(row.values)
+
+
 def test_a_residual_block_without_weights_changes_nothing():
     layers = Layers(vocabulary(), [Attention(), Attention(size=0.0)])
     first, second = rows_of(layers)

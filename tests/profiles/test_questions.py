@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -126,6 +127,26 @@ def test_the_study_agrees_with_scipy_and_names_who_forgets(atlas):
     assert draw(study.figure(), ".png").startswith(b"\x89PNG")
     assert json.loads(json.dumps(study.to_dict()))["models"] == 18
     assert atlas.depth_study().to_dict() == study.to_dict()
+
+
+def test_a_study_of_too_few_says_who_is_left_out_and_why(tmp_path):
+    folder = profiled_atlas(tmp_path / "atlas")
+    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
+        connection.execute("UPDATE profiles SET seed = 1 WHERE model_id IN (1, 2)")
+        connection.execute("UPDATE records SET is_unrelated = true WHERE model_id BETWEEN 3 AND 6")
+        connection.execute("UPDATE records SET is_copy = true WHERE model_id BETWEEN 7 AND 9")
+        connection.execute("UPDATE records SET duplicate_of = 18 WHERE model_id BETWEEN 10 AND 11")
+    left_out = ("left out: 4 unrelated to the base, 3 copies of the base, 2 repeats of another, "
+                "2 profiled with another probe or seed")  # fmt: skip
+    with Atlas(folder) as opened:
+        study = opened.depth_study()
+        assert (study.models, study.notes) == (7, (left_out,))
+    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
+        connection.execute("UPDATE records SET is_unrelated = true WHERE model_id BETWEEN 12 AND 14")
+    with Atlas(folder) as opened, pytest.raises(AtlasError) as caught:
+        opened.depth_study()
+    told = left_out.replace("4 unrelated", "7 unrelated")
+    assert caught.value.message == f"4 of 18 profiled models of {BASE} count, and 5 are needed ({told})."
 
 
 def test_a_sentence_says_nothing_of_what_chance_can_do():

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import duckdb
 from huggingface_hub import constants
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder
+from indexer.listing.listing import Listing
 from indexer.share.manifest import ATLAS, RECORDS
 from indexer.share.push import PushOptions, PushReport, push
 from scripts.loopback_hub import LoopbackHub
@@ -118,10 +120,25 @@ def is_whole(hub: LoopbackHub, name: str = NAME) -> bool:
     return True
 
 
-def atlas_content(folder: Path) -> dict[str, bytes]:
-    """Every file of an atlas but those that say who holds it."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("lock", "pulled.json", "checksums.json")
-    }
+def rows_of(database: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table, by table; of builds not what was asked of which Hub."""
+    with duckdb.connect(str(database), read_only=True) as connection:
+        tables = connection.execute(
+            "SELECT schema_name || '.' || table_name FROM duckdb_tables() ORDER BY 1"
+        ).fetchall()
+        but = {"main.builds": "EXCLUDE (spec)"}
+        return {
+            table: connection.execute(f"SELECT * {but.get(table, '')} FROM {table} ORDER BY ALL").fetchall()
+            for (table,) in tables
+        }
+
+
+def atlas_content(folder: Path) -> dict[str, Any]:
+    """Every file of an atlas but those that say who holds it; of the database its rows, of listings their models."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name not in ("lock", "pulled.json", "checksums.json"):
+            is_listing, is_database = path.parent.name == "listing", path.name == "atlas.duckdb"
+            read = Listing.models if is_listing else rows_of if is_database else Path.read_bytes
+            found[path.relative_to(folder).as_posix()] = read(Listing(path) if is_listing else path)
+    return found

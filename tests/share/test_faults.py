@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from indexer.console.terminal import explain
@@ -112,6 +114,16 @@ def test_another_push_of_the_same_atlas_is_not_disturbed(ann, atlas):
     with staged(atlas, with_records=False):
         assert "Another push of" in told_by(lambda: ann.push(atlas))
     ann.push(atlas)
+
+
+def test_no_bar_of_a_library_is_drawn_where_ours_would_not_be(ann, atlas, monkeypatch, capsys):
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    # As for a person: tests switch the library's bars off by a variable, which it reads at import.
+    monkeypatch.setattr(sys.modules["huggingface_hub.utils.tqdm"], "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    ann.push(atlas, with_records=True)
+    assert capsys.readouterr().err == ""
+    assert not are_progress_bars_disabled()  # of whoever called it
 
 
 @pytest.mark.slow
