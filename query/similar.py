@@ -88,7 +88,8 @@ class SimilarModels(Rows[Neighbour]):
         nearest = self.items[0]
         named = Counter(dataset for one in self.items for dataset in one.datasets).most_common(1)
         most = f" {named[0][1]} of these {len(self.items):,} name the dataset {named[0][0]}." if named else ""
-        return f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}.{most}"
+        like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}."
+        return like + most
 
     def to_dict(self) -> dict[str, Any]:
         """Which model was asked about, and the rows."""

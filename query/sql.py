@@ -137,7 +137,7 @@ class Condition:
             return [row[0] for row in self._question.answer()["rows"]]
         except AtlasError as error:
             message = f"`where` {shown!r}: {error.message}"
-            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `query sql`")) from error
+            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
 
     def abandon(self) -> None:
         """Nobody needs the answer any more; nothing happens where it was given."""

@@ -49,8 +49,8 @@ class FoundFeatures(Drawn):
         """How many neurons were looked at, and how many have an image that suits them better than any of the probe."""
         beaten = sum(one.best_probe is not None and one.activation > one.best_probe for one in self.features)
         return (
-            f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} {beaten} "
-            f"respond more to the image found for them than to any image of the probe."
+            f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} "
+            f"{beaten} respond more to the image found for them than to any image of the probe."
         )
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field
 
 from indexer.console.terminal import as_plain
-from indexer.console.typed import as_called
+from indexer.console.typed import as_called, as_typed
 from indexer.errors import AtlasError, ModelError
 from indexer.names import is_hub_id
 from query.atlas import Atlas
@@ -38,6 +39,7 @@ MOST_NEIGHBOURS = 200
 MOST_ROWS = 1_000
 MOST_COLUMNS = 60
 MOST_SECONDS = 30.0
+_OPTION = re.compile(r"(?<!\S)--?[a-z]")
 _NOT_FOR_AGENTS = {"signature", "fingerprint"}  # codes that only a program compares
 
 Model = Annotated[
@@ -66,11 +68,14 @@ class Tools:
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, str]:
         """What a tool says, within the characters that an agent should read, or None and an error in one line."""
         try:
-            return bounded(self.all[tool](**arguments)), ""
+            found = self.all[tool](**arguments)
+            return bounded(cast(Answer, {"summary": found["summary"], **found})), ""  # the sentence comes first
         except AtlasError as error:
             names = {name: list(inspect.signature(one).parameters) for name, one in self.all.items()}
-            told = (as_called(error.message, names), as_called(error.hint, names))
-            return None, " ".join(filter(None, told)) or error.message
+            message = as_called(error.message, names) or as_typed(error.message)
+            # An agent cannot follow advice about the command line.
+            hint = "" if _OPTION.search(error.hint) else as_called(error.hint, names)
+            return None, f"{message} {hint}".strip()
         except ModelError as error:
             return None, f"{error.detail.rstrip('.')}."
         except OSError as error:

@@ -14,7 +14,6 @@ from query import Atlas
 from query.cli import main
 from query.glossary import columns_of, definition, words
 from tests.conftest import ROOT
-from tests.face.test_commands import ask
 
 GLOSSARY = tomllib.loads((ROOT / "query" / "glossary.toml").read_text())
 ASKED = {
