@@ -133,7 +133,11 @@ class ModelRef:
         if not is_hub_id(identifier) or len(revision) > _LONGEST_REVISION:
             what = repr(text) if len(text) <= 200 else f"A name of {len(text):,} characters"
             if _folders is not None:
-                why = f"neither a Hub id nor a folder in {_folders}" if _folders else "no Hub id, and no folders are read here"
+                why = (
+                    f"neither a Hub id nor a folder in {_folders}"
+                    if _folders
+                    else "no Hub id; no folders are read here"
+                )
                 raise AtlasError(f"{what} is {why}.", "Give owner/name, or owner/name@revision.")
             raise AtlasError(
                 f"{what} is neither a folder here nor a Hub id.",
