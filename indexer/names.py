@@ -46,6 +46,8 @@ _SITES = ("https://huggingface.co", "https://hf.co")
 # Of two spellings; less is another name.
 _LEAST_LIKENESS = 0.6
 _LONGEST_REVISION = 250  # characters: branches and tags of git are files
+# Folders that models may be read from are in this one, or in none where it is "". None: any folder will do.
+_folders: Path | str | None = None
 _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
@@ -89,6 +91,25 @@ def _parsed(text: str) -> DeltaKey:
     return DeltaKey(stack[0] if stack else "", int(layer), family)
 
 
+def read_folders_in(root: Path | None) -> None:
+    """From now on this process reads models from folders in ``root`` alone; None: from no folder."""
+    global _folders
+    _folders = "" if root is None else root.resolve()
+
+
+def _folder_named(text: str) -> Path | None:
+    """The folder that ``text`` names, where there is one and models may be read from it."""
+    if not text or _folders == "":  # no text would be the folder one is in
+        return None
+    try:
+        path = Path(text).expanduser().resolve()
+        if _folders is not None and not path.is_relative_to(_folders):
+            return None
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # too long for a path, or the home of nobody
+
+
 @dataclass(frozen=True)
 class ModelRef:
     """A model as a person names it: ``owner/name``, ``owner/name@revision``, its address, or a local folder."""
@@ -104,17 +125,20 @@ class ModelRef:
 
         Raises AtlasError when it is neither.
         """
-        try:
-            path = Path(text).expanduser()
-            if text and path.is_dir():  # no text would be the folder one is in
-                return cls(id=str(path.resolve()), folder=path.resolve())
-        except (OSError, RuntimeError, ValueError):
-            pass  # too long for a path, or the home of nobody
+        if (folder := _folder_named(text)) is not None:
+            return cls(id=str(folder), folder=folder)
         if is_local_id(text):
             return cls(id=text)
         identifier, _, revision = without_address(text).partition("@")
         if not is_hub_id(identifier) or len(revision) > _LONGEST_REVISION:
             what = repr(text) if len(text) <= 200 else f"A name of {len(text):,} characters"
+            if _folders is not None:
+                why = (
+                    f"neither a Hub id nor a folder in {_folders}"
+                    if _folders
+                    else "no Hub id; no folders are read here"
+                )
+                raise AtlasError(f"{what} is {why}.", "Give owner/name, or owner/name@revision.")
             raise AtlasError(
                 f"{what} is neither a folder here nor a Hub id.",
                 "Give owner/name, owner/name@revision, its address, or the path of a checkpoint folder.",

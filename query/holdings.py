@@ -22,7 +22,7 @@ def place(atlas: AtlasReader) -> str:
 def in_a_line(atlas: AtlasReader) -> str:
     """How many models of which bases, and since when; of one that is closed, that it is."""
     try:
-        bases = _contents(atlas)
+        bases = contents(atlas)
         (published,) = (row["published"] for row in atlas.rows("SELECT published FROM atlas_info"))
     except AtlasError as error:
         return error.message
@@ -34,13 +34,13 @@ def in_a_line(atlas: AtlasReader) -> str:
 def in_a_notebook(atlas: AtlasReader) -> str:
     """The same over a table with a row for each base, in HTML."""
     try:
-        contents = _contents(atlas)
+        rows = contents(atlas)
     except AtlasError:  # it is closed
-        contents = []
-    return shown(f"Atlas {place(atlas)}: {in_a_line(atlas)}", contents, atlas.notes)
+        rows = []
+    return shown(f"Atlas {place(atlas)}: {in_a_line(atlas)}", rows, atlas.notes)
 
 
-def _contents(atlas: AtlasReader) -> list[dict[str, Any]]:
+def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
     """A row for each base: its models, authors and published representations."""
     return atlas.rows(
         "SELECT bases.base, count(models.model_id) AS indexed, count(DISTINCT author) AS authors, "

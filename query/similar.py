@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ class SimilarModels(Rows[Neighbour]):
 
     COLUMNS = ("rank", "model", "similarity", "background", "author", "relation", "datasets", "matrices")
     LEAST_TELLING = ("author", "relation", "layers", "families", "rank", "datasets")
+    ANSWERS_FIRST = True
 
     model: str
     base: str
@@ -80,12 +82,14 @@ class SimilarModels(Rows[Neighbour]):
 
     @property
     def headline(self) -> str:
-        """How many there are, and the nearest."""
+        """The nearest, and the dataset that most of them name."""
         if not self.items:
-            return f"no model of {self.base} to compare {self.model} with"
+            return f"There is no model of {self.base} to compare {self.model} with."
         nearest = self.items[0]
-        count = "1 model" if len(self.items) == 1 else f"{len(self.items):,} models"
-        return f"{count} most like {self.model}, the nearest {nearest.model} ({nearest.similarity:.2f})"
+        named = Counter(dataset for one in self.items for dataset in one.datasets).most_common(1)
+        most = f" {named[0][1]} of these {len(self.items):,} name the dataset {named[0][0]}." if named else ""
+        like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}."
+        return like + most
 
     def to_dict(self) -> dict[str, Any]:
         """Which model was asked about, and the rows."""

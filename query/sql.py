@@ -140,7 +140,7 @@ class Condition:
             return [row[0] for row in self._question.answer()["rows"]]
         except AtlasError as error:
             message = f"`where` {shown!r}: {error.message}"
-            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `query sql`")) from error
+            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
 
     def abandon(self) -> None:
         """Nobody needs the answer any more; nothing happens where it was given."""
@@ -208,7 +208,9 @@ def prepare() -> None:
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", str(PROCESS)],
-        start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends that one
+        # Ctrl-C in a terminal is for this process, which ends that one. Where this one leads a session of its own, as
+        # those that answer agents do, no Ctrl-C comes, and both are ended with one signal.
+        start_new_session=not hasattr(os, "getsid") or os.getsid(0) != os.getpid(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -11,6 +11,7 @@ import click
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.names import is_hub_id, is_local_id
 
 _MOST = 100
 _MODELS = (
@@ -43,9 +44,11 @@ def _names(context: click.Context, statement: str, typed: str) -> list[str]:
 
     try:
         with Reading(_folder(context).require().database) as connection:
-            return [str(row["name"]) for row in connection.rows(f"{statement} LIMIT {_MOST}", [typed])]
+            names = [str(row["name"]) for row in connection.rows(f"{statement} LIMIT {_MOST}", [typed])]
     except (AtlasError, OSError):
         return []
+    # A shell writes them on the command line unquoted: in an atlas of somebody else a name could hold a command.
+    return [name for name in names if is_hub_id(name) or is_local_id(name)]
 
 
 def _folder(context: click.Context) -> AtlasFolder:

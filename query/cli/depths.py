@@ -9,7 +9,7 @@ import click
 from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, output_options
-from query.cli.options import base_option, details_option, opened_atlas, seed_option, tell, theme_option
+from query.cli.options import Question, base_option, details_option, opened_atlas, seed_option, tell, theme_option
 
 if TYPE_CHECKING:
     from query.results import ThemeName
@@ -31,7 +31,7 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
     return layers_in(text)
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
     "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="What to compare with."
@@ -76,7 +76,7 @@ def depth(
         tell(one, output, details=details, file=file)
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @click.argument("text", required=False)
 @click.option("--image", "images", multiple=True, metavar="FILE", help="Instead of a text; give it again for more.")
@@ -126,7 +126,7 @@ def invert(
         tell(found, output, file=file)
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @click.option("--out", required=True, metavar="FILE", help="The picture: .png, .svg or .pdf.")
 @layers_option

@@ -6,10 +6,10 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.terminal import atlas_option, output_options, say
-from query.cli.options import base_option, opened_atlas, tell
+from query.cli.options import Question, base_option, opened_atlas, tell
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
     "--all", "every", is_flag=True, help="Of every indexed model of the base; the edges are kept in the atlas."

@@ -8,7 +8,7 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.terminal import atlas_option, output_options
-from query.cli.options import base_option, opened_atlas, representation_option, tell, theme_option
+from query.cli.options import Question, base_option, opened_atlas, representation_option, tell, theme_option
 
 if TYPE_CHECKING:
     from query.results import ThemeName
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @base_option()
 @click.option("--of", type=click.Choice(MEASURES), default="relative_norm", show_default=True, help="What to show.")
@@ -37,7 +37,7 @@ def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeN
         tell(found, output, file=file, table=found.table(of=of))
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("a", metavar="A", shell_complete=complete_model)
 @click.argument("b", metavar="B", shell_complete=complete_model)
 @base_option()

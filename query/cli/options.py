@@ -55,6 +55,19 @@ representation_option = click.option(
 )
 
 
+class Question(click.Command):
+    """A command whose help says what the columns of its answer mean."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The columns, then the example."""
+        from query.glossary import columns_of
+
+        if columns := columns_of(self.name or ""):
+            with formatter.section("Columns"):
+                formatter.write_dl(columns)
+        super().format_epilog(ctx, formatter)
+
+
 def opened_atlas(folder: str) -> Atlas:
     """The atlas in ``folder``, opened; what is odd about it is said on stderr."""
     from query.atlas import Atlas
@@ -84,7 +97,7 @@ def tell(
     if output == "table":
         shown = result.table(details=details) if table is None else table
         if result.ANSWERS_FIRST and result.headline:
-            _write_sentence(result.headline)
+            write_sentence(result.headline)
         emit({**shown, **written} if isinstance(shown, dict) else shown, output,
              columns=result.COLUMNS if shown == [] else None, least_telling=result.LEAST_TELLING)  # fmt: skip
     elif output == "json":
@@ -101,7 +114,7 @@ def _has_notes(told: Any) -> bool:
     return isinstance(told, dict) and isinstance(told.get("notes"), list)
 
 
-def _write_sentence(sentence: str) -> None:
+def write_sentence(sentence: str) -> None:
     """A sentence and an empty line; broken where a terminal ends, whole where it is piped."""
     words = clean(as_typed(sentence).replace("\u00a0", " "))
     is_terminal = sys.stdout.isatty()

@@ -18,7 +18,16 @@ from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
 from query.cli.models import MODELS
-from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell, theme_option
+from query.cli.options import (
+    Question,
+    base_option,
+    details_option,
+    opened_atlas,
+    representation_option,
+    tell,
+    theme_option,
+    write_sentence,
+)
 from query.cli.serve import serve
 from query.cli.studies import STUDIES
 from query.sandbox.process import MOST_STATEMENT
@@ -37,7 +46,7 @@ def main() -> None:
     """Ask an atlas of fine-tuned models."""
 
 
-@main.command()
+@main.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @click.option("-k", "--neighbours", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1),
               help="How many of the nearest models: so many are told.")  # fmt: skip
@@ -69,7 +78,7 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
             _tell_oddities(opened, model, options["base"], found)
 
 
-@main.command()
+@main.command(cls=Question)
 @base_option()
 @representation_option
 @click.option(
@@ -118,7 +127,7 @@ def purity(
         tell(result, output, rows=rows, whole=whole, table=table, file=file)
 
 
-@main.command()
+@main.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @base_option()
 @atlas_option
@@ -130,7 +139,7 @@ def show(model: str, base: str | None, atlas: str, output: str) -> None:
         tell(shown, output, rows=[shown.to_dict()] if output == "jsonl" else None)
 
 
-@main.command()
+@main.command(cls=Question)
 @click.argument("name", required=False)
 @output_options
 def schema(name: str | None, output: str) -> None:
@@ -140,7 +149,33 @@ def schema(name: str | None, output: str) -> None:
     emit(schema_of(name), output)
 
 
-@main.command()
+@main.command("help")
+@click.argument("word", required=False)
+@output_options
+@click.pass_context
+def explain_word(context: click.Context, word: str | None, output: str) -> None:
+    """Explain WORD: a term, a column of an answer or of the database, or a command; without it, list the terms."""
+    from query.glossary import explained, words
+
+    command = main.get_command(context, word) if word else None
+    try:
+        found = explained(word) if word else [{"word": term, "meaning": meaning} for term, meaning in words().items()]
+    except AtlasError:
+        if command is None:
+            raise
+        with click.Context(command, info_name=command.name, parent=context.parent) as inner:
+            click.echo(command.get_help(inner))
+        return
+    if output != "table":
+        emit(found, output)
+        return
+    for one in found:
+        write_sentence(f"{one['word']}{' (' + one['where'] + ')' if one.get('where') else ''}: {one['meaning']}")
+    if command is not None:
+        say(f"the command {word}: query {word} --help")
+
+
+@main.command(cls=Question)
 @click.argument("statement")
 @click.option("--limit", type=click.IntRange(min=1), help="Most rows; default 40 on a terminal, else all.")
 @click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Most seconds.")

@@ -11,6 +11,7 @@ from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, output_options, say
 from query.cli.batch import STDIN, names_on_stdin
 from query.cli.options import (
+    Question,
     base_option,
     details_option,
     opened_atlas,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from query.results import ThemeName
 
 
-@click.command()
+@click.command(cls=Question)
 @base_option()
 @click.option(
     "--method", type=click.Choice(["hdbscan", "kmeans"]), default="hdbscan", show_default=True, help="How to cluster."
@@ -46,7 +47,7 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
         tell(found, output, details=details, rows=found.to_rows(by))
 
 
-@click.command("map")
+@click.command("map", cls=Question)
 @base_option()
 @click.option(
     "--method",
@@ -81,7 +82,7 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeNa
             say(f"to look at it: {viewer_command(file)}")
 
 
-@click.command()
+@click.command(cls=Question)
 @base_option()
 @click.option("--threshold", default=0.5, show_default=True, type=FiniteRange(0, 1, min_open=True),
               help="Share of the energy Σ σ² to hold.")  # fmt: skip
@@ -110,7 +111,7 @@ def rank(
         tell(study, output, details=details, file=file)
 
 
-@click.command()
+@click.command(cls=Question)
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option("-k", "--neighbours", "k", default=10, show_default=True, type=click.IntRange(min=1),
               help="How many of the nearest models: so many vote.")  # fmt: skip
@@ -167,7 +168,7 @@ def predict(
         tell(evaluation, output, details=details, file=file)
 
 
-@click.command()
+@click.command(cls=Question)
 @base_option()
 @click.option("--out", required=True, metavar="FILE", help="The page to write: one .html file, readable offline.")
 @seed_option

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class FoundFeatures(Drawn):
     """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
+    ANSWERS_FIRST = True
+
     model: str
     recipe: str
     patch: int | None
@@ -44,8 +46,12 @@ class FoundFeatures(Drawn):
 
     @property
     def headline(self) -> str:
-        """Of what there are images."""
-        return f"what {counted(len(self.features), 'neuron')} of {self.model} look for"
+        """How many neurons were looked at, and how many have an image that suits them better than any of the probe."""
+        beaten = sum(one.best_probe is not None and one.activation > one.best_probe for one in self.features)
+        return (
+            f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} "
+            f"{beaten} respond more to the image found for them than to any image of the probe."
+        )
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer and neuron; ``neuron``: None for all of them together."""

@@ -17,6 +17,7 @@ class FoundWords(Drawn):
     """What each layer gives back of ``input``; ``words`` are its tokens."""
 
     LEAST_TELLING = ("top", "closer_ratio")
+    ANSWERS_FIRST = True
 
     model: str
     input: str
@@ -38,9 +39,13 @@ class FoundWords(Drawn):
 
     @property
     def headline(self) -> str:
-        """How much the last layer asked gives back."""
-        last = self.layers[-1]
-        return f"{self.model}, layer {last.layer}: {percent(last.right)} of the words of “{self.input}” come back"
+        """How much the first and the last layer give back."""
+        first, last = self.layers[0], self.layers[-1]
+        then = "" if first is last else f", and {percent(last.right)} from that of layer {last.layer}"
+        return (
+            f"From the output of layer {first.layer} of {self.model} {percent(first.right)} of the words of "
+            f"“{self.input}” come back{then}."
+        )
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer, with the nearest words of each place."""
@@ -60,6 +65,8 @@ class FoundWords(Drawn):
 class FoundImages(Drawn):
     """What each layer gives back of ``target`` (images, channels, height, width), from 0 to 1."""
 
+    ANSWERS_FIRST = True
+
     model: str
     recipe: str
     target: Any
@@ -73,9 +80,13 @@ class FoundImages(Drawn):
 
     @property
     def headline(self) -> str:
-        """How far the last layer asked is off."""
-        last = self.layers[-1]
-        return f"{self.model}, layer {last.layer}: images come back with an error of {last.error:.3f}"
+        """How far the first and the last layer are off."""
+        first, last = self.layers[0], self.layers[-1]
+        then = "" if first is last else f", and of {last.error:.3f} from that of layer {last.layer}"
+        return (
+            f"From the output of layer {first.layer} of {self.model} images come back with an error of "
+            f"{first.error:.3f}{then} (0 is perfect)."
+        )
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer: the error, and the shares of the first and the last row of patches in it."""

@@ -56,6 +56,7 @@ class Lineage(Drawn):
     """
 
     LEAST_TELLING = LEAST_TELLING
+    ANSWERS_FIRST = True
 
     model: str
     base: str
@@ -69,10 +70,11 @@ class Lineage(Drawn):
     def headline(self) -> str:
         """Whom it was made from, and how."""
         if not self.rows:
-            return f"{self.model}: its weights could not be read"
-        return f"{self.model}: " + "; ".join(
-            f"{row.kind}{f' from {row.parent}' if row.parent else ''} (card: {row.card})" for row in self.rows
+            return f"The weights of {self.model} could not be read."
+        steps = "; ".join(
+            f"{row.kind}{f' from {row.parent}' if row.parent else ''} (its card: {row.card})" for row in self.rows
         )
+        return f"{self.model}, by its weights: {steps}."
 
     @property
     def edges(self) -> list[Edge]:
@@ -120,6 +122,7 @@ class Lineages(Rows[Lineage], Drawn):
     """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
 
     LEAST_TELLING = LEAST_TELLING
+    ANSWERS_FIRST = True
 
     base: str
     items: tuple[Lineage, ...]

@@ -6,6 +6,7 @@ from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
 from query.clusters.clusters import Clusters, clusters
 from query.clusters.members import Cluster
+from query.glossary import definition
 from query.population import read_population
 from query.report.markup import Column, Html, Part, element, joined, told
 from query.report.section import Section, Source, Writer
@@ -18,13 +19,8 @@ _UNCONVINCING = 0.05  # p above which a number may be chance
 _LITTLE = 0.2  # agreement beyond chance, but not much
 _NAMES = 3  # of datasets or authors in a cell
 
-_MEASURES = {
-    "ari": ("ARI", "how many pairs of models both put together or both keep apart; 1: the same groups, 0: chance"),
-    "ami": ("AMI", "how much the cluster of a model says of its label; 1: everything, 0: chance"),
-    "homogeneity": ("homogeneity", "how far a cluster holds one label only; 1: no cluster is mixed"),
-    "completeness": ("completeness", "how far a label is in one cluster only; 1: no label is scattered"),
-    "silhouette": ("silhouette", "how much closer models are to their own group than to the next; from −1 to 1"),
-}
+_ABBREVIATED = {"ari": "ARI", "ami": "AMI"}
+_MEASURES = ("ari", "ami", "homogeneity", "completeness", "silhouette")
 _AMONG = {
     "all": "all with a label",
     "clustered": "those in a cluster",
@@ -146,8 +142,11 @@ def _write_agreement(found: Clusters, writer: Writer) -> None:
         "that have no groups.",
     )
     used = {row.measure for row in rows}
-    terms = (element("div", element("dt", name), element("dd", meaning))
-             for measure, (name, meaning) in _MEASURES.items() if measure in used)  # fmt: skip
+    terms = (
+        element("div", element("dt", _ABBREVIATED.get(one, one)), element("dd", definition(one, "clusters")))
+        for one in _MEASURES
+        if one in used
+    )
     writer.add(element("dl", *terms, class_="glossary"))
     columns = (
         Column("groups compared", "fixed"), Column("measure", "fixed"), Column("among", "prose"),
@@ -179,6 +178,6 @@ def _agreement(row: Agreement) -> tuple[Part, ...]:
         what = f"clusters with {row.labels}"
     among = "clustered, against clouds without groups" if row.against == "cloud" else _AMONG.get(row.among, row.among)
     return (
-        what, _MEASURES[row.measure][0], among, decimal(row.value, 3), decimal(row.chance, 3), decimal(row.p_value, 3),
-        count(row.models),
+        what, _ABBREVIATED.get(row.measure, row.measure), among, decimal(row.value, 3), decimal(row.chance, 3),
+        decimal(row.p_value, 3), count(row.models),
     )  # fmt: skip

@@ -250,7 +250,7 @@ def _wrong(error: Exception, lines_before: int) -> _Refused:
     if "disabled by configuration" in sentence or "disabled through configuration" in sentence:
         return _Refused("Files, networks and extensions are out of reach here.", "Only the atlas can be read.")
     hint = (
-        'Tables: query sql "SHOW TABLES"; columns: query sql "DESCRIBE models".'
+        "Tables: `atlas.sql('SHOW TABLES')`; columns: `atlas.sql('DESCRIBE models')`."
         if kind in ("Catalog", "Binder")
         else ""
     )

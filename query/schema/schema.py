@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from indexer.atlas import schema_sql
@@ -27,16 +29,7 @@ def schema(name: str | None = None) -> list[dict[str, Any]]:
 
     Raises AtlasError where there is no ``name``, naming what is spelt like it.
     """
-    import duckdb
-
-    with duckdb.connect(":memory:") as connection:
-        connection.execute(schema_sql())
-
-        def rows(statement: str, *parameters: str) -> list[dict[str, Any]]:
-            cursor = connection.execute(statement, list(parameters))
-            names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
+    with _empty_atlas() as rows:
         objects = rows(_OBJECTS)
         if name is None:
             return objects
@@ -48,3 +41,29 @@ def schema(name: str | None = None) -> list[dict[str, Any]]:
     near = nearest(name, [one["name"] for one in objects])
     hint = f"Did you mean {' or '.join(near)}?" if near else "See all: query schema"
     raise AtlasError(f"There is no table, view or macro {name!r}.", hint)
+
+
+def columns_named(name: str) -> list[dict[str, Any]]:
+    """The columns called ``name`` of all tables and views: {table, comment}."""
+    with _empty_atlas() as rows:
+        return rows(
+            'SELECT table_name AS "table", comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL '
+            "AND schema_name = 'main' AND lower(column_name) = lower(?) ORDER BY table_name",
+            name,
+        )
+
+
+@contextmanager
+def _empty_atlas() -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """A function that gives the rows of a statement on a database with nothing but the schema."""
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        connection.execute(schema_sql())
+
+        def rows(statement: str, *parameters: str) -> list[dict[str, Any]]:
+            cursor = connection.execute(statement, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+        yield rows

@@ -1,37 +1,73 @@
-"""What each tool answers, typed: the keys of the commands' JSON, so that a client knows them beforehand.
+"""What each tool answers, typed, and how an answer is kept within the characters that an agent should read.
 
-Pydantic, which the SDK makes schemas with, takes ``typing.TypedDict`` from Python 3.12 on only.
+The keys are those of the commands' JSON. What they mean, and their units, is in ``query/glossary.toml``, from where
+the server writes it into the schemas. Pydantic takes ``typing.TypedDict`` from Python 3.12 on only.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+MOST_CHARACTERS = 12_000  # of an answer as compact JSON
+_ROOM_FOR_REMARKS = 600  # of these, for what was left out
+_LONGEST_NAME = 80  # of a key that is not ours: a column, a field of a struct
+_ROWS_BEFORE_TEXT = 10  # so many rows are shown before long texts are shown whole
+_SMALLEST = 20  # characters of a text that is cut
+
+
+class Answer(TypedDict):
+    """What every answer has."""
+
+    summary: str
+    notes: list[str]
+    shortened: list[str]
+
+
+class Base(TypedDict):
+    """One base model."""
+
+    base: str
+    indexed: int
+    authors: int
+    representations: list[str]
+
+
+class Bases(Answer):
+    """The bases of the atlas."""
+
+    bases: list[Base]
+
 
 class SimilarModel(TypedDict):
-    """One neighbour; ``because`` only where it was asked why."""
+    """One neighbour; ``because`` only where ``explain`` was set."""
 
     rank: int
     model: str
     similarity: float
+    background: float | None
+    background_pairs: NotRequired[int | None]
+    background_floor: NotRequired[float | None]
     author: str
     relation: str
     datasets: list[str]
+    matrices: int | None
     because: dict[str, dict[str, float]] | None
 
 
-class Similar(TypedDict):
+class Similar(Answer):
     """The models most like one, nearest first."""
 
     model: str
+    base: str
     representation: str
     neighbours: list[SimilarModel]
 
 
 class LikelyDataset(TypedDict):
-    """A dataset that a model was perhaps tuned on; ``calibrated``: whether its probability can be taken as one."""
+    """A dataset that a model was perhaps tuned on."""
 
     dataset: str
     probability: float
@@ -39,22 +75,22 @@ class LikelyDataset(TypedDict):
     calibrated: bool
 
 
-class Predicted(TypedDict):
-    """The datasets a model was probably tuned on, and what to keep in mind."""
+class Predicted(Answer):
+    """The datasets a model was probably tuned on."""
 
     model: str
+    base: str
     answers: list[LikelyDataset]
-    notes: list[str]
 
 
-class Shown(TypedDict):
-    """Everything known of one model."""
+class Shown(Answer):
+    """What the atlas holds of one model."""
 
     model: str
     facts: dict[str, Any]
 
 
-class Compared(TypedDict):
+class Compared(Answer):
     """Two models side by side."""
 
     a: str
@@ -62,28 +98,107 @@ class Compared(TypedDict):
     facts: dict[str, Any]
 
 
+class Part(TypedDict):
+    """The change of one layer, or of one family."""
+
+    name: str
+    norm: float
+    relative_norm: float
+    share: float
+
+
+class Changed(Answer):
+    """Where one model changed."""
+
+    model: str
+    base: str
+    norm: float
+    layers: list[Part]
+    families: list[Part]
+
+
 class Parent(TypedDict):
-    """One parent of a model, or its base; ``card``: confirmed, contradicted or not declared."""
+    """One parent of a model, or its base."""
 
     parent: str | None
     kind: str
     coefficient: float
     left: float
     card: str
+    probability: NotRequired[float | None]
     method: str | None
     direction: str
     because: str
     same: list[str]
 
 
-class Ancestry(TypedDict):
-    """Which models one was made from, by its weights; ``bytes_read`` of them for this answer."""
+class Ancestry(Answer):
+    """Which models one was made from, by its weights."""
 
     model: str
     base: str
     parents: list[Parent]
     bytes_read: int
-    notes: list[str]
+
+
+class DatasetPurity(TypedDict):
+    """Purity on one dataset."""
+
+    dataset: str
+    models: int
+    purity: float
+    chance: float
+
+
+class CrossAuthor(TypedDict):
+    """Purity among models of other authors."""
+
+    models: int
+    datasets: int
+    purity: float | None
+    chance: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p_value: float | None
+
+
+class Purity(CrossAuthor, Answer):
+    """Whether models tuned on one dataset lie together."""
+
+    base: str
+    representation: str
+    purity_by_dataset_mean: float | None
+    cross_author: CrossAuthor
+    by_dataset: list[DatasetPurity]
+
+
+class ClusterOfModels(TypedDict):
+    """One cluster."""
+
+    cluster: int
+    size: int
+    datasets: dict[str, int]
+    authors: dict[str, int]
+    central: str
+    cohesion: float | None
+    probably: str | None
+    share: float | None
+
+
+class Clustered(Answer):
+    """The clusters of a base, and how far they agree with datasets."""
+
+    base: str
+    representation: str
+    method: str
+    models: int
+    clustered: int
+    outliers: int
+    ari: float | None
+    ami: float | None
+    silhouette: float | None
+    clusters: list[ClusterOfModels]
+    members: list[str]
 
 
 class DatasetCount(TypedDict):
@@ -95,16 +210,96 @@ class DatasetCount(TypedDict):
     authors: int
 
 
-class Datasets(TypedDict):
-    """Datasets by number of models; ``truncated``: there are more."""
+class Datasets(Answer):
+    """Datasets by number of models."""
 
     datasets: list[DatasetCount]
     truncated: bool
 
 
-class Rows(TypedDict):
-    """What one SELECT found; ``truncated``: there were more rows than the limit."""
+class Rows(Answer):
+    """What one SELECT found."""
 
     columns: list[str]
     rows: list[list[Any]]
     truncated: bool
+
+
+def as_text(answer: Any) -> str:
+    """Compact JSON."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def rounded(value: Any) -> Any:
+    """Plain JSON with five significant digits of every fraction below 10,000."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) and abs(value) < 1e4 else value
+
+
+def bounded(answer: Answer) -> Answer:
+    """The answer in at most MOST_CHARACTERS of compact JSON; ``shortened`` says what was left out.
+
+    Lists keep their first items, texts their beginning, and the largest parts give way first.
+    """
+    room = MOST_CHARACTERS
+    kept = answer
+    cuts: dict[str, str] = {}
+    while len(as_text(kept)) > MOST_CHARACTERS:
+        cuts = {}
+        room = room * 9 // 10
+        kept = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
+        told = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
+        kept["shortened"] = _fitted(told, _ROOM_FOR_REMARKS, "shortened", {})
+    if cuts and "truncated" in kept:
+        kept["truncated"] = True  # type: ignore[typeddict-unknown-key]
+    return kept
+
+
+def _fitted(value: Any, room: int, path: str, cuts: dict[str, str]) -> Any:
+    """``value`` in about ``room`` characters; ``cuts``: by the path of each part that was cut, what is left of it."""
+    size = len(as_text(value))
+    if size <= room:
+        return value
+    if isinstance(value, str):
+        cuts["long texts"] = "cut at …"
+        return (
+            value[: max(_SMALLEST, room * len(value) // size) - 1] + "…"
+        )  # JSON's escapes are longer than what they say
+    if isinstance(value, dict):
+        return _fitted_parts(value, room, path, cuts)
+    if not isinstance(value, list):
+        return value
+    if path.endswith("[]"):  # a row, whose cells belong to columns
+        return list(_fitted_parts({str(place): cell for place, cell in enumerate(value)}, room, path, cuts).values())
+    most = max(_SMALLEST, room // min(len(value), _ROWS_BEFORE_TEXT) - 1)
+    kept: list[Any] = []
+    left = room - 2
+    for item in value:
+        fitted = _fitted(item, most, f"{path}[]", cuts)
+        left -= len(as_text(fitted)) + 1
+        if left < 0:
+            break
+        kept.append(fitted)
+    if len(kept) < len(value):
+        cuts[path] = f"{len(kept)} of {len(value)}"
+    return kept
+
+
+def _fitted_parts(parts: dict[str, Any], room: int, path: str, cuts: dict[str, str]) -> dict[str, Any]:
+    """Small parts are kept whole: what they do not use of their share is for the larger ones."""
+    names = list(parts)
+    if path and not path.endswith("[]"):  # not an answer or a row of ours: its keys may be many
+        names = names[: max(1, room // _SMALLEST)]
+    if len(names) < len(parts):
+        cuts[path] = f"{len(names)} of {len(parts)}"
+    left = room - sum(min(len(name), _LONGEST_NAME) + 4 for name in names)
+    kept: dict[str, Any] = {}
+    by_size = sorted(names, key=lambda name: len(as_text(parts[name])))
+    for place, name in enumerate(by_size):
+        inner = f"{path}.{name}" if path else name
+        kept[name] = _fitted(parts[name], max(_SMALLEST, left // (len(names) - place)), inner, cuts)
+        left -= len(as_text(kept[name]))
+    return {name[:_LONGEST_NAME]: kept[name] for name in names}

@@ -2,127 +2,247 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from indexer.console.terminal import as_plain
+from indexer.console.typed import as_called, as_typed
+from indexer.errors import AtlasError, ModelError
+from indexer.names import is_hub_id
 from query.atlas import Atlas
-from query.serve.answers import Ancestry, Compared, Datasets, LikelyDataset, Parent, Predicted, Rows, Shown, Similar
+from query.holdings import contents
+from query.results import Result
+from query.serve.answers import (
+    Ancestry,
+    Answer,
+    Bases,
+    Changed,
+    Clustered,
+    Compared,
+    CrossAuthor,
+    Datasets,
+    Predicted,
+    Purity,
+    Rows,
+    Shown,
+    Similar,
+    bounded,
+    rounded,
+)
 
 MOST_NEIGHBOURS = 200
 MOST_ROWS = 1_000
+MOST_COLUMNS = 60
 MOST_SECONDS = 30.0
+_OPTION = re.compile(r"(?<!\S)--?[a-z]")
+_NOT_FOR_AGENTS = {"signature", "fingerprint"}  # codes that only a program compares
 
-Model = Annotated[str, Field(description="An indexed id (owner/name), any other Hub id, or a local checkpoint folder.")]
-Base = Annotated[str | None, Field(description="Base model id; needed where the atlas holds several.")]
-Answer = TypeVar("Answer")
+Model = Annotated[
+    str,
+    Field(
+        description="An indexed model (owner/name), or any other model of the Hub, which is downloaded in part and "
+        "not stored. A folder only where the server was started with its --folders."
+    ),
+]
+Base = Annotated[str | None, Field(description="Id of the base model. Needed where the atlas holds several.")]
+Vectors = Annotated[
+    str, Field(description="Which vectors to compare; the tool `bases` lists the published ones. `input` is the best.")
+]
 
 
 class Tools:
-    """One open atlas, asked by one client at a time; what is published meanwhile is seen by the next question."""
+    """An atlas, opened when the first question comes; what is published meanwhile is seen by the next question."""
 
-    def __init__(self, atlas: Atlas) -> None:
-        self._atlas = atlas
-        self._lock = threading.Lock()
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: Atlas | None = None
+        tools = (self.bases, self.similar, self.predict, self.show, self.compare, self.layers, self.lineage,
+                 self.purity, self.clusters, self.datasets, self.sql)  # fmt: skip
+        self.all: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in tools}
+
+    def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, str]:
+        """What a tool says, within the characters that an agent should read, or None and an error in one line."""
+        try:
+            found = self.all[tool](**arguments)
+            return bounded(cast(Answer, {"summary": found["summary"], **found})), ""  # the sentence comes first
+        except AtlasError as error:
+            names = {name: list(inspect.signature(one).parameters) for name, one in self.all.items()}
+            message = as_called(error.message, names) or as_typed(error.message)
+            # An agent cannot follow advice about the command line.
+            hint = "" if _OPTION.search(error.hint) else as_called(error.hint, names)
+            return None, f"{message} {hint}".strip()
+        except ModelError as error:
+            return None, f"{error.detail.rstrip('.')}."
+        except OSError as error:
+            return None, f"The atlas could not be read: {error.strerror or type(error).__name__}."
 
     @property
-    def all(self) -> list[Callable[..., Any]]:
-        """Every tool, by the name of its method."""
-        return [self.similar, self.predict, self.show, self.compare, self.lineage, self.datasets, self.sql]
+    def _atlas(self) -> Atlas:
+        if self._opened is None:
+            self._opened = Atlas(self._folder)
+        elif self._opened.is_overtaken:
+            self._opened.refresh()
+        return self._opened
 
-    @contextmanager
-    def _open(self) -> Iterator[Atlas]:
-        with self._lock:
-            if self._atlas.is_overtaken:
-                self._atlas.refresh()
-            yield self._atlas
+    def bases(self) -> Bases:
+        """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
+        found = [row for row in contents(self._atlas) if is_hub_id(row["base"])]
+        return Bases(bases=as_plain(found), **_told(None))
 
     def similar(
         self,
         model: Model,
-        k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="How many.")] = 10,
-        where: Annotated[str | None, Field(description='SQL condition on `models`, e.g. "downloads > 100".')] = None,
-        other_authors: Annotated[bool, Field(description="Leave the model's own author out.")] = False,
-        representation: Annotated[str, Field(description="Which vectors.")] = "input",
-        explain: Annotated[bool, Field(description="Also which layers and families make them close.")] = False,
+        k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="How many neighbours to list.")] = 10,
+        where: Annotated[
+            str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
+        ] = None,
+        other_authors: Annotated[bool, Field(description="Leave out models of the same author.")] = False,
+        representation: Vectors = "input",
+        explain: Annotated[bool, Field(description="Add what each family and layer contributes (`because`).")] = False,
         base: Base = None,
     ) -> Similar:
         """Find the fine-tuned models whose weights changed most like those of a model, nearest first."""
-        with self._open() as atlas:
-            found = atlas.similar(
-                model, k, where=where, other_authors=other_authors, representation=representation, base=base,
-                explain=explain,
-            )  # fmt: skip
-            rows = [{"because": None, **as_plain(one.as_row())} for one in found]
-            return Similar(model=model, representation=representation, neighbours=rows)  # type: ignore[typeddict-item]
+        found = self._atlas.similar(
+            model, k, where=where, other_authors=other_authors, representation=representation, base=base,
+            explain=explain,
+        )  # fmt: skip
+        rows = [{"because": None, **_plain(one.as_row())} for one in found]
+        return Similar(model=found.model, base=found.base, representation=representation, neighbours=rows,  # type: ignore[typeddict-item]
+                       **_told(found))  # fmt: skip
 
     def predict(
-        self, model: Model, k: Annotated[int, Field(ge=1, le=100, description="Voters.")] = 10, base: Base = None
+        self,
+        model: Model,
+        k: Annotated[int, Field(ge=1, le=100, description="How many of the nearest models vote.")] = 10,
+        base: Base = None,
     ) -> Predicted:
-        """Say which datasets a model was probably tuned on, by its weights and its head."""
-        with self._open() as atlas:
-            found = atlas.predict(model, k=k, base=base)
-            answers = [
-                LikelyDataset(
-                    dataset=row["dataset"], probability=row["probability"], votes=row["votes"],
-                    calibrated=row["calibrated"],
-                )
-                for row in as_plain(found.to_rows())
-            ]  # fmt: skip
-            return Predicted(model=model, answers=answers, notes=list(found.notes))
+        """Predict which datasets a model was tuned on, from its weights and its head."""
+        found = self._atlas.predict(model, k=k, base=base)
+        names = ("dataset", "probability", "votes", "calibrated")
+        answers = [{name: row[name] for name in names} for row in _plain(found.to_rows())]
+        return Predicted(model=found.model, base=found.base, answers=answers, **_told(found))  # type: ignore[typeddict-item]
 
     def show(self, model: Model, base: Base = None) -> Shown:
-        """Tell everything known of one model: card, datasets, norms, ranks, flags, duplicates."""
-        with self._open() as atlas:
-            return Shown(model=model, facts=as_plain(atlas.show(model, base).to_dict()))
+        """Show what the atlas holds of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
+        found = self._atlas.show(model, base)
+        facts = {
+            name: value
+            for name, value in _plain(found.to_dict()).items()
+            if name not in _NOT_FOR_AGENTS and value not in (None, [], "")
+        }
+        return Shown(model=found["model"], facts=facts, **_told(found))
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
-        """Put two models side by side: how alike their changes are, where, and what their cards say."""
-        with self._open() as atlas:
-            return Compared(a=a, b=b, facts=as_plain(atlas.compare(a, b, base=base).to_dict()))
+        """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""
+        found = self._atlas.compare(a, b, base=base)
+        return Compared(a=found.a, b=found.b, facts=_plain(found.to_dict()), **_told(found))
+
+    def layers(self, model: Model, base: Base = None) -> Changed:
+        """Show where a model changed: the size of the change of each layer and each family of matrices."""
+        found = self._atlas.layers(model, base)
+        told = {name: value for name, value in _plain(found.to_dict()).items() if name != "deltas"}
+        return cast(Changed, told | _told(found))
 
     def lineage(
         self,
         model: Model,
-        dates: Annotated[bool, Field(description="Let upload dates say who was first.")] = True,
+        dates: Annotated[bool, Field(description="Let upload dates decide which model came first.")] = True,
         base: Base = None,
     ) -> Ancestry:
-        """Say which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
-        with self._open() as atlas:
-            found = atlas.lineage(model, base, dates=dates)
-            parents: list[Parent] = as_plain([row.as_row() for row in found.rows])
-            return Ancestry(
-                model=found.model, base=found.base, parents=parents, bytes_read=found.bytes_read,
-                notes=list(found.notes),
-            )  # fmt: skip
+        """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
+        found = self._atlas.lineage(model, base, dates=dates)
+        return Ancestry(
+            model=found.model, base=found.base, parents=_plain([row.as_row() for row in found.rows]),
+            bytes_read=found.bytes_read, **_told(found),
+        )  # fmt: skip
+
+    def purity(
+        self,
+        base: Base = None,
+        representation: Vectors = "input",
+        k: Annotated[
+            int | None,
+            Field(ge=1, description="Neighbours to look at. Default: as many as models share a dataset with it."),
+        ] = None,
+    ) -> Purity:
+        """Measure whether models tuned on one dataset lie together, and whether they do so across authors."""
+        found = self._atlas.purity(base, representation=representation, k=k)
+        told = _plain(found.to_dict())
+        other = {name: told["cross_author"][name] for name in _keys(CrossAuthor)}
+        kept = {name: told[name] for name in _keys(Purity) if name in told}
+        return cast(Purity, kept | {"cross_author": other} | _told(found))
+
+    def clusters(
+        self,
+        base: Base = None,
+        representation: Vectors = "input",
+        method: Annotated[Literal["hdbscan", "kmeans"], Field(description="How to cluster.")] = "hdbscan",
+        min_size: Annotated[int | None, Field(ge=2, description="Models in the smallest cluster (hdbscan).")] = None,
+        count: Annotated[int | None, Field(ge=2, description="How many clusters (kmeans).")] = None,
+        members_of: Annotated[int | None, Field(description="Also list the models of this cluster.")] = None,
+    ) -> Clustered:
+        """Group the fine-tunes of a base by their vectors, and measure how far groups and datasets agree."""
+        found = self._atlas.clusters(base, representation=representation, method=method, min_size=min_size, count=count)
+        told = _plain(found.to_dict())
+        rows = [
+            {name: row[name] for name in row if name not in ("members", "undocumented")} for row in told["clusters"]
+        ]
+        kept = {name: told[name] for name in _keys(Clustered) if name in told}
+        members = [] if members_of is None else found.names_in(members_of)
+        return cast(Clustered, kept | {"clusters": rows, "members": members} | _told(found))
 
     def datasets(
         self,
-        search: Annotated[str, Field(description="Part of the name; empty for all.")] = "",
-        limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100,
+        search: Annotated[str, Field(description="Part of the dataset's name; empty: all.")] = "",
+        limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Most datasets to list.")] = 100,
         base: Base = None,
     ) -> Datasets:
         """List the datasets that indexed models name, by number of models."""
-        with self._open() as atlas:
-            chosen = atlas.base_named(base) if base is not None else None
-            rows = atlas.rows(
-                "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower(?)) "
-                "AND (?::VARCHAR IS NULL OR base = ?) ORDER BY models DESC, dataset LIMIT ?",
-                [search, chosen, chosen, limit + 1],
-            )
-            return Datasets(datasets=as_plain(rows[:limit]), truncated=len(rows) > limit)
+        atlas = self._atlas
+        chosen = atlas.base_named(base) if base is not None else None
+        rows = atlas.rows(
+            "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower(?)) "
+            "AND (?::VARCHAR IS NULL OR base = ?) ORDER BY models DESC, dataset LIMIT ?",
+            [search, chosen, chosen, limit + 1],
+        )
+        return Datasets(datasets=as_plain(rows[:limit]), truncated=len(rows) > limit, **_told(None))
 
     def sql(
         self,
-        statement: Annotated[str, Field(description="One SELECT. Start with SHOW TABLES, or DESCRIBE models.")],
-        limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100,
-        seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] = 10.0,
+        statement: Annotated[
+            str, Field(description="One SELECT (DuckDB). Start with SHOW TABLES, or DESCRIBE models.")
+        ],
+        limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Most rows to return.")] = 100,
+        seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, description="Time limit in seconds.")] = 10.0,
     ) -> Rows:
         """Run one read-only SELECT (DuckDB) on the atlas, in a process that can reach nothing else."""
-        with self._open() as atlas:
-            found = atlas.sql(statement, limit=limit, seconds=seconds)
-            return Rows(columns=found.columns, rows=as_plain(found.rows), truncated=found.truncated)
+        found = self._atlas.sql(statement, limit=limit, seconds=seconds)
+        told = _told(found)
+        wide = len(found.columns) > MOST_COLUMNS
+        if wide:
+            told["shortened"].append(f"columns: {MOST_COLUMNS} of {len(found.columns)}")
+        return Rows(
+            columns=[name[:80] for name in found.columns[:MOST_COLUMNS]],
+            rows=as_plain([row[:MOST_COLUMNS] for row in found.rows]),
+            truncated=found.truncated or wide,
+            **told,
+        )
+
+
+def _told(found: Result | None) -> Answer:
+    """What every answer has."""
+    notes = list(dict.fromkeys(getattr(found, "notes", ())))
+    return Answer(summary="" if found is None else found.headline, notes=notes, shortened=[])
+
+
+def _plain(value: Any) -> Any:
+    return rounded(as_plain(value))
+
+
+def _keys(typed: Any) -> list[str]:
+    return list(typed.__annotations__)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
+import duckdb
 import pytest
 
 from indexer.cli import main as index
+from indexer.names import is_hub_id
 from indexer.records.representation import REPRESENTATIONS
 from query.cli import main as query
 from tests.conftest import ROOT
@@ -66,3 +69,29 @@ def test_shells_complete_from_the_atlas(planted, tmp_path):
     assert completed("query purity --base org", planted) == ["org/base"]
     assert completed("query similar ann/one --representation i", planted) == ["input"]
     assert completed("query similar ann", tmp_path / "nowhere") == []
+
+
+def test_an_atlas_of_somebody_else_puts_no_command_on_the_line(planted, tmp_path):
+    """A shell writes what it is given unquoted: `query show ann<TAB>` and Enter would run it."""
+    shutil.copytree(planted, tmp_path / "atlas")
+    names = ["ann/$(touch pwned)", "ann/`id`", "ann/x; touch pwned", "ann/*", "ann/a b", "ann/x\nplain,$(id)", "ann/'",
+             "ann/\x1b[2J", "ann/../../etc", "~/x", "-oann/x", "$HOME"]  # fmt: skip
+    with duckdb.connect(tmp_path / "atlas" / "atlas.duckdb") as connection:
+        rows = connection.execute("SELECT model_id FROM fine_tunes ORDER BY model <> 'ann/one', model_id").fetchall()
+        for number, name in enumerate(names):
+            model_id = 10_000 + number
+            connection.execute(
+                "INSERT INTO fine_tunes SELECT * REPLACE (? AS model_id, ? AS model) FROM fine_tunes WHERE model_id = ?",
+                [model_id, name, rows[0][0]],
+            )
+            connection.execute("INSERT INTO bases SELECT * REPLACE (? AS base) FROM bases LIMIT 1", [name])
+            connection.execute(
+                "INSERT INTO representations SELECT * REPLACE (? AS representation) FROM representations LIMIT 1",
+                [name],
+            )
+    for words in ("query similar ann", "query similar ", "query similar $", "query similar ~", "query similar -o"):
+        assert all(is_hub_id(one) for one in completed(words, tmp_path / "atlas") if not one.startswith("--")), words
+    assert "ann/one" in completed("query similar ann", tmp_path / "atlas")
+    assert completed("query purity --base ", tmp_path / "atlas") == ["org/base"]
+    assert "input" in completed("query similar ann/one --representation ", tmp_path / "atlas")
+    assert set(completed("query similar ann/one --representation ", tmp_path / "atlas")) <= set(REPRESENTATIONS)

@@ -62,14 +62,14 @@ def test_a_map_gives_its_points(planted, tmp_path):
 
 
 def test_a_table_says_the_answer_first_and_details_on_request(planted):
-    for words in (["purity"], ["clusters"], ["predict", "author5/model-11"], ["predict", "--evaluate"]):
+    asked = (["purity"], ["clusters"], ["predict", "author5/model-11"], ["predict", "--evaluate"])
+    for words in (*asked, ["similar", "author1/model-1"]):
         first = ask(planted, *words).stdout.splitlines()[0]
         assert first.endswith("."), words
         assert " " in first
     short, long = ask(planted, "clusters").stdout, ask(planted, "clusters", "--details").stdout
     assert "homogeneity" not in short
     assert "homogeneity" in long
-    assert not ask(planted, "similar", "author1/model-1").stdout.startswith("10 models")
 
 
 def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(planted):
@@ -81,3 +81,13 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(planted):
     assert narrow[0].split() == ["rank", "model", "similarity"]
     assert rows[0]["model"] in narrow[1]
     assert "no room for author, relation" in "\n".join(narrow)
+
+
+def test_lineage_says_the_answer_first(capsys):
+    from query.cli.options import tell
+    from query.lineage.answer import Lineage, Row
+
+    row = Row("org/parent", "continued", 1.0, 0.1, "not declared", None, "known", "shared change")
+    tell(Lineage("org/child", "org/base", 1, (row,), 0, 0), "table")
+    lead = capsys.readouterr().out.splitlines()[0]
+    assert lead == "org/child, by its weights: continued from org/parent (its card: not declared)."

@@ -168,8 +168,18 @@ def test_a_sentence_names_the_layers_that_are_the_bases_own():
     assert "exactly" not in sentence(rows[2:], base, "its base")
 
 
-def test_words_come_back(atlas, gpt2):
+def first_line(found, capsys):
+    from query.cli.options import tell
+
+    tell(found, "table")
+    return capsys.readouterr().out.splitlines()[0]
+
+
+def test_words_come_back(atlas, gpt2, capsys):
     found = atlas.invert(gpt2, "the sky is blue .", top=3)
+    lead = first_line(found, capsys)
+    assert lead.startswith(f"From the output of layer 1 of {found.model} 100")
+    assert lead.endswith("from that of layer 3.")
     assert [one.layer for one in found.layers] == [1, 2, 3]
     assert found.layers[0].right == 1.0
     assert found.layers[0].output.split() == ["the", "sky", "is", "blue", "."]
@@ -188,8 +198,9 @@ def test_words_by_the_seeds_recipe_and_from_a_part(atlas, gpt2):
 
 
 @pytest.mark.slow
-def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2):
+def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2, capsys):
     found = atlas.invert(vit, layers=[1])
+    assert first_line(found, capsys).endswith(f"come back with an error of {found.layers[0].error:.3f} (0 is perfect).")
     assert found.layers[0].error < 0.5
     assert sum(found.layers[0].rows) == pytest.approx(1)
     assert draw(found.figure(), ".png").startswith(b"\x89PNG")
@@ -197,13 +208,16 @@ def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit
 
 
 @pytest.mark.slow
-def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit):
+def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, capsys):
     found = atlas.features(gpt2, neurons="all", patch=20, layers=[2])
     (rows,) = [one.change_by_row for one in found.features]
     assert sum(rows[3:]) == 0  # patch 20 lies in the third row of eight: nothing behind it is changed
     grid = atlas.features(vit, neurons="0-2", layers=[1, 2])
     assert [(one.layer, one.neuron) for one in grid.features] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-    assert sum(one.activation > one.best_probe for one in grid.features) >= 4
+    beaten = sum(one.activation > one.best_probe for one in grid.features)
+    assert beaten >= 4
+    lead = first_line(grid, capsys)
+    assert lead.startswith(f"Of 6 neurons in 2 layers of {grid.model} {beaten} respond more")
     assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
     told = json.loads(json.dumps(grid.to_dict()))
     assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row", "change_by_column"} <= set(told)

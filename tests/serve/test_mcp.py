@@ -1,41 +1,17 @@
-"""A real client of the Model Context Protocol asks `query serve --mcp`."""
+"""A real client of the Model Context Protocol asks `query serve`."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.serve.clients import ENVIRONMENT, ask, command
 
 # Looked for, not loaded: that takes seconds.
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the extra [mcp]")
-
-
-def ask(atlas, calls):
-    """One session: the tools offered, and the answer to each (name, arguments)."""
-    import anyio
-    from mcp import ClientSession, StdioServerParameters
-    from mcp.client.stdio import stdio_client
-
-    parameters = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "query", "serve", "--mcp", "--atlas", str(atlas)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=str(ROOT),
-    )
-
-    async def session():
-        async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as client:
-            told = await client.initialize()
-            tools = (await client.list_tools()).tools
-            return told, tools, [await client.call_tool(name, arguments) for name, arguments in calls]
-
-    return anyio.run(session)
 
 
 def test_a_client_finds_typed_tools_and_asks_them(made):
@@ -72,7 +48,7 @@ def test_a_client_finds_typed_tools_and_asks_them(made):
     assert predicted["answers"][0]["dataset"] == "glue"
     assert shown["facts"]["model"] == "ann/glue-0"
     assert compared["facts"]
-    assert datasets == {
+    assert {name: datasets[name] for name in ("datasets", "truncated")} == {
         "datasets": [
             {"base": "org/tiny-base", "dataset": name, "models": 3, "authors": 3} for name in ("glue", "imdb")
         ],
@@ -98,19 +74,10 @@ def test_stdout_carries_the_protocol_and_nothing_else(made):
              "params": {"name": "datasets", "arguments": {}}}]  # fmt: skip
     lines = "".join(json.dumps(one) + "\n" for one in (hello, *more))
     done = subprocess.run(
-        [sys.executable, "-m", "query", "serve", "--mcp", "--atlas", str(made)],
-        input=lines, capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+        command(made, "--mcp"),
+        input=lines, capture_output=True, text=True, timeout=240, env=ENVIRONMENT, check=False,
     )  # fmt: skip
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert told[0]["id"] == 1
     assert all(one["jsonrpc"] == "2.0" for one in told)
     assert done.returncode == 0, done.stderr
-
-
-def test_it_must_be_said_which_protocol(made):
-    done = subprocess.run(
-        [sys.executable, "-m", "query", "serve", "--atlas", str(made)], capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--mcp" in done.stderr
