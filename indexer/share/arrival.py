@@ -22,7 +22,7 @@ from indexer.names import is_hub_id, is_local_id
 from indexer.publish.database_checksum import note_coming
 from indexer.publish.origin import Origin, write_origin
 from indexer.regular_files import regular_status
-from indexer.share.contents import CARRIED, PACKED, WORKED_FROM, files_in, named_files
+from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, Manifest
 from indexer.share.staging import DATABASE
 from indexer.untrusted import printable
@@ -150,7 +150,7 @@ def put_in_place(
     for old in folder.root.glob("*.faiss"):
         if old.name not in before and old.name not in paths:
             old.unlink(missing_ok=True)
-    for path, source in files_in(folder, (*CARRIED, *WORKED_FROM, *PACKED) if with_records else CARRIED):
+    for path, source in files_in(folder, (*CARRIED, "listing", "bases", *PACKED) if with_records else CARRIED):
         if path not in paths:
             source.unlink(missing_ok=True)
     if origin.has_records:
