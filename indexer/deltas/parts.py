@@ -104,10 +104,10 @@ class Parts:
         """
         try:
             return self._opened(reference, commit, relation, filenames, self._parts_of)
-        except Skipped:
-            if filenames is None:
+        except ModelError as error:
+            if filenames is None or not (isinstance(error, Skipped) or error.reason == "not_found"):
                 raise
-            # The weights lie elsewhere than the atlas remembers.
+            # The weights lie elsewhere than the atlas remembers, as in a pull request of the Hub's converter.
             return self._opened(reference, commit, relation, None, self._parts_of)
 
     def _opened(

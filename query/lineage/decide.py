@@ -57,6 +57,7 @@ class Judge:
         self.entries = Entries(m, base)
         self.relatives = Relatives(m, tokens, limits, dates=dates)
         self._low_ranks: dict[int, list[int] | None] = {}
+        self._weighed: dict[int, Relative | None] = {}
         # Whether it looks like a merge that drops entries, and which of its entries no parent accounts for so far.
         self.is_sparse = float(self.entries.nothing.mean()) > limits.sparse
         self.unexplained: NDArray[np.bool_] | None = None
@@ -247,13 +248,12 @@ class Judge:
         key = -1 if one is None else one.candidate.model_id
         if key not in self._low_ranks:
             others = self.base if one is None else one.parts.weights
-            differences = {name: weight - others[name] for name, weight in self.m.weights.items()}
+            differences = (weight - others[name] for name, weight in self.m.weights.items())
             size = sum(weight.size for weight in self.m.weights.values())
-            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size)
             most = min(min(weight.shape) for weight in self.m.weights.values()) * self.limits.rank_share
-            is_low = bool(ranks) and max(one.rank for one in ranks) <= most
+            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size, most)
             # A smooth spectrum whose tail rounding hides is no LoRA.
-            is_low = is_low and float(np.median([one.drop for one in ranks])) >= self.limits.rank_drop
+            is_low = bool(ranks) and float(np.median([one.drop for one in ranks])) >= self.limits.rank_drop
             self._low_ranks[key] = [one.rank for one in ranks] if is_low else None
         found = self._low_ranks[key]
         return max(found) if found else None
@@ -288,7 +288,10 @@ class Judge:
 
     def _continued(self, read: Sequence[Reading]) -> Verdict | None:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
-        found = [one for reading in read if (one := self._relative(reading)) is not None]
+        for reading in read:
+            if reading.candidate.model_id not in self._weighed:
+                self._weighed[reading.candidate.model_id] = self._relative(reading)
+        found = [one for reading in read if (one := self._weighed[reading.candidate.model_id]) is not None]
         found = [one for one in found if not self._is_merge_of_asked(one.reading, read)]
         chosen = self.relatives.parent(found)
         if chosen is None:

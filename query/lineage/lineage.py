@@ -87,6 +87,8 @@ class Tracer:
         embeddings: bool = True,
         limits: Limits | None = None,
     ) -> None:
+        from threadpoolctl import ThreadpoolController
+
         from indexer.deltas.parts import Parts
 
         self.embeddings = embeddings
@@ -97,6 +99,8 @@ class Tracer:
         self._stores: dict[frozenset[str] | None, FactorStore] = {}
         self._tokens: dict[frozenset[str] | None, ModelParts | None] = {}
         self._held: dict[tuple[int, frozenset[str] | None], ModelParts] = {}
+        # Of matrices this small, threads of BLAS spend three times as much processor on waiting for one another.
+        self._blas = ThreadpoolController()
 
     def indexed(self) -> list[int]:
         """Ids of all indexed models of the base, oldest first; copies of the base are among them."""
@@ -231,7 +235,8 @@ class Tracer:
         tokens = self._base_tokens(key, read) if is_told else None
         judge = Judge(asked, m, base, tokens, self.limits, dates=self.dates)
         search = Search(lambda one: self._read(one, key, read), judge, store, held, read)
-        verdict = search.run([one for one in held if one.model in declared.models])
+        with self._blas.limit(limits=1):
+            verdict = search.run([one for one in held if one.model in declared.models])
         links = verdict.links or (_from_base(m),)
         rows = tuple(self._row(link, declared, links) for link in links)
         notes = (*read.notes, *against_card(self.atlas, asked.model, declared, _names(rows), self.base))
