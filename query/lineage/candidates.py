@@ -132,7 +132,8 @@ class FactorStore:
                     u = record.get_tensor(f"{name}.u")[: extent.rows].astype(np.float32)
                     v = record.get_tensor(f"{name}.v")[: extent.columns].astype(np.float32)
                     s = record.get_tensor(f"{name}.s").astype(np.float32)
-                    if (len(u), len(v)) != (extent.rows, extent.columns) or not u.shape[1:] == v.shape[1:] == s.shape != (0,):
+                    is_cut = (len(u), len(v)) == (extent.rows, extent.columns)
+                    if not is_cut or not u.shape[1:] == v.shape[1:] == s.shape != (0,):
                         return None
                     found[str(name)] = Factors(u * s, v)
         except (OSError, SafetensorError, ValueError, TypeError, IndexError):

@@ -25,7 +25,19 @@ from query.lineage.evidence import (
 )
 from query.lineage.grids import grid_of, level_share
 from query.lineage.kinship import kinship
-from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, Link, Reading, Verdict, age, one_link
+from query.lineage.links import (
+    CONTINUED_OR_RUN,
+    COPY,
+    LORA,
+    MERGE,
+    QUANTISED,
+    RECAST,
+    Link,
+    Reading,
+    Verdict,
+    age,
+    one_link,
+)
 from query.lineage.sisters import Relative, Relatives
 from query.lineage.thresholds import Limits
 
@@ -297,8 +309,8 @@ class Judge:
         if chosen is None:
             return None
         first, others = chosen
-        verdict = one_link(first.reading, CONTINUED, 1.0, first.left, first.because, first.direction, others)
-        return Verdict((replace(verdict.links[0], proven=first.is_proven),), settled=False)
+        verdict = one_link(first.reading, first.kind, 1.0, first.left, first.because, first.direction, others)
+        return Verdict((replace(verdict.links[0], proven=first.is_proven, signals=first.signals),), settled=False)
 
     def _relative(self, reading: Reading) -> Relative | None:
         """The reading as a possible ancestor, None where it cannot be one."""
@@ -312,23 +324,37 @@ class Judge:
         is_told_by_words = kin is not None and kin.only_m > limits.shared
         if not is_before and not is_told_by_words and abs(seen.cosine) > abs(seen.reverse) + limits.turned:
             return None  # of the two, p looks like the one that was continued from m
+        direction = is_before or is_upright or is_told_by_words
+        words, flatter = self.relatives.beside_base(reading)
+        signals: dict[str, float] = {
+            "left": seen.left, "cosine": seen.cosine, "reverse": seen.reverse, "equal": seen.equal, "words": words,
+            "flatter": flatter, "sister": self._is_sister(reading.candidate),
+        }  # fmt: skip
+        if kin is not None:
+            signals |= {"shared": kin.shared, "only_m": kin.only_m, "only_p": kin.only_p, "both": kin.both}
+        shared = kin.shared if kin else 0
         if seen.equal > 0:
-            direction = is_before or is_upright or is_told_by_words
             what = "matrices of its training, inherited"
-            return Relative(reading, seen.left, what, direction, True, kin.shared if kin else 0)
+            return Relative(reading, seen.left, what, direction, True, shared, signals)
         if kin is not None and kin.shared >= limits.shared:
             is_weak = kin.shared < limits.weak_share * (kin.shared + kin.both)
             if is_weak and seen.left > limits.weak_near:
                 return None
-            direction = is_before or is_upright or is_told_by_words
             what = f"{kin.shared} embeddings of its training, inherited"
-            return Relative(reading, seen.left, what, direction, not is_weak, kin.shared)
+            return Relative(reading, seen.left, what, direction, not is_weak, kin.shared, signals)
         if seen.left > limits.near or not is_upright:
             return None
         # Trained on along its own way, as on the same data again, it may go on in the parent's direction.
-        if abs(seen.cosine) <= limits.aligned or self.relatives.is_nearer_than_base(reading):
-            return Relative(reading, seen.left, "its change, and one of another direction", True, False, 0)
-        return None
+        if abs(seen.cosine) > limits.aligned and not self.relatives.is_nearer_than_base(reading):
+            return None
+        what = "its change, and one of another direction"
+        # Runs from the base with the same data and seed, but another rate or length, look just like that.
+        if words >= limits.flat_rows and flatter <= 0.5 - 1 / np.sqrt(words):
+            return None  # fewer trainings lie between m and the base than between m and p
+        is_told = words >= limits.flat_rows
+        if flatter < limits.flatter_than_sister if is_told else self._is_sister(reading.candidate):
+            return Relative(reading, seen.left, what, False, False, 0, signals, CONTINUED_OR_RUN)
+        return Relative(reading, seen.left, what, True, False, 0, signals)
 
     def _is_merge_of_asked(self, one: Reading, read: Sequence[Reading]) -> bool:
         """Whether the other, uploaded on the same day or at an unknown time, is a sum of this model and another."""

@@ -198,9 +198,7 @@ class Rank:
     drop: float
 
 
-def ranks_of(
-    differences: Iterable[NDArray[np.float32]], floor: float, most: float = np.inf
-) -> list[Rank]:
+def ranks_of(differences: Iterable[NDArray[np.float32]], floor: float, most: float = np.inf) -> list[Rank]:
     """Of every matrix that is not zero; ``floor``: energy a number that counts as nothing.
 
     None of any once one has a higher rank than ``most``: the others are then not decomposed.

@@ -14,7 +14,7 @@ from query.lineage.candidates import Candidate, FactorStore
 from query.lineage.decide import Judge
 from query.lineage.evidence import Combinations, residual
 from query.lineage.groups import best_group
-from query.lineage.links import CONTINUED, Link, Reading, Verdict
+from query.lineage.links import CONTINUED, RELATED, Link, Reading, Verdict
 
 if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
@@ -150,7 +150,7 @@ class Search:
         left = self._left()
         _, fitted = self.store.fit(self.waiting, left)
         best = self.waiting[int(fitted.argmax())]
-        known = [self.gains[link.parent.model_id] for link in verdict.links if link.parent and link.kind == CONTINUED]
+        known = [self.gains[link.parent.model_id] for link in verdict.links if link.parent and link.kind in RELATED]
         if self.judge.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
         if known and verdict.links[0].left < (limits.near if verdict.links[0].proven else limits.near / 2):

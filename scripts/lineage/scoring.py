@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.family.plan import Oddity, Plan, Run
+
 # Rows of the table: what is counted together, by the forest's own groups.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "tuned from the base": ("root", "tuned", "sibling"),
-    "sweep (one seed, three learning rates)": ("sweep",),
+    "sweep (runs from the base with other rates, lengths or seeds)": ("sweep",),
+    "adapter on the base": ("adapter",),
     "parent not in the atlas": ("orphan",),
     "continued, first generation": ("child",),
     "continued, second generation": ("grandchild",),
+    "continued from a run of a sweep": ("swept",),
+    "continued from a run of a sweep, on its data, by its author": ("resumed",),
     "LoRA merged": ("lora",),
     "linear": ("linear",),
     "task arithmetic": ("task_arithmetic",),
@@ -24,8 +30,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "int8": ("int8",),
     "nf4": ("nf4",),
 }
-NO_PARENT = ("root", "tuned", "sibling", "sweep", "orphan")
-CONTINUED = ("child", "grandchild")
+NO_PARENT = ("root", "tuned", "sibling", "sweep", "adapter", "orphan")
+CONTINUED = ("child", "grandchild", "swept", "resumed")
 EXACT = ("linear", "task_arithmetic")
 TREE = ("root", "child", "grandchild")
 
@@ -89,6 +95,25 @@ class Truth:
             for node in nodes
             if node["kind"] == "copy" and node["how"]["form"] == "plain"
         }
+
+    @staticmethod
+    def of_family(plan: Plan) -> Truth:
+        """The demo's family as a forest: its indexed runs and copies, and what each was made from."""
+        sweeps = Counter((run.author, run.dataset) for run in plan.runs if run.adapter is None)
+        nodes: list[dict[str, Any]] = []
+        for one in plan.repositories:
+            parent = one.parent if isinstance(one, Run) else one.of if isinstance(one, Oddity) else None
+            if not isinstance(one, Run):
+                kind, group, how = ("copy", "plain", {"form": "plain"}) if parent else ("tuned", "tuned", {})
+            elif one.adapter is not None:
+                kind, group, how = "lora", "adapter", {}
+            else:
+                group = "child" if parent else "sweep" if sweeps[one.author, one.dataset] > 1 else "tuned"
+                kind, how = "continued" if parent else "tuned", {}
+            if one.expected.outcome == "indexed":
+                nodes.append({"name": one.model, "kind": kind, "group": group, "how": how, "hidden": False,
+                              "parents": [parent] if parent else []})  # fmt: skip
+        return Truth(nodes)
 
     def one(self, name: str) -> str:
         """The name that stands for a model and its plain copies."""
