@@ -68,6 +68,8 @@ class Judge:
         self.grid = grid_of(m)
         self.entries = Entries(m, base)
         self.relatives = Relatives(m, tokens, limits, dates=dates)
+        # Models near enough for a parent that words rule out: the parent may be near them.
+        self.sisters: set[int] = set()
         self._low_ranks: dict[int, list[int] | None] = {}
         self._weighed: dict[int, Relative | None] = {}
         # Whether it looks like a merge that drops entries, and which of its entries no parent accounts for so far.
@@ -350,6 +352,7 @@ class Judge:
         what = "its change, and one of another direction"
         # Runs from the base with the same data and seed, but another rate or length, look just like that.
         if words >= limits.flat_rows and flatter <= 0.5 - 1 / np.sqrt(words):
+            self.sisters.add(reading.candidate.model_id)
             return None  # fewer trainings lie between m and the base than between m and p
         is_told = words >= limits.flat_rows
         if flatter < limits.flatter_than_sister if is_told else self._is_sister(reading.candidate):

@@ -63,7 +63,8 @@ def lineage(
 
     An answer that the atlas keeps is given as it is kept, with its date. ``fresh``: read the weights all the same.
     ``dates``: whether creation dates may decide who was first; without them an order that the weights do not tell is
-    "unknown", and the weights are always read. Raises AtlasError where the atlas holds no factors, or the model cannot be read.
+    "unknown", and the weights are always read. Raises AtlasError where the atlas holds no factors, or the model cannot
+    be read.
     """
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None

@@ -21,7 +21,7 @@ def with_lineage(folder, edges):
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         for child, parent in edges:
             connection.execute(
-                "INSERT INTO lineage VALUES (?, 'k', ?, 'continued', NULL, 1, 0.1, 'not declared', 'known', '', [], 0, now())",
+                "INSERT INTO lineage VALUES (?, 'k', ?, 'continued', NULL, 1, 0.1, 'not declared', 'known', '', [], 0, now(), 0.99)",
                 [child, parent],
             )
     return folder
