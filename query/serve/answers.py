@@ -63,13 +63,17 @@ class Compared(TypedDict):
 
 
 class Parent(TypedDict):
-    """One parent of a model, or its base; ``card``: confirmed, contradicted or not declared."""
+    """One parent of a model, or its base, and how probable that is.
+
+    ``card``: confirmed, contradicted or not declared; unsure where the probability is below 0.9.
+    """
 
     parent: str | None
     kind: str
     coefficient: float
     left: float
     card: str
+    probability: float | None
     method: str | None
     direction: str
     because: str

@@ -89,11 +89,12 @@ class Tools:
         self,
         model: Model,
         dates: Annotated[bool, Field(description="Let upload dates say who was first.")] = True,
+        fresh: Annotated[bool, Field(description="Read the weights even where the atlas keeps an answer.")] = False,
         base: Base = None,
     ) -> Ancestry:
         """Say which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
         with self._open() as atlas:
-            found = atlas.lineage(model, base, dates=dates)
+            found = atlas.lineage(model, base, dates=dates, fresh=fresh)
             parents: list[Parent] = as_plain([row.as_row() for row in found.rows])
             return Ancestry(
                 model=found.model, base=found.base, parents=parents, bytes_read=found.bytes_read,

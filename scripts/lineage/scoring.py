@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from scripts.family.plan import Oddity, Plan, Run
@@ -144,6 +145,34 @@ def answers_of(told: Sequence[Mapping[str, Any]], truth: Truth) -> dict[str, Ans
         ]
         weights = {truth.one(row["parent"]): row["coefficient"] for row in rows}
         found[one["model"]] = Answer(frozenset(weights), weights, one["bytes"], one["models"])
+    return found
+
+
+# Limits of the classes of a reliability table.
+CLASSES = (0.0, 0.1, 0.5, 0.8, 0.9, 0.95, 1.0)
+
+
+def is_right(model: str, base: str, row: Mapping[str, Any], truth: Truth) -> bool:
+    """Whether a row names a parent of the model, or of what it is a plain copy of; the base: that there is none."""
+    true = truth.parents(model) | truth.parents(truth.one(model))
+    return not true if row["parent"] in (None, base) else truth.one(row["parent"]) in true
+
+
+def reliability(told: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
+    """By class of probability: how many steps, their mean probability, and the share of them that are right."""
+    steps = [
+        (float(row["probability"]), is_right(one["model"], one["base"], row, truth))
+        for one in told
+        for row in one["rows"]
+        if one["model"] in truth.nodes
+    ]
+    found = []
+    for low, high in pairwise(CLASSES):
+        inside = [(said, right) for said, right in steps if low <= said < high]
+        if inside:
+            said, right = zip(*inside, strict=True)
+            found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(said) / len(inside),
+                          "right": sum(right) / len(inside)})  # fmt: skip
     return found
 
 
