@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 HELD = 400
 # Failures that say nothing of the model: the Hub did not answer, and an answer made without it would be wrong.
 UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
+# Of a candidate: its config.json, its list of shards and the headers of its files have at most so many bytes each.
+MOST_SMALL = 1 << 20
 # After so many models in a row for which the Hub did not answer, no more are asked.
 MOST_FAILURES = 5
 
@@ -231,11 +233,14 @@ class Tracer:
             self._stores[key] = FactorStore(self.atlas.folder, self._parts_for(key).extents)
         return self._stores[key]
 
-    def _read(self, one: Candidate, key: frozenset[str] | None, read: Spending) -> ModelParts | ModelError:
+    def _read(
+        self, one: Candidate, key: frozenset[str] | None, read: Spending, most_small: int | None = None
+    ) -> ModelParts | ModelError:
         held = self._held.get((one.model_id, key))
         if held is None:
             try:
-                held = self._parts_for(key).read(ModelRef.parse(one.model), one.commit, one.relation, one.files)
+                reference = ModelRef.parse(one.model)
+                held = self._parts_for(key).read(reference, one.commit, one.relation, one.files, most_small)
             except ModelError as error:
                 return error
             if len(self._held) >= HELD:
@@ -248,7 +253,8 @@ class Tracer:
 
     def _candidate(self, one: Candidate, key: frozenset[str] | None, read: Spending) -> ModelParts | ModelError:
         """The parts of a candidate, or why it has none any more. Raises AtlasError where the Hub does not answer."""
-        found = self._read(one, key, read)
+        # Else a few candidates with headers of 16 MB would take what may be read for every answer.
+        found = self._read(one, key, read, MOST_SMALL)
         if isinstance(found, ModelError) and found.reason in UNREACHABLE:
             raise unreadable(one.model, found) from found
         return found
