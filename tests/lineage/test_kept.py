@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 
 import duckdb
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from query import Atlas
 from query.lineage.probability import SURE
 from tests.conftest import Shell
-from tests.hub_ground import use_endpoint
+from tests.hub_ground import RawServer, use_endpoint
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +33,11 @@ def edges(atlas):
 
 def test_all_without_a_hub_keeps_every_edge_and_says_so_once(forest, own, tmp_path):
     before = edges(own)
-    began = time.monotonic()
-    ran = Shell(NOBODY, tmp_path)("query", "lineage", "--all", "--json")
+    with RawServer(b"") as hub:  # it hangs up on everybody
+        ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
     assert ran.code == 1
+    # Five models were tried, four times each, and not all of the forest.
+    assert 5 <= len(hub.requests) <= 5 * 4 < len(before)
     assert edges(own) == before
     assert len(ran.err.strip().splitlines()) == 1
     assert "could not be asked (the Hub does not answer" in ran.err
@@ -44,8 +45,6 @@ def test_all_without_a_hub_keeps_every_edge_and_says_so_once(forest, own, tmp_pa
     # Copies of the base need no Hub; of the others what is kept is printed, with its date.
     assert len(json.loads(ran.out)) == len(before)
     assert all(row["told"] for row in json.loads(ran.out))
-    # Five models are tried, each four times within four seconds or so, and not every one of the forest.
-    assert time.monotonic() - began < 120
 
 
 def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(forest, own, tmp_path):
