@@ -476,22 +476,24 @@ CREATE TABLE lineage (
     because VARCHAR,
     same VARCHAR[] NOT NULL,
     bytes_read BIGINT NOT NULL,
-    told TIMESTAMP NOT NULL
+    told TIMESTAMP NOT NULL,
+    probability DOUBLE
 );
 COMMENT ON TABLE lineage IS 'Which model each was made from, by the weights: one row for each parent (query lineage --all).';
 COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN lineage.record_key IS 'Its record when this was told; a publish drops rows whose model was read again since.';
 COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base itself, or where the source is not in the atlas.';
-COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
+COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, "continued, or a run with the same data and seed", merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
 COMMENT ON COLUMN lineage.method IS 'Of a merge: linear, task arithmetic, slerp, layer by layer (another recipe in each matrix), or "ties or dare".';
 COMMENT ON COLUMN lineage.coefficient IS 'The parent''s weight: 1 but for merges.';
 COMMENT ON COLUMN lineage."left" IS 'Share of the energy of its change that all its parents together do not explain.';
-COMMENT ON COLUMN lineage.card IS 'Against the card: confirmed, contradicted, or not declared.';
+COMMENT ON COLUMN lineage.card IS 'Against the card: confirmed, contradicted, not declared, or "unsure" where the probability is below 0.9.';
 COMMENT ON COLUMN lineage.direction IS 'known, or unknown where neither weights nor dates tell which of the two was first.';
 COMMENT ON COLUMN lineage.because IS 'The evidence, in a few words.';
 COMMENT ON COLUMN lineage.same IS 'Models that the weights cannot tell from the parent.';
 COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that the answer took, all parents together.';
 COMMENT ON COLUMN lineage.told IS 'When.';
+COMMENT ON COLUMN lineage.probability IS 'How probable the step is: of the steps told with 0.9, nine of ten are right (docs/lineage.md); null where an older version told it.';
 
 CREATE TABLE predictions (
     model_id INTEGER NOT NULL,

@@ -294,26 +294,33 @@ class Atlas(AtlasReader):
 
         return evaluate(self, base, k=k, representation=representation)
 
-    def lineage(self, model: str | Path, base: str | None = None, *, dates: bool = True) -> Lineage:
+    def lineage(
+        self, model: str | Path, base: str | None = None, *, dates: bool = True, fresh: bool = False
+    ) -> Lineage:
         """Which model ``model`` was made from; see :func:`query.lineage.lineage.lineage`.
 
-        At most 30 MB of weights are read. ``dates``: whether creation dates may decide who was first. Raises AtlasError
-        where the atlas holds no factors, or the model cannot be read.
+        What the atlas keeps of an indexed model (``lineages(store=True)``) is given with its date, and no weights are
+        read; else, or with ``fresh``, at most 30 MB of them. ``dates``: whether creation dates may decide who was
+        first. Raises AtlasError where the atlas holds no factors, or the model cannot be read.
         """
         from query.lineage.lineage import lineage
 
-        return lineage(self, str(model), base, dates=dates)
+        return lineage(self, str(model), base, dates=dates, fresh=fresh)
 
     def lineages(self, base: str | None = None, *, dates: bool = True, store: bool = False) -> Lineages:
         """The same of every indexed model of a base, oldest first; see :func:`query.lineage.lineage.every_lineage`.
 
-        ``store``: the atlas keeps it (tables and views of lineage). Raises AtlasError where it holds no factors, or
-        somebody else is writing to it.
+        The weights are read, whatever the atlas keeps. ``store``: the atlas keeps it (tables and views of lineage); of
+        a model that could not be read (``unanswered``) it keeps what it has. Raises AtlasError where the atlas holds no
+        factors, somebody else is writing to it, or for ``store`` without ``dates``: what is kept answers later
+        questions, which may use them.
         """
         from query.lineage.answer import Lineages
         from query.lineage.lineage import every_lineage
         from query.lineage.stored import store as keep
 
+        if store and not dates:
+            raise AtlasError("Only answers that may use dates are kept.", "Leave out `store` or `dates=False`.")
         canonical = self.base_named(base)
         answers = tuple(every_lineage(self, canonical, dates=dates))
         if store:

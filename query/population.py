@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 Integers = NDArray[np.intp]
+# Of the table lineage: steps that count as such; those of an older version have no probability.
+PROBABLE = "coalesce(probability, 1) >= 0.5"
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,13 @@ def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
 
 
 def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
-    """Models that one was made from, or that were made from it, as far as the atlas keeps lineage."""
+    """Models that one was made from, or that were made from it, as far as the atlas keeps lineage.
+
+    A step that is less probable than not (a run with the same data and seed explains it as well) joins nobody.
+    """
     rows = atlas.rows(
-        "SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL "
-        "UNION SELECT model_id FROM lineage WHERE parent_id = $1",
+        f"SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL AND {PROBABLE} "
+        f"UNION SELECT model_id FROM lineage WHERE parent_id = $1 AND {PROBABLE}",
         [model_id],
     )
     return {row["other"] for row in rows}
@@ -182,7 +187,9 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
     Raises AtlasError where the atlas keeps no lineage of the base.
     """
     edges = atlas.rows(
-        "SELECT model_id, parent_id FROM lineage JOIN fine_tunes USING (model_id) WHERE base = ?", [population.base]
+        f"SELECT model_id, CASE WHEN {PROBABLE} THEN parent_id END AS parent_id "
+        "FROM lineage JOIN fine_tunes USING (model_id) WHERE base = ?",
+        [population.base],
     )
     if not edges:
         raise AtlasError(

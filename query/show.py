@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
+from query.lineage.stored import stored_lineage
 from query.lookup import base_in_hint, held_folder, unknown_model
 from query.results import Result
 
@@ -82,7 +83,9 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown |= weights[0]
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
-    return ShownModel(shown | _claims(atlas, model_id) | _measured(atlas, model_id))
+    kept = stored_lineage(atlas, model_id)
+    lineage = {"lineage": [] if kept is None else kept.to_rows()}
+    return ShownModel(shown | _claims(atlas, model_id) | lineage | _measured(atlas, model_id))
 
 
 def _claims(atlas: AtlasReader, model_id: int) -> dict[str, Any]:

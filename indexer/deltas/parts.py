@@ -95,20 +95,26 @@ class Parts:
         return [str(key) for key in sorted(self.extents, key=lambda key: key.sort_key)]
 
     def read(
-        self, reference: ModelRef, commit: str | None, relation: str, filenames: Sequence[str] | None = None
+        self,
+        reference: ModelRef,
+        commit: str | None,
+        relation: str,
+        filenames: Sequence[str] | None = None,
+        most_small: int | None = None,
     ) -> ModelParts:
         """The parts of one model, from its folder, the cache or the Hub.
 
-        ``filenames`` saves asking the Hub where they are known. Raises ModelError where it cannot be read, or is not
+        ``filenames`` saves asking the Hub where they are known. ``most_small``: a model whose configuration or header
+        has more bytes is refused. Raises ModelError where it cannot be read, or is not
         of the base's shape.
         """
         try:
-            return self._opened(reference, commit, relation, filenames, self._parts_of)
-        except Skipped:
-            if filenames is None:
+            return self._opened(reference, commit, relation, filenames, self._parts_of, most_small)
+        except ModelError as error:
+            if filenames is None or not (isinstance(error, Skipped) or error.reason == "not_found"):
                 raise
-            # The weights lie elsewhere than the atlas remembers.
-            return self._opened(reference, commit, relation, None, self._parts_of)
+            # The weights lie elsewhere than the atlas remembers, as in a pull request of the Hub's converter.
+            return self._opened(reference, commit, relation, None, self._parts_of, most_small)
 
     def _opened(
         self,
@@ -117,6 +123,7 @@ class Parts:
         relation: str,
         filenames: Sequence[str] | None,
         read: Callable[[Checkpoint], ModelParts],
+        most_small: int | None = None,
     ) -> ModelParts:
         install_session()
         torch.set_num_threads(1)
@@ -126,8 +133,9 @@ class Parts:
 
         try:
             checkpoint = open_checkpoint(
-                reference, commit=commit, filenames=filenames, relation=relation, conversion=conversion
-            )
+                reference, commit=commit, filenames=filenames, relation=relation, conversion=conversion,
+                most_small=most_small,
+            )  # fmt: skip
         except (ModelError, AtlasError):
             raise
         except Exception as error:

@@ -22,6 +22,7 @@ _KEPT = (
     "same",
     "bytes_read",
     "told",
+    "probability",
 )
 _NUMBERS = ("coefficient", "left")
 _NAMES = ("model", "record_key", "parent", "parent_key", "kind", "method", "card", "direction", "because")
@@ -42,7 +43,10 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
     told = datetime.fromisoformat(line["told"])
     if told.tzinfo is not None:
         told = told.astimezone(UTC).replace(tzinfo=None)
-    return line | {name: float(line[name]) for name in _NUMBERS} | {"told": told}
+    # Lines of version 0.1 and before have no probability.
+    probability = line.get("probability")
+    numbers = {name: float(line[name]) for name in _NUMBERS}
+    return line | numbers | {"told": told, "probability": None if probability is None else float(probability)}
 
 
 def renew_lineage(tables: Tables, base: str, path: Path, fitting: Fitting) -> None:

@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
@@ -19,16 +20,16 @@ from indexer.publish.publish import publish
 from indexer.publish.told_lines import read_told, write_told
 
 
-def store_lineage(folder: AtlasFolder, base: str, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Keep the lineage of a base's models, in place of what was kept of it, and publish.
+def store_lineage(folder: AtlasFolder, base: str, models: Iterable[str], lines: Sequence[Mapping[str, Any]]) -> None:
+    """Keep the lineage of ``models`` of a base, in place of what was kept of these, and publish.
 
     ``lines``: one for each parent, with the keys of the table ``lineage`` but names for ids: model, record_key, parent,
     parent_key (its record; both null for the base), kind, method, coefficient, left, card, direction, because, same,
-    bytes_read, told (ISO 8601). Waits for nobody: raises AtlasError where another process holds the writer's lock, or
-    the atlas cannot be written to.
+    bytes_read, told (ISO 8601), probability. Waits for nobody: raises AtlasError where another process holds the
+    writer's lock, or the atlas cannot be written to.
     """
     with folder.require().locked("query lineage --all"):
-        write_told(folder.lineage(base), lines)
+        _replace(folder.lineage(base), models, lines)
         _publish(folder, base)
 
 
@@ -41,10 +42,15 @@ def store_predictions(
     ISO 8601. Waits for nobody: raises AtlasError as ``store_lineage`` does.
     """
     with folder.require().locked("query predict --store"):
-        path, asked = folder.predictions(base), set(models)
-        kept = [line for line in read_told(path)[0] if line.get("model") not in asked]
-        write_told(path, [*kept, *lines])
+        _replace(folder.predictions(base), models, lines)
         _publish(folder, base)
+
+
+def _replace(path: Path, models: Iterable[str], lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``lines`` in place of those of ``models``; lines of other models stay."""
+    asked = set(models)
+    kept = [line for line in read_told(path)[0] if line.get("model") not in asked]
+    write_told(path, [*kept, *lines])
 
 
 def forget_in_lines(folder: AtlasFolder, base: str, model: str) -> None:

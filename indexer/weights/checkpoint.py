@@ -196,12 +196,14 @@ def open_checkpoint(
     config: Mapping[str, Any] | None = None,
     endpoint: str | None = None,
     patience: Patience | None = None,
+    most_small: int | None = None,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
     ``commit`` and ``filenames`` save asking the Hub where the listing gave them. ``conversion`` is called
     where only pickles hold the weights, and gives a revision with a safetensors conversion, or None.
-    ``config`` stands in for a missing config.json.
+    ``config`` stands in for a missing config.json. ``most_small``: configurations, lists of shards and headers of more
+    bytes are not read.
 
     Raises Skipped where these files can never be read, Failed where another try may work.
     """
@@ -209,6 +211,8 @@ def open_checkpoint(
         repository = open_repository(
             reference, commit=commit, filenames=filenames, endpoint=endpoint, patience=patience
         )
+        if most_small is not None:
+            repository.most_small = most_small
         choice = choose(repository.filenames, relation)
         found_config = read_config(repository, choice, config)
         if choice.kind == "adapter":
@@ -247,7 +251,9 @@ def _open(
 def _open_file(repository: Repository, path: str) -> _WeightFile:
     source = repository.open(path)
     try:
-        index: TensorIndex = read_index(source) if path.endswith(".safetensors") else read_torch_index(source)
+        index: TensorIndex = (
+            read_index(source, repository.most_small) if path.endswith(".safetensors") else read_torch_index(source)
+        )
     except ModelError:
         source.close()
         raise

@@ -19,6 +19,7 @@ from indexer.network.session import as_model_error
 from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000
+_MOST_SMALL = 64 << 20  # whoever reads a file says how much of it at most
 # One of these is in the cache if anything of use is.
 _LIKELY = (
     "config.json",
@@ -33,12 +34,13 @@ _LIKELY = (
 class Repository(Protocol):
     """The files of one commit, by their paths below the repository or the subfolder that was asked for.
 
-    ``small_bytes`` counts what ``read_small`` read.
+    ``small_bytes`` counts what ``read_small`` read; it reads no file of more than ``most_small`` bytes.
     """
 
     commit: str | None
     filenames: frozenset[str]
     small_bytes: int
+    most_small: int
 
     def open(self, path: str) -> ByteSource:
         """One file, by ranges."""
@@ -56,6 +58,7 @@ class FolderRepository:
         self._folder = folder
         self.commit = commit
         self.small_bytes = 0
+        self.most_small = _MOST_SMALL
         try:
             self.filenames = frozenset(_files_below(folder))
         except OSError as error:
@@ -67,7 +70,7 @@ class FolderRepository:
 
     def read_small(self, path: str, limit: int) -> bytes:
         """One file whole."""
-        content = _read_small_file(LocalFile(self._folder / path, path), limit)
+        content = _read_small_file(LocalFile(self._folder / path, path), min(limit, self.most_small))
         self.small_bytes += len(content)
         return content
 
@@ -87,6 +90,7 @@ class HubRepository:
     ) -> None:
         self.commit: str | None = commit
         self.small_bytes = 0
+        self.most_small = _MOST_SMALL
         self._identifier = identifier
         self._below = f"{subfolder.strip('/')}/" if subfolder.strip("/") else ""
         self._endpoint = endpoint
@@ -105,6 +109,7 @@ class HubRepository:
 
     def read_small(self, path: str, limit: int) -> bytes:
         """One file whole."""
+        limit = min(limit, self.most_small)
         if (cached := self._cached(path)) is not None:
             content = _read_small_file(cached, limit)
         else:

@@ -55,8 +55,8 @@ class SafetensorsHeader:
     metadata: Mapping[str, str]
 
 
-def read_header(source: ByteSource) -> SafetensorsHeader:
-    """Read and check it.
+def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeader:
+    """Read and check it; one of more than ``most`` bytes, or MOST_HEADER, is not read.
 
     Raises Skipped("corrupt_file") where it is none, or does not fit the file: a truncated upload is told by the
     number of bytes it lacks. Raises Failed where it cannot be read now.
@@ -69,8 +69,8 @@ def read_header(source: ByteSource) -> SafetensorsHeader:
         raise _corrupt(source, "is a Git LFS pointer, not the weights it points to")
     if length > source.size - 8:
         raise _corrupt(source, f"has {source.size} bytes, but says that its header alone has {length}")
-    if length > MOST_HEADER:
-        raise _corrupt(source, f"has a header of {length} bytes; up to {MOST_HEADER} are read")
+    if length > min(most, MOST_HEADER):
+        raise _corrupt(source, f"has a header of {length} bytes; up to {min(most, MOST_HEADER)} are read")
     text = bytes(front[8 : 8 + length])
     if len(text) < length:
         text += bytes(source.read(8 + len(text), 8 + length))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from indexer.network.byterange import ByteSource, Run
-from indexer.weights.safetensors_header import HeaderEntry, read_header
+from indexer.weights.safetensors_header import MOST_HEADER, HeaderEntry, read_header
 from indexer.weights.stored_tensor import DTYPES, Buffers, TensorInfo, check_readable, info_of_rows
 
 
@@ -56,9 +56,9 @@ class SafetensorsIndex:
             run.close()
 
 
-def read_index(source: ByteSource) -> SafetensorsIndex:
+def read_index(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsIndex:
     """Read and check the header; raises as :func:`indexer.weights.safetensors_header.read_header` does."""
-    header = read_header(source)
+    header = read_header(source, most)
     located = {name: _tensor(entry) for name, entry in header.entries.items()}
     return SafetensorsIndex(
         tensors=MappingProxyType({name: tensor.info for name, tensor in located.items()}),

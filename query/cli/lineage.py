@@ -15,7 +15,8 @@ from query.cli.options import Question, base_option, opened_atlas, tell
     "--all", "every", is_flag=True, help="Of every indexed model of the base; the edges are kept in the atlas."
 )
 @base_option()
-@click.option("--no-dates", is_flag=True, help="Let the weights alone say who was first.")
+@click.option("--fresh", is_flag=True, help="Read the weights even where the atlas keeps an answer; --all always does.")
+@click.option("--no-dates", is_flag=True, help="Let the weights alone say who was first; the edges are not kept.")
 @click.option("--out", metavar="FILE", help="Also draw the family tree: .svg, .png or .pdf.")
 @click.option(
     "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."
@@ -26,6 +27,7 @@ def lineage(
     model: str | None,
     every: bool,
     base: str | None,
+    fresh: bool,
     no_dates: bool,
     out: str | None,
     theme: str,
@@ -34,7 +36,8 @@ def lineage(
 ) -> None:
     """Say which model MODEL was made from, by its weights, and whether its card agrees.
 
-    MODEL is an indexed id, any other Hub id, or a local checkpoint folder. At most 30 MB of weights are read.
+    MODEL is an indexed id, any other Hub id, or a local checkpoint folder. Of an indexed model the answer that the
+    atlas keeps is printed, with its date; else at most 30 MB of weights are read.
     """
     from query.figures import checked_output
     from query.lineage.stored import store, stored_edges
@@ -48,18 +51,25 @@ def lineage(
             answers = opened.lineages(told_base, dates=not no_dates)
             tell(answers, output)
             # Behind the answers: where another process is writing, what was found out is not lost.
-            store(opened, told_base, answers)
+            if not no_dates:
+                store(opened, told_base, tuple(answers))
+            unanswered = len(answers.unanswered)
         else:
-            answer = opened.lineage(model, base, dates=not no_dates)
+            unanswered = 0
+            answer = opened.lineage(model, base, dates=not no_dates, fresh=fresh)
             tell(answer, output)
             told_base = answer.base
-            if output == "table":
+            if output == "table" and answer.told is None:
                 say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")
         if file is not None:
             from query.lineage.tree import around, write_tree
 
             edges = stored_edges(opened, told_base)
+            if model is None and no_dates:
+                edges = [edge for one in answers for edge in one.edges]
             if model is not None:
                 edges = around([*(edge for edge in edges if edge.child != answer.model), *answer.edges], answer.model)
             write_tree(file, edges, told_base, theme, marked=None if model is None else answer.model)
             say(f"the tree is in {file}")
+    if unanswered:
+        click.get_current_context().exit(1)

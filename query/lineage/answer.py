@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from query.lineage.edges import Edge
@@ -14,12 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Of a table's columns, the one that a narrow terminal can do without first.
-LEAST_TELLING = ("left", "coefficient", "method", "direction", "because")
+LEAST_TELLING = ("left", "coefficient", "method", "direction", "because", "probability")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One parent of a model, or the base; ``card``: confirmed, contradicted or not declared."""
+    """One parent of a model, or the base.
+
+    ``card``: confirmed, contradicted, not declared, or "unsure" where ``probability`` is below SURE. ``probability``:
+    how probable it is that this row is right. ``signals``: what the probability was made from, for who calibrates it.
+    """
 
     parent: str | None
     kind: str
@@ -31,6 +38,8 @@ class Row:
     because: str
     same: tuple[str, ...] = ()
     parent_id: int | None = None
+    probability: float | None = None
+    signals: Mapping[str, float] = field(default_factory=dict)
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
@@ -40,6 +49,7 @@ class Row:
             "coefficient": round(self.coefficient, 4),
             "left": round(self.left, 6),
             "card": self.card,
+            "probability": None if self.probability is None else round(self.probability, 4),
             "method": self.method,
             "direction": self.direction,
             "because": self.because,
@@ -52,7 +62,9 @@ class Lineage(Drawn):
     """Where one model comes from.
 
     ``rows``: its parents, or one row for the base. ``bytes_read``: of weights, for this answer. ``models_read``: how
-    many models' weights that was. ``notes``: what a person should know besides.
+    many models' weights that was. ``notes``: what a person should know besides. ``told``: when it was found out (UTC),
+    where the atlas keeps the answer; None where the weights were asked now. ``failure``: why they could not be asked;
+    the rows are then those that the atlas keeps, or none.
     """
 
     LEAST_TELLING = LEAST_TELLING
@@ -65,6 +77,8 @@ class Lineage(Drawn):
     bytes_read: int
     models_read: int
     notes: tuple[str, ...] = ()
+    told: datetime | None = None
+    failure: str = ""
 
     @property
     def headline(self) -> str:
@@ -88,6 +102,7 @@ class Lineage(Drawn):
                 left=row.left,
                 card=row.card,
                 direction=row.direction,
+                probability=row.probability,
             )
             for row in self.rows
         ]
@@ -96,11 +111,15 @@ class Lineage(Drawn):
         """The model, its base, the rows and what was read."""
         asked = {"model": self.model, "base": self.base, "parents": [row.as_row() for row in self.rows]}
         read = {"bytes_read": self.bytes_read, "models_read": self.models_read}
-        return asked | read | {"notes": list(self.notes)}
+        return asked | read | {"told": self._told, "notes": list(self.notes)}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The command's JSON."""
-        return [row.as_row() | {"bytes_read": self.bytes_read} for row in self.rows]
+        return [row.as_row() | {"bytes_read": self.bytes_read, "told": self._told} for row in self.rows]
+
+    @property
+    def _told(self) -> str | None:
+        return None if self.told is None else self.told.isoformat(timespec="seconds")
 
     def to_json(self) -> list[dict[str, Any]]:
         """The rows: the answer is a list."""
@@ -135,8 +154,21 @@ class Lineages(Rows[Lineage], Drawn):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Notes on single models."""
-        return tuple(f"{one.model}: {note}" for one in self.items for note in one.notes)
+        """Notes on single models, and a sentence for each reason why some could not be asked."""
+        failures = Counter(one.failure for one in self.items if one.failure)
+        return (
+            *(f"{one.model}: {note}" for one in self.items for note in one.notes),
+            *(
+                f"{counted(count, 'model')} of {len(self.items):,} could not be asked ({failure.rstrip('.')}); what "
+                "the atlas keeps of them stays."
+                for failure, count in failures.items()
+            ),
+        )
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The models whose weights could not be asked."""
+        return tuple(one.model for one in self.items if one.failure)
 
     def to_dict(self) -> dict[str, Any]:
         """The base and the rows."""
@@ -158,4 +190,4 @@ class Lineages(Rows[Lineage], Drawn):
 
 
 def _short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in ("same", "bytes_read")} for row in rows]
+    return [{name: value for name, value in row.items() if name not in ("same", "bytes_read", "told")} for row in rows]

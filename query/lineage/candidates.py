@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,6 +86,19 @@ def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates:
     return [one for one in candidates if one.created is None or one.created <= created + SAME_DAY]
 
 
+@dataclass(frozen=True)
+class Factors:
+    """The change of one part by its stored factors, d = us · vᵀ."""
+
+    us: NDArray[np.float32]
+    v: NDArray[np.float32]
+
+    @cached_property
+    def square(self) -> float:
+        """‖d‖²."""
+        return float(np.vdot(self.us.T @ self.us, self.v.T @ self.v))
+
+
 @dataclass
 class FactorStore:
     """The stored factors of many models, cut to the parts that are read; kept for the next question.
@@ -95,7 +109,7 @@ class FactorStore:
     folder: AtlasFolder
     extents: Mapping[DeltaKey, Extent]
     missing: set[int] = field(default_factory=set)
-    _held: dict[int, dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]] = field(default_factory=dict)
+    _held: dict[int, dict[str, Factors]] = field(default_factory=dict)
 
     def hold(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Read what is not held yet; those whose factors there are. A record is read in part, and not trusted."""
@@ -108,7 +122,7 @@ class FactorStore:
                     self._held[one.model_id] = found
         return [one for one in candidates if one.model_id in self._held]
 
-    def _read(self, key: str) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] | None:
+    def _read(self, key: str) -> dict[str, Factors] | None:
         from safetensors import SafetensorError, safe_open
 
         found = {}
@@ -118,9 +132,10 @@ class FactorStore:
                     u = record.get_tensor(f"{name}.u")[: extent.rows].astype(np.float32)
                     v = record.get_tensor(f"{name}.v")[: extent.columns].astype(np.float32)
                     s = record.get_tensor(f"{name}.s").astype(np.float32)
-                    if (len(u), len(v)) != (extent.rows, extent.columns) or not u.shape[1:] == v.shape[1:] == s.shape:
+                    is_cut = (len(u), len(v)) == (extent.rows, extent.columns)
+                    if not is_cut or not u.shape[1:] == v.shape[1:] == s.shape != (0,):
                         return None
-                    found[str(name)] = (u * s, v)
+                    found[str(name)] = Factors(u * s, v)
         except (OSError, SafetensorError, ValueError, TypeError, IndexError):
             return None
         return found
@@ -137,13 +152,9 @@ class FactorStore:
         plain, fitted = np.zeros(len(candidates)), np.zeros(len(candidates))
         for name, rest in left.items():
             for start in range(0, len(candidates), 256):
-                block = candidates[start : start + 256]
-                us = np.stack([self._held[one.model_id][name][0] for one in block])
-                v = np.stack([self._held[one.model_id][name][1] for one in block])
-                inner = np.einsum("nor,nor->n", np.einsum("oi,nir->nor", rest, v, optimize=True), us).astype(np.float64)
-                square = np.einsum("nrs,nrs->n", us.transpose(0, 2, 1) @ us, v.transpose(0, 2, 1) @ v).astype(
-                    np.float64
-                )
+                held = [self._held[one.model_id][name] for one in candidates[start : start + 256]]
+                inner = _inner(rest, held)
+                square = np.array([one.square for one in held])
                 plain[start : start + 256] += 2 * inner - square
                 fitted[start : start + 256] += np.where(square > 0, inner * np.maximum(inner, 0), 0) / np.where(
                     square > 0, square, 1
@@ -157,11 +168,21 @@ class FactorStore:
         count = len(candidates)
         gram, right = np.zeros((count, count)), np.zeros(count)
         for name, delta in deltas.items():
-            pairs = [self._held[one.model_id][name] for one in candidates]
-            stacked = np.stack([(us @ v.T).ravel() for us, v in pairs]).astype(np.float64)
-            gram += stacked @ stacked.T
-            right += stacked @ delta.ravel().astype(np.float64)
+            held = [self._held[one.model_id][name] for one in candidates]
+            right += _inner(delta, held)
+            us, v = np.hstack([one.us for one in held]), np.hstack([one.v for one in held])
+            starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
+            products = (us.T @ us).astype(np.float64) * (v.T @ v)
+            gram += np.add.reduceat(np.add.reduceat(products, starts, axis=0), starts, axis=1)
         return gram, right, sum(float(np.vdot(one, one)) for one in deltas.values()) or 1.0
+
+
+def _inner(matrix: NDArray[np.float32], held: Sequence[Factors]) -> NDArray[np.float64]:
+    """⟨matrix, d⟩ for the change d of each of some factors."""
+    v = np.hstack([one.v for one in held])
+    starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
+    columns = np.einsum("oi,oi->i", matrix @ v, np.hstack([one.us for one in held]))
+    return np.add.reduceat(columns.astype(np.float64), starts)
 
 
 def no_factors(base: str) -> AtlasError:

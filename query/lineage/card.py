@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 CONFIRMED = "confirmed"
 CONTRADICTED = "contradicted"
 NOT_DECLARED = "not declared"
+UNSURE = "unsure"
 
 
 @dataclass(frozen=True)

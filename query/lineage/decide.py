@@ -25,7 +25,19 @@ from query.lineage.evidence import (
 )
 from query.lineage.grids import grid_of, level_share
 from query.lineage.kinship import kinship
-from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, Link, Reading, Verdict, age, one_link
+from query.lineage.links import (
+    CONTINUED_OR_RUN,
+    COPY,
+    LORA,
+    MERGE,
+    QUANTISED,
+    RECAST,
+    Link,
+    Reading,
+    Verdict,
+    age,
+    one_link,
+)
 from query.lineage.sisters import Relative, Relatives
 from query.lineage.thresholds import Limits
 
@@ -56,7 +68,10 @@ class Judge:
         self.grid = grid_of(m)
         self.entries = Entries(m, base)
         self.relatives = Relatives(m, tokens, limits, dates=dates)
+        # Models near enough for a parent that words rule out: the parent may be near them.
+        self.sisters: set[int] = set()
         self._low_ranks: dict[int, list[int] | None] = {}
+        self._weighed: dict[int, Relative | None] = {}
         # Whether it looks like a merge that drops entries, and which of its entries no parent accounts for so far.
         self.is_sparse = float(self.entries.nothing.mean()) > limits.sparse
         self.unexplained: NDArray[np.bool_] | None = None
@@ -247,13 +262,12 @@ class Judge:
         key = -1 if one is None else one.candidate.model_id
         if key not in self._low_ranks:
             others = self.base if one is None else one.parts.weights
-            differences = {name: weight - others[name] for name, weight in self.m.weights.items()}
+            differences = (weight - others[name] for name, weight in self.m.weights.items())
             size = sum(weight.size for weight in self.m.weights.values())
-            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size)
             most = min(min(weight.shape) for weight in self.m.weights.values()) * self.limits.rank_share
-            is_low = bool(ranks) and max(one.rank for one in ranks) <= most
+            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size, most)
             # A smooth spectrum whose tail rounding hides is no LoRA.
-            is_low = is_low and float(np.median([one.drop for one in ranks])) >= self.limits.rank_drop
+            is_low = bool(ranks) and float(np.median([one.drop for one in ranks])) >= self.limits.rank_drop
             self._low_ranks[key] = [one.rank for one in ranks] if is_low else None
         found = self._low_ranks[key]
         return max(found) if found else None
@@ -288,14 +302,17 @@ class Judge:
 
     def _continued(self, read: Sequence[Reading]) -> Verdict | None:
         """The nearest model whose training this one went through: by what is equal, else by size and angle."""
-        found = [one for reading in read if (one := self._relative(reading)) is not None]
+        for reading in read:
+            if reading.candidate.model_id not in self._weighed:
+                self._weighed[reading.candidate.model_id] = self._relative(reading)
+        found = [one for reading in read if (one := self._weighed[reading.candidate.model_id]) is not None]
         found = [one for one in found if not self._is_merge_of_asked(one.reading, read)]
         chosen = self.relatives.parent(found)
         if chosen is None:
             return None
         first, others = chosen
-        verdict = one_link(first.reading, CONTINUED, 1.0, first.left, first.because, first.direction, others)
-        return Verdict((replace(verdict.links[0], proven=first.is_proven),), settled=False)
+        verdict = one_link(first.reading, first.kind, 1.0, first.left, first.because, first.direction, others)
+        return Verdict((replace(verdict.links[0], proven=first.is_proven, signals=first.signals),), settled=False)
 
     def _relative(self, reading: Reading) -> Relative | None:
         """The reading as a possible ancestor, None where it cannot be one."""
@@ -309,23 +326,38 @@ class Judge:
         is_told_by_words = kin is not None and kin.only_m > limits.shared
         if not is_before and not is_told_by_words and abs(seen.cosine) > abs(seen.reverse) + limits.turned:
             return None  # of the two, p looks like the one that was continued from m
+        direction = is_before or is_upright or is_told_by_words
+        words, flatter = self.relatives.beside_base(reading)
+        signals: dict[str, float] = {
+            "left": seen.left, "cosine": seen.cosine, "reverse": seen.reverse, "equal": seen.equal, "words": words,
+            "flatter": flatter, "sister": self._is_sister(reading.candidate),
+        }  # fmt: skip
+        if kin is not None:
+            signals |= {"shared": kin.shared, "only_m": kin.only_m, "only_p": kin.only_p, "both": kin.both}
+        shared = kin.shared if kin else 0
         if seen.equal > 0:
-            direction = is_before or is_upright or is_told_by_words
             what = "matrices of its training, inherited"
-            return Relative(reading, seen.left, what, direction, True, kin.shared if kin else 0)
+            return Relative(reading, seen.left, what, direction, True, shared, signals)
         if kin is not None and kin.shared >= limits.shared:
             is_weak = kin.shared < limits.weak_share * (kin.shared + kin.both)
             if is_weak and seen.left > limits.weak_near:
                 return None
-            direction = is_before or is_upright or is_told_by_words
             what = f"{kin.shared} embeddings of its training, inherited"
-            return Relative(reading, seen.left, what, direction, not is_weak, kin.shared)
+            return Relative(reading, seen.left, what, direction, not is_weak, kin.shared, signals)
         if seen.left > limits.near or not is_upright:
             return None
         # Trained on along its own way, as on the same data again, it may go on in the parent's direction.
-        if abs(seen.cosine) <= limits.aligned or self.relatives.is_nearer_than_base(reading):
-            return Relative(reading, seen.left, "its change, and one of another direction", True, False, 0)
-        return None
+        if abs(seen.cosine) > limits.aligned and not self.relatives.is_nearer_than_base(reading):
+            return None
+        what = "its change, and one of another direction"
+        # Runs from the base with the same data and seed, but another rate or length, look just like that.
+        if words >= limits.flat_rows and flatter <= 0.5 - 1 / np.sqrt(words):
+            self.sisters.add(reading.candidate.model_id)
+            return None  # fewer trainings lie between m and the base than between m and p
+        is_told = words >= limits.flat_rows
+        if flatter < limits.flatter_than_sister if is_told else self._is_sister(reading.candidate):
+            return Relative(reading, seen.left, what, False, False, 0, signals, CONTINUED_OR_RUN)
+        return Relative(reading, seen.left, what, True, False, 0, signals)
 
     def _is_merge_of_asked(self, one: Reading, read: Sequence[Reading]) -> bool:
         """Whether the other, uploaded on the same day or at an unknown time, is a sum of this model and another."""

@@ -16,3 +16,4 @@ class Edge:
     left: float
     card: str
     direction: str
+    probability: float | None = None

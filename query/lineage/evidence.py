@@ -5,7 +5,7 @@ All arrays are float32 parts of block matrices, by the names of their deltas; th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -198,10 +198,13 @@ class Rank:
     drop: float
 
 
-def ranks_of(differences: Mapping[str, NDArray[np.float32]], floor: float) -> list[Rank]:
-    """Of every matrix that is not zero; ``floor``: energy a number that counts as nothing."""
+def ranks_of(differences: Iterable[NDArray[np.float32]], floor: float, most: float = np.inf) -> list[Rank]:
+    """Of every matrix that is not zero; ``floor``: energy a number that counts as nothing.
+
+    None of any once one has a higher rank than ``most``: the others are then not decomposed.
+    """
     found = []
-    for difference in differences.values():
+    for difference in differences:
         square = float(np.vdot(difference, difference))
         if square <= 4 * floor * difference.size:
             continue
@@ -209,6 +212,8 @@ def ranks_of(differences: Mapping[str, NDArray[np.float32]], floor: float) -> li
         allowed = max(4 * floor * difference.size, 1e-7 * square)
         behind = np.cumsum(values[::-1])[::-1]
         rank = int(np.count_nonzero(behind > allowed))
+        if rank > most:
+            return []
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
         found.append(Rank(rank, float(drop)))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,21 @@ from query.lineage.candidates import (
     no_factors,
     read_candidates,
 )
-from query.lineage.card import NOT_DECLARED, Declared, against_card, declared_by, declared_in
+from query.lineage.card import (
+    CONFIRMED,
+    CONTRADICTED,
+    NOT_DECLARED,
+    UNSURE,
+    Declared,
+    against_card,
+    declared_by,
+    declared_in,
+)
 from query.lineage.decide import Judge
-from query.lineage.links import TUNED, Link
+from query.lineage.links import COPY, TUNED, UNRELATED, Link
+from query.lineage.probability import SURE, exact, probability
 from query.lineage.search import Search, Spending
+from query.lineage.stored import stored_lineage
 from query.lineage.thresholds import Limits
 from query.lookup import READERS, describe_unindexed, unknown_model
 
@@ -32,6 +44,12 @@ if TYPE_CHECKING:
 
 # Models whose parts are kept in memory while many are asked about: 3 MB each.
 HELD = 400
+# Failures that say nothing of the model: the Hub did not answer, and an answer made without it would be wrong.
+UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
+# Of a candidate: its config.json, its list of shards and the headers of its files have at most so many bytes each.
+MOST_SMALL = 1 << 20
+# After so many models in a row for which the Hub did not answer, no more are asked.
+MOST_FAILURES = 5
 
 
 def lineage(
@@ -40,12 +58,15 @@ def lineage(
     base: str | None = None,
     *,
     dates: bool = True,
+    fresh: bool = False,
     limits: Limits | None = None,
 ) -> Lineage:
     """The parent or parents of ``model``: an indexed id, any other Hub id, or a local folder.
 
+    An answer that the atlas keeps is given as it is kept, with its date. ``fresh``: read the weights all the same.
     ``dates``: whether creation dates may decide who was first; without them an order that the weights do not tell is
-    "unknown". Raises AtlasError where the atlas holds no factors, or the model cannot be read.
+    "unknown", and the weights are always read. Raises AtlasError where the atlas holds no factors, or the model cannot
+    be read.
     """
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
@@ -54,6 +75,9 @@ def lineage(
             f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({model!r})`"
         )
     if known is not None and known.status == "indexed":
+        kept = stored_lineage(atlas, known.model_id) if dates and not fresh and limits is None else None
+        if kept is not None:
+            return kept
         tracer = Tracer(atlas, known.base, dates=dates, limits=limits)
         return tracer.of_indexed(known.model_id)
     described, published = describe_unindexed(atlas, reference, base or (known.base if known else None))
@@ -63,13 +87,29 @@ def lineage(
 def every_lineage(
     atlas: AtlasReader, base: str | None = None, *, dates: bool = True, limits: Limits | None = None
 ) -> Iterator[Lineage]:
-    """The lineage of every indexed model of a base, oldest first; of one that cannot be read only a note."""
+    """The lineage of every indexed model of a base, oldest first, from its weights.
+
+    A model that cannot be read has a ``failure``, and what the atlas keeps of it instead. After MOST_FAILURES models in
+    a row for which the Hub did not answer, no other is asked.
+    """
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates, limits=limits)
+    in_a_row, failure = 0, ""
     for model_id in tracer.indexed():
-        try:
-            yield tracer.of_indexed(model_id)
-        except AtlasError as error:
-            yield Lineage(tracer.name_of(model_id), tracer.base, model_id, (), 0, 0, (error.message,))
+        if in_a_row < MOST_FAILURES:
+            try:
+                answer = tracer.of_indexed(model_id)
+                in_a_row = 0
+                yield answer
+                continue
+            except AtlasError as error:
+                cause = error.__cause__
+                if isinstance(cause, ModelError) and cause.reason in UNREACHABLE:
+                    in_a_row, failure = in_a_row + 1, f"the Hub does not answer: {cause.detail}"
+                else:
+                    in_a_row, failure = 0, error.message
+        kept = stored_lineage(atlas, model_id)
+        answer = kept or Lineage(tracer.name_of(model_id), tracer.base, model_id, (), 0, 0)
+        yield replace(answer, notes=(), failure=failure)
 
 
 class Tracer:
@@ -88,6 +128,8 @@ class Tracer:
         limits: Limits | None = None,
     ) -> None:
         require("Lineage, which reads parts of weights,", *READERS)
+        from threadpoolctl import ThreadpoolController
+
         from indexer.deltas.parts import Parts
 
         self.embeddings = embeddings
@@ -98,6 +140,8 @@ class Tracer:
         self._stores: dict[frozenset[str] | None, FactorStore] = {}
         self._tokens: dict[frozenset[str] | None, ModelParts | None] = {}
         self._held: dict[tuple[int, frozenset[str] | None], ModelParts] = {}
+        # Of matrices this small, threads of BLAS spend three times as much processor on waiting for one another.
+        self._blas = ThreadpoolController()
 
     def indexed(self) -> list[int]:
         """Ids of all indexed models of the base, oldest first; copies of the base are among them."""
@@ -120,7 +164,7 @@ class Tracer:
         read = Spending()
         parts = self._read(asked, key, read)
         if isinstance(parts, ModelError):
-            raise unreadable(asked.model, parts)
+            raise unreadable(asked.model, parts) from parts
         return self._trace(asked, parts, key, declared, read)
 
     def of_described(self, described: Any) -> Lineage:
@@ -149,7 +193,8 @@ class Tracer:
         )
         declared = declared_in(self.atlas, described.claims, self.base)
         if not any(delta.any() for delta in parts.deltas.values()):
-            row = Row(self.base, "copy", 1.0, 0.0, _base_card(declared), None, "known", "it changes nothing")
+            row = Row(self.base, "copy", 1.0, 0.0, _base_card(declared), None, "known", "it changes nothing",
+                      probability=exact())  # fmt: skip
             return Lineage(asked.model, self.base, None, (row,), read.spent, 1)
         return self._trace(asked, parts, None, declared, read)
 
@@ -157,9 +202,12 @@ class Tracer:
         """A copy of the base, or weights of another origin: nothing is to be read."""
         flags = self.atlas.rows("SELECT model, is_copy FROM models WHERE model_id = ?", [model_id])[0]
         if flags["is_copy"]:
-            row = Row(self.base, "copy", 1.0, 0.0, _base_card(declared), None, "known", "all its deltas are zero")
+            parent, kind, coefficient, card = self.base, COPY, 1.0, _base_card(declared)
+            because = "all its deltas are zero"
         else:
-            row = Row(None, "unrelated", 0.0, 1.0, "contradicted", None, "known", "its weights are not the base's")
+            parent, kind, coefficient, card = None, UNRELATED, 0.0, CONTRADICTED
+            because = "its weights are not the base's"
+        row = Row(parent, kind, coefficient, 1 - coefficient, card, None, "known", because, probability=exact())
         return Lineage(flags["model"], self.base, model_id, (row,), 0, 0)
 
     def _changed(self, model_id: int) -> frozenset[str] | None:
@@ -186,11 +234,14 @@ class Tracer:
             self._stores[key] = FactorStore(self.atlas.folder, self._parts_for(key).extents)
         return self._stores[key]
 
-    def _read(self, one: Candidate, key: frozenset[str] | None, read: Spending) -> ModelParts | ModelError:
+    def _read(
+        self, one: Candidate, key: frozenset[str] | None, read: Spending, most_small: int | None = None
+    ) -> ModelParts | ModelError:
         held = self._held.get((one.model_id, key))
         if held is None:
             try:
-                held = self._parts_for(key).read(ModelRef.of_atlas(one.model), one.commit, one.relation, one.files)
+                reference = ModelRef.of_atlas(one.model)
+                held = self._parts_for(key).read(reference, one.commit, one.relation, one.files, most_small)
             except ModelError as error:
                 return error
             if len(self._held) >= HELD:
@@ -201,12 +252,22 @@ class Tracer:
         read.models += 1
         return held
 
+    def _candidate(self, one: Candidate, key: frozenset[str] | None, read: Spending) -> ModelParts | ModelError:
+        """The parts of a candidate, or why it has none any more. Raises AtlasError where the Hub does not answer."""
+        # Else a few candidates with headers of 16 MB would take what may be read for every answer.
+        found = self._read(one, key, read, MOST_SMALL)
+        if isinstance(found, ModelError) and found.reason in UNREACHABLE:
+            raise unreadable(one.model, found) from found
+        return found
+
     def _base_tokens(self, key: frozenset[str] | None, read: Spending) -> ModelParts | None:
         """The base with its embeddings; None, with a note, where it cannot be read."""
         if key not in self._tokens:
             try:
                 self._tokens[key] = self._parts_for(key).read_base()
             except (ModelError, AtlasError) as error:
+                if isinstance(error, ModelError) and error.reason in UNREACHABLE:
+                    raise unreadable(self.base, error) from error
                 read.notes.append(f"the embeddings of {self.base} cannot be read ({error}): judged without them")
                 self._tokens[key] = None
         found = self._tokens[key]
@@ -231,8 +292,9 @@ class Tracer:
         is_told = held and m.tokens is not None and self.embeddings
         tokens = self._base_tokens(key, read) if is_told else None
         judge = Judge(asked, m, base, tokens, self.limits, dates=self.dates)
-        search = Search(lambda one: self._read(one, key, read), judge, store, held, read)
-        verdict = search.run([one for one in held if one.model in declared.models])
+        search = Search(lambda one: self._candidate(one, key, read), judge, store, held, read)
+        with self._blas.limit(limits=1):
+            verdict = search.run([one for one in held if one.model in declared.models])
         links = verdict.links or (_from_base(m),)
         rows = tuple(self._row(link, declared, links) for link in links)
         notes = (*read.notes, *against_card(self.atlas, asked.model, declared, _names(rows), self.base))
@@ -260,17 +322,21 @@ class Tracer:
 
     def _row(self, link: Link, declared: Declared, links: Sequence[Link]) -> Row:
         parent = self.base if link.parent is None else link.parent.model
+        sure = probability(link)
+        card = declared.verdict(None if link.parent is None else link.parent.model, link.same)
         return Row(
             parent=parent,
             kind=link.kind,
             coefficient=link.coefficient,
             left=link.left,
-            card=declared.verdict(None if link.parent is None else link.parent.model, link.same),
+            card=card if sure >= SURE or card == CONFIRMED else UNSURE,
             method=link.method,
             direction="known" if link.direction else "unknown",
             because=link.because,
             same=link.same,
             parent_id=link.parent.model_id if link.parent else None,
+            probability=sure,
+            signals=link.signals,
         )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from query.lineage.candidates import Candidate
@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
 TUNED = "tuned from the base"
 CONTINUED = "continued"
+CONTINUED_OR_RUN = "continued, or a run with the same data and seed"
 MERGE = "merge"
 LORA = "LoRA merged"
 COPY = "copy"
 RECAST = "recast"
 QUANTISED = "quantised copy"
+UNRELATED = "unrelated"
+
+
+# Steps to the nearest relative, sure or not.
+RELATED = (CONTINUED, CONTINUED_OR_RUN)
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Link:
     ``coefficient``: the parent's weight. ``left``: share of ‖δ‖² that all links together do not explain. ``method``: of
     a merge. ``because``: the evidence in a few words. ``direction``: whether the order is known. ``proven``: by what is
     exactly the same, not by sizes and angles. ``same``: other models that the weights cannot tell from the parent.
+    ``signals``: of a continued model, the numbers that its probability is made from.
     """
 
     parent: Candidate | None
@@ -38,6 +45,7 @@ class Link:
     direction: bool = True
     proven: bool = True
     same: tuple[str, ...] = ()
+    signals: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from query.lineage.candidates import Candidate, FactorStore
 from query.lineage.decide import Judge
 from query.lineage.evidence import Combinations, residual
 from query.lineage.groups import best_group
-from query.lineage.links import CONTINUED, Link, Reading, Verdict
+from query.lineage.links import CONTINUED, RELATED, Link, Reading, Verdict
 
 if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
@@ -150,10 +150,13 @@ class Search:
         left = self._left()
         _, fitted = self.store.fit(self.waiting, left)
         best = self.waiting[int(fitted.argmax())]
-        known = [self.gains[link.parent.model_id] for link in verdict.links if link.parent and link.kind == CONTINUED]
+        related = [link for link in verdict.links if link.parent and link.kind in RELATED]
+        known = [self.gains[link.parent.model_id] for link in related if link.parent]
+        known += [self.gains[sister] for sister in self.judge.sisters]
         if self.judge.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
-        if known and verdict.links[0].left < (limits.near if verdict.links[0].proven else limits.near / 2):
+        is_near = related and related[0].left < (limits.near if related[0].proven else limits.near / 2)
+        if is_near or self.judge.sisters:
             # Sisters and cousins on the same data may be nearer than the parent, but not by much.
             return nearest if turn < 3 or gain > NEARLY * min(known) else None
         if turn >= 3 and float(fitted.max()) < limits.giving_up and gain <= 0:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from query.lineage.evidence import single
 from query.lineage.kinship import Rows, kept_rows, kinship, rows_between
-from query.lineage.links import Reading, age
+from query.lineage.links import CONTINUED, Reading, age
 from query.lineage.thresholds import Limits
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ LEADING = 8
 
 @dataclass(frozen=True)
 class Relative:
-    """A model that the asked one may have been continued from. ``shared``: embeddings of its training that it holds."""
+    """A model that the asked one may have been continued from. ``shared``: embeddings of its training that it holds.
+
+    ``signals``: the numbers that speak for and against it, for its probability. ``kind``: how the step is called.
+    """
 
     reading: Reading
     left: float
@@ -34,6 +37,8 @@ class Relative:
     direction: bool
     is_proven: bool
     shared: int
+    signals: Mapping[str, float] = field(default_factory=dict)
+    kind: str = CONTINUED
 
 
 class Relatives:
@@ -84,21 +89,27 @@ class Relatives:
         """Whether fewer trainings lie between the asked model and ``one`` than between it and the base."""
         return self._is_flatter(self._rows_of(one), self._of_base, self.limits.flatter_than_base)
 
+    def beside_base(self, one: Reading) -> tuple[int, float]:
+        """How many words tell ``one`` from the base, and in which share of them the change from ``one`` is flatter."""
+        return self._flatter_share(self._rows_of(one), self._of_base)
+
     def _is_flatter(self, first: Rows | None, second: Rows | None, least: float) -> bool:
         """Whether the change of ``least`` of the words is flatter in the first than in the second, and not by chance.
 
         Only words that the asked model has otherwise than either, and evenly by one of the two at least: what an
         optimiser without steps of one size leaves is uneven by both, and says nothing.
         """
+        words, share = self._flatter_share(first, second)
+        # Beyond two standard deviations of a coin.
+        return words >= self.limits.flat_rows and share >= max(least, 0.5 + 1 / np.sqrt(words))
+
+    def _flatter_share(self, first: Rows | None, second: Rows | None) -> tuple[int, float]:
         if first is None or second is None:
-            return False
+            return 0, 0.5
         told = first.changed & second.changed & (first.flatness != second.flatness)
         told &= np.maximum(first.flatness, second.flatness) >= self.limits.flat
         words = int(np.count_nonzero(told))
-        if words < self.limits.flat_rows:
-            return False
-        share = float(np.mean(first.flatness[told] > second.flatness[told]))
-        return share >= max(least, 0.5 + 1 / np.sqrt(words))  # two standard deviations of a coin
+        return words, float(np.mean(first.flatness[told] > second.flatness[told])) if words else 0.5
 
     def _rows_of(self, other: Reading) -> Rows | None:
         key = other.candidate.model_id

@@ -24,6 +24,7 @@ class Limits:
         sister: cosine of what is left after s with s − p, leading directions apart, below which s went another way.
         flatter: share of the words whose change from one relative is flatter than from another, which then is farther.
         flatter_than_base: the same against the base; sisters whose parent is not known reach two thirds.
+        flatter_than_sister: the same, from which on a run from the base with the same data and seed is ruled out.
         flat: how even a word's change must be by one of two relatives to tell them apart; Gauss's is .64.
         flat_rows: least words by which that is told.
         shared: least embeddings of words that are evidence.
@@ -54,6 +55,7 @@ class Limits:
     sister: float = -0.15
     flatter: float = 0.55
     flatter_than_base: float = 0.85
+    flatter_than_sister: float = 0.8
     flat: float = 0.8
     flat_rows: int = 32
     shared: int = 8

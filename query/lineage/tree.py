@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, draw, label, new_figure, write_output
 from query.lineage.edges import Edge
-from query.lineage.links import CONTINUED, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
+from query.lineage.links import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
 TALLEST = 180.0
-KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED)
+KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN)
 DASHED = (0, (3, 2))
 
 

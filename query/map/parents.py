@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Parent(NamedTuple):
     """One parent, as the table ``lineage`` has it; ``model_id`` and ``model`` are None for the base itself.
 
-    ``card``: confirmed, contradicted or not declared; ``is_known``: whether it is known which of the two was first.
+    ``card``: confirmed, contradicted, not declared or unsure; ``is_known``: whether it is known which of the two was
+    first.
     """
 
     model_id: int | None

@@ -125,7 +125,7 @@ class Parent(TypedDict):
     coefficient: float
     left: float
     card: str
-    probability: NotRequired[float | None]
+    probability: float | None
     method: str | None
     direction: str
     because: str

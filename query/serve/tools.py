@@ -152,10 +152,11 @@ class Tools:
         self,
         model: Model,
         dates: Annotated[bool, Field(description="Let upload dates decide which model came first.")] = True,
+        fresh: Annotated[bool, Field(description="Read the weights even where the atlas keeps an answer.")] = False,
         base: Base = None,
     ) -> Ancestry:
         """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
-        found = self._atlas.lineage(model, base, dates=dates)
+        found = self._atlas.lineage(model, base, dates=dates, fresh=fresh)
         return Ancestry(
             model=found.model, base=found.base, parents=_plain([row.as_row() for row in found.rows]),
             bytes_read=found.bytes_read, **_told(found),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from scripts.lineage.plan import SHAPES
+from scripts.lineage.study import DEMO
 
 # The first is the one that the limits were set on.
 SEEDS = {"bert": 11, "gpt2": 22, "roberta": 33}
@@ -16,7 +17,13 @@ SEEDS = {"bert": 11, "gpt2": 22, "roberta": 33}
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Its folder.")
-@click.option("--shape", type=click.Choice(sorted(SHAPES)), default="full", show_default=True, help="How large.")
+@click.option(
+    "--shape",
+    type=click.Choice([*sorted(SHAPES), DEMO]),
+    default="full",
+    show_default=True,
+    help="How large; demo is the demo's family, with the architecture that --family names.",
+)
 @click.option(
     "--family", "families", multiple=True, type=click.Choice(sorted(SEEDS)), help="Only this; again for more."
 )
@@ -50,6 +57,9 @@ def table(found: dict[str, Any]) -> str:
         f"Worst error of a linear or task-arithmetic weight: {first['linear + task arithmetic']['worst_weight']}; "
         f"most read for one model: {first['all']['megabytes']} MB."
     )
+    lines += ["", "| probability, with dates | steps | mean probability | right |", "|---|---|---|---|"]
+    for row in found["reliability"]["with dates"]:
+        lines.append(f"| {row['from']} to {row['to']} | {row['steps']} | {row['mean']:.2f} | {row['right']:.2f} |")
     return "\n".join(lines)
 
 

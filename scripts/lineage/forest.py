@@ -34,8 +34,8 @@ BATCH = 16
 TASK = "text-classification"
 # Narrower than the family's networks, so that two hundred are trained in minutes; of the depth of each shape.
 NARROW = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 256}
-DEPTH = {"small": 3, "full": 4}
-PRETRAINING = {"small": 60, "full": 200}
+DEPTH = {"small": 3, "full": 4, "sweeps": 4}
+PRETRAINING = {"small": 60, "full": 200, "sweeps": 200}
 SMALL_DATASETS = ("code/line-kinds", "errors/raised-by", "unicode/character-names")
 _LAYER = re.compile(r"\.(\d+)\.")
 

@@ -39,7 +39,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many of each kind a forest has. ``tree``: roots, children of each, grandchildren of each child."""
+    """How many of each kind a forest has. ``tree``: roots, children of each, grandchildren of each child.
+
+    ``rates``: the learning rates of a sweep; ``seeds``: how many seeds it has with each. ``resumed``: models continued
+    from a run of a sweep by its author, on its data, within a day; every second with its seed, too. ``swept``: models
+    continued from a run of a sweep by anybody, on any data.
+    """
 
     tree: tuple[int, int, int]
     tuned: int
@@ -50,6 +55,10 @@ class Shape:
     merges: Mapping[str, int]
     copies: Mapping[str, int]
     steps: float = 1.0
+    rates: tuple[float, ...] = (3e-4, 4.5e-4, 6e-4)
+    seeds: int = 1
+    resumed: int = 0
+    swept: int = 0
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -75,6 +84,21 @@ SHAPES: Mapping[str, Shape] = {
         merges={"linear": 8, "task_arithmetic": 8, "slerp": 6, "ties": 8, "dare": 6},
         copies={"plain": 3, "bfloat16": 4, "float16": 2, "int8": 5, "nf4": 5},
     ),
+    # Mostly sweeps, and models continued from their runs: what is easily taken for one another.
+    "sweeps": Shape(
+        tree=(3, 3, 2),
+        tuned=3,
+        siblings=4,
+        sweeps=6,
+        orphans=6,
+        loras=((8, False), (8, True)),
+        merges={"linear": 2, "task_arithmetic": 2, "slerp": 2, "ties": 2, "dare": 2},
+        copies={"plain": 2, "bfloat16": 2, "int8": 2, "nf4": 1},
+        rates=(1e-4, 2e-4, 3e-4, 6e-4, 1e-3),
+        seeds=2,
+        resumed=12,
+        swept=12,
+    ),
 }
 
 
@@ -99,6 +123,10 @@ class _Planner:
         grand = [self._continued(child, "grandchild") for child in children for _ in range(self.shape.tree[2])]
         sweeps = [run for number in range(self.shape.sweeps) for run in self._sweep(number)]
         self._orphans()
+        for number in range(self.shape.resumed):
+            self._resumed(self.draw.choice(sweeps), is_same_seed=number % 2 == 0)
+        for _ in range(self.shape.swept):
+            self._continued(self.draw.choice(sweeps), "swept")
         loras = [self._lora(rank, self.draw.choice(roots + others) if on else None) for rank, on in self.shape.loras]
         sources = roots + others + siblings + children
         merges = [
@@ -148,16 +176,31 @@ class _Planner:
         return self._add(group, "continued", (parent,), dataset=dataset, seed=seed, how=how, **facts)
 
     def _sweep(self, number: int) -> list[Node]:
-        """One author, day, data set, seed and length; three learning rates."""
-        author, seed = self.draw.choice(AUTHORS), self.draw.randrange(10**6)
+        """One author, day, data set and length; every learning rate with every seed.
+
+        Every third sweep of more than three runs varies the length instead of the rate.
+        """
+        author, first = self.draw.choice(AUTHORS), self.draw.randrange(10**6)
         dataset = self.datasets[-1 - number % len(self.datasets)]
         created = FIRST_UPLOAD + timedelta(days=10 + number)
-        steps = max(4, round(70 * self.shape.steps))
+        rates = self.shape.rates
+        lengths = (40, 55, 70, 90, 120) if number % 3 == 2 and len(rates) > 3 else (70,)
+        runs = [(rate, length) for rate in (rates if len(lengths) == 1 else (4e-4,)) for length in lengths]
+        runs = [(seed, *run) for seed in range(first, first + self.shape.seeds) for run in runs]
         return [
             self._add("sweep", "tuned", (), dataset=dataset, seed=seed, author=author,
-                      created=created + timedelta(minutes=20 * place), how={"learning_rate": rate, "steps": steps})
-            for place, rate in enumerate((3e-4, 4.5e-4, 6e-4))
+                      created=created + timedelta(minutes=20 * place),
+                      how={"learning_rate": rate, "steps": max(4, round(length * self.shape.steps))})
+            for place, (seed, rate, length) in enumerate(runs)
         ]  # fmt: skip
+
+    def _resumed(self, parent: Node, *, is_same_seed: bool) -> None:
+        """A run of a sweep trained on by its author, on the same data, hours later."""
+        seed = parent.seed if is_same_seed else self.draw.randrange(10**6)
+        self._add("resumed", "continued", (parent,), dataset=parent.dataset, seed=seed,
+                  author=parent.name.partition("/")[0],
+                  created=parent.created + timedelta(hours=self.draw.uniform(1, 20)),
+                  how=self._training((1e-4, 8e-4), (30, 80)))  # fmt: skip
 
     def _orphans(self) -> None:
         """Continued from models that nobody ever uploaded; two of one such parent are the hard case."""

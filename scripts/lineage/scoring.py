@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+from scripts.family.plan import Oddity, Plan, Run
 
 # Rows of the table: what is counted together, by the forest's own groups.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "tuned from the base": ("root", "tuned", "sibling"),
-    "sweep (one seed, three learning rates)": ("sweep",),
+    "sweep (runs from the base with other rates, lengths or seeds)": ("sweep",),
+    "adapter on the base": ("adapter",),
     "parent not in the atlas": ("orphan",),
     "continued, first generation": ("child",),
     "continued, second generation": ("grandchild",),
+    "continued from a run of a sweep": ("swept",),
+    "continued from a run of a sweep, on its data, by its author": ("resumed",),
     "LoRA merged": ("lora",),
     "linear": ("linear",),
     "task arithmetic": ("task_arithmetic",),
@@ -24,8 +31,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "int8": ("int8",),
     "nf4": ("nf4",),
 }
-NO_PARENT = ("root", "tuned", "sibling", "sweep", "orphan")
-CONTINUED = ("child", "grandchild")
+NO_PARENT = ("root", "tuned", "sibling", "sweep", "adapter", "orphan")
+CONTINUED = ("child", "grandchild", "swept", "resumed")
 EXACT = ("linear", "task_arithmetic")
 TREE = ("root", "child", "grandchild")
 
@@ -90,6 +97,25 @@ class Truth:
             if node["kind"] == "copy" and node["how"]["form"] == "plain"
         }
 
+    @staticmethod
+    def of_family(plan: Plan) -> Truth:
+        """The demo's family as a forest: its indexed runs and copies, and what each was made from."""
+        sweeps = Counter((run.author, run.dataset) for run in plan.runs if run.adapter is None)
+        nodes: list[dict[str, Any]] = []
+        for one in plan.repositories:
+            parent = one.parent if isinstance(one, Run) else one.of if isinstance(one, Oddity) else None
+            if not isinstance(one, Run):
+                kind, group, how = ("copy", "plain", {"form": "plain"}) if parent else ("tuned", "tuned", {})
+            elif one.adapter is not None:
+                kind, group, how = "lora", "adapter", {}
+            else:
+                group = "child" if parent else "sweep" if sweeps[one.author, one.dataset] > 1 else "tuned"
+                kind, how = "continued" if parent else "tuned", {}
+            if one.expected.outcome == "indexed":
+                nodes.append({"name": one.model, "kind": kind, "group": group, "how": how, "hidden": False,
+                              "parents": [parent] if parent else []})  # fmt: skip
+        return Truth(nodes)
+
     def one(self, name: str) -> str:
         """The name that stands for a model and its plain copies."""
         return self.same.get(name, name)
@@ -119,6 +145,34 @@ def answers_of(told: Sequence[Mapping[str, Any]], truth: Truth) -> dict[str, Ans
         ]
         weights = {truth.one(row["parent"]): row["coefficient"] for row in rows}
         found[one["model"]] = Answer(frozenset(weights), weights, one["bytes"], one["models"])
+    return found
+
+
+# Limits of the classes of a reliability table.
+CLASSES = (0.0, 0.1, 0.5, 0.8, 0.9, 0.95, 1.0)
+
+
+def is_right(model: str, base: str, row: Mapping[str, Any], truth: Truth) -> bool:
+    """Whether a row names a parent of the model, or of what it is a plain copy of; the base: that there is none."""
+    true = truth.parents(model) | truth.parents(truth.one(model))
+    return not true if row["parent"] in (None, base) else truth.one(row["parent"]) in true
+
+
+def reliability(told: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
+    """By class of probability: how many steps, their mean probability, and the share of them that are right."""
+    steps = [
+        (float(row["probability"]), is_right(one["model"], one["base"], row, truth))
+        for one in told
+        for row in one["rows"]
+        if one["model"] in truth.nodes
+    ]
+    found = []
+    for low, high in pairwise(CLASSES):
+        inside = [(said, right) for said, right in steps if low <= said < high]
+        if inside:
+            said, right = zip(*inside, strict=True)
+            found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(said) / len(inside),
+                          "right": sum(right) / len(inside)})  # fmt: skip
     return found
 
 

@@ -50,9 +50,9 @@ def plant(folder: Path) -> Path:
         )
         connection.execute(
             "INSERT INTO lineage VALUES "
-            "(3, 'e', 1, 'merge', 'linear', 0.4, 0.01, 'confirmed', 'known', 'four matrices agree', [], 9, now()), "
-            "(3, 'e', 2, 'merge', 'linear', 0.6, 0.01, 'not declared', 'known', ?, [], 9, now()), "
-            "(1, 'e', NULL, 'tuned from the base', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now())",
+            "(3, 'e', 1, 'merge', 'linear', 0.4, 0.01, 'confirmed', 'known', 'four matrices agree', [], 9, now(), 0.99), "
+            "(3, 'e', 2, 'merge', 'linear', 0.6, 0.01, 'not declared', 'known', ?, [], 9, now(), 0.99), "
+            "(1, 'e', NULL, 'tuned from the base', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now(), 0.99)",
             [EVIL[0]],
         )
         connection.execute(

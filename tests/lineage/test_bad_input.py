@@ -85,7 +85,7 @@ def test_an_atlas_without_records_says_what_lineage_needs(forest, trees, own, tm
 
             record = read_record(path)
             write_record(replace(record, deltas=tuple(replace(one, u=None, v=None) for one in record.deltas)), path)
-    ran = Shell(trees.endpoint, tmp_path)("query", "lineage", forest.one("child"))
+    ran = Shell(trees.endpoint, tmp_path)("query", "lineage", forest.one("child"), "--fresh")
     assert ran.code == 1
     assert "Lineage is told from the records" in ran.err
     assert "--no-keep-factors" in ran.err
@@ -122,7 +122,7 @@ def test_a_parent_that_left_the_hub_is_named_by_its_record(forest, own, monkeypa
     with LoopbackHub(store) as hub:
         use_endpoint(monkeypatch, hub.endpoint)
         with Atlas(own) as atlas:
-            answer = atlas.lineage(child)
+            answer = atlas.lineage(child, fresh=True)
     assert any(f"{parent} cannot be read any more" in note for note in answer.notes)
     told = {row.parent for row in answer.rows}
     ancestors = {parent, *forest.parents(parent)}
@@ -136,8 +136,8 @@ def test_claims_in_a_circle_are_told_and_the_weights_decide(forest, trees, own, 
     (parent,) = forest.parents(child)
     changed(own, *undeclared(child, parent), declares(child, parent), declares(parent, child))
     with Atlas(own) as atlas:
-        told = atlas.lineage(child)
-        back = atlas.lineage(parent)
+        told = atlas.lineage(child, fresh=True)
+        back = atlas.lineage(parent, fresh=True)
     assert [(row.parent, row.card) for row in told.rows] == [(parent, "confirmed")]
     assert [(row.parent, row.card) for row in back.rows] == [(forest.base, "contradicted")]
     assert any("name each other as parents" in note for note in told.notes)
@@ -158,7 +158,7 @@ def test_a_declared_parent_of_another_width_is_contradicted_with_the_reason(fore
         declares(model, "wide/one"),
     )
     with Atlas(own) as atlas:
-        answer = atlas.lineage(model)
+        answer = atlas.lineage(model, fresh=True)
     assert [(row.parent, row.card) for row in answer.rows] == [(forest.base, "contradicted")]
     assert any("wide/one" in note and "96 wide" in note for note in answer.notes)
 
@@ -168,7 +168,7 @@ def test_a_declared_parent_that_nobody_holds_is_neither_confirmed_nor_contradict
     model = forest.one("orphan")
     changed(own, *undeclared(model), declares(model, "gone/for-good"))
     with Atlas(own) as atlas:
-        answer = atlas.lineage(model)
+        answer = atlas.lineage(model, fresh=True)
     assert [(row.parent, row.card) for row in answer.rows] == [(forest.base, "not declared")]
     assert any("gone/for-good, which this atlas does not hold" in note for note in answer.notes)
 
@@ -181,7 +181,7 @@ def test_a_base_without_its_embeddings_is_judged_by_blocks_and_says_so(forest, o
     with LoopbackHub(store) as hub:
         use_endpoint(monkeypatch, hub.endpoint)
         with Atlas(own) as atlas:
-            answer = atlas.lineage(forest.one("linear"))
+            answer = atlas.lineage(forest.one("linear"), fresh=True)
     assert {row.parent for row in answer.rows} == forest.parents(forest.one("linear"))
     assert any("judged without them" in note for note in answer.notes)
 
@@ -193,7 +193,7 @@ def test_a_small_budget_is_kept(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     name = forest.one("dare")
     with Atlas(forest.atlas) as atlas:
-        most = lineage(atlas, name)
+        most = lineage(atlas, name, fresh=True)
         budget = most.bytes_read // 2
         assert lineage(atlas, name, limits=Limits(budget=budget)).bytes_read <= budget
 

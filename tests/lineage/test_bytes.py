@@ -137,6 +137,26 @@ def test_rows_that_are_not_there_or_do_not_lie_together_are_refused(tmp_path):
             list(checkpoint.rows({name: rows}))
 
 
+def test_a_candidate_with_a_padded_header_or_configuration_is_refused_for_little(large, monkeypatch):
+    """One of roberta-base's shape takes 3 MB; with headers of 16 MB two of them would be all that may be read."""
+    base, model = large
+    path = model / "model.safetensors"
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    shapes = {name: one["shape"] for name, one in header.items() if name != "__metadata__"}
+    write_sparse(path, shapes, {"padding": " " * (12 << 20)})
+    parts = Parts(base)
+    assert parts.read(ModelRef.parse(str(model)), None, "finetune").bytes_read > 12 << 20
+    with pytest.raises(ModelError, match="has a header of"):
+        parts.read(ModelRef.parse(str(model)), None, "finetune", most_small=1 << 20)
+    write_sparse(path, shapes)
+    assert parts.read(ModelRef.parse(str(model)), None, "finetune", most_small=1 << 20).bytes_read < 4_000_000
+    (model / "config.json").write_text(json.dumps(CONFIG | {"padding": " " * (2 << 20)}))
+    with pytest.raises(ModelError, match="is longer than the"):
+        parts.read(ModelRef.parse(str(model)), None, "finetune", most_small=1 << 20)
+
+
 def test_a_base_without_its_matrices_is_said_to_be_missing(large, tmp_path):
     base, _ = large
     base.file.unlink()

@@ -15,14 +15,14 @@ def directions(count, length=16):
     return np.linalg.qr(np.random.default_rng(0).standard_normal((length, count)))[0].T
 
 
-def with_lineage(folder, edges):
+def with_lineage(folder, edges, probability=0.99):
     import duckdb
 
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         for child, parent in edges:
             connection.execute(
-                "INSERT INTO lineage VALUES (?, 'k', ?, 'continued', NULL, 1, 0.1, 'not declared', 'known', '', [], 0, now())",
-                [child, parent],
+                "INSERT INTO lineage VALUES (?, 'k', ?, 'continued', NULL, 1, 0.1, 'not declared', 'known', '', [], 0, now(), ?)",
+                [child, parent, probability],
             )
     return folder
 
@@ -88,6 +88,11 @@ def test_a_prediction_does_not_learn_from_parent_or_child(tmp_path):
         assert relatives(atlas, 1) == {2}
         assert relatives(atlas, 2) == {1}
     assert not any(voter.model == "mum/parent" for voter in prediction.voters)
+    # A step that is less probable than not takes nobody's vote.
+    doubted = with_lineage(plant_atlas(tmp_path / "doubted", models), [(1, 2)], 0.3)
+    with Atlas(doubted) as atlas:
+        assert relatives(atlas, 1) == relatives(atlas, 2) == set()
+        assert any(voter.model == "mum/parent" for voter in atlas.predict("me/asked").voters)
     assert prediction.answers[0].dataset == "own-data"
 
 

@@ -173,13 +173,13 @@ def test_ranks_are_those_that_were_planted():
         name: (random.standard_normal((shape[0], rank)) @ random.standard_normal((rank, shape[1]))).astype(np.float32)
         for name, shape, rank in zip(NAMES, SHAPES, (4, 0, 12), strict=True)
     }
-    assert [one.rank for one in ranks_of(differences, 1e-12)] == [4, 12]
+    assert [one.rank for one in ranks_of(differences.values(), 1e-12)] == [4, 12]
     noise = 1e-3
     noisy = {
         name: one + noise * random.standard_normal(one.shape).astype(np.float32) for name, one in differences.items()
     }
-    assert [one.rank for one in ranks_of(noisy, noise**2)] == [4, 12]
-    assert min(one.drop for one in ranks_of(noisy, noise**2)) > 10
+    assert [one.rank for one in ranks_of(noisy.values(), noise**2)] == [4, 12]
+    assert min(one.drop for one in ranks_of(noisy.values(), noise**2)) > 10
 
 
 TOKENS = np.random.default_rng(9).standard_normal((100, 32)).astype(np.float32)

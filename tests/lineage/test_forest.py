@@ -103,7 +103,7 @@ def test_bytes_are_counted_and_little_is_read(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     name = forest.one("ties")
     with undisturbed(trees), Atlas(forest.atlas) as atlas:
-        answer = atlas.lineage(name)
+        answer = atlas.lineage(name, fresh=True)
         sent = sum(trees.body_bytes(model, "model.safetensors") for model in [*forest.nodes, forest.base])
         small = sum(trees.body_bytes(model, "config.json") for model in [*forest.nodes, forest.base])
     assert answer.bytes_read == sent + small
@@ -217,7 +217,7 @@ def test_the_tree_is_drawn(forest, trees, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     shell = Shell(trees.endpoint, tmp_path)
     name = forest.one("grandchild")
-    ran = shell("query", "lineage", name, "--atlas", str(forest.atlas), "--out", f"tree{suffix}")
+    ran = shell("query", "lineage", name, "--atlas", str(forest.atlas), "--fresh", "--out", f"tree{suffix}")
     assert ran.code == 0, ran.err
     payload = (tmp_path / f"tree{suffix}").read_bytes()
     if suffix == ".svg":

@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from query.lineage.candidates import Candidate, FactorStore
+from query.lineage.candidates import Candidate, Factors, FactorStore
 from query.lineage.decide import Judge
 from query.lineage.groups import best_group
 from query.lineage.links import MERGE
@@ -39,7 +39,7 @@ def factors(change) -> dict:
     found = {}
     for name, matrix in change.items():
         u, s, vt = np.linalg.svd(matrix, full_matrices=False)
-        found[name] = ((u * s)[:, :RANK].astype(np.float32), vt[:RANK].T.astype(np.float32))
+        found[name] = Factors((u * s)[:, :RANK].astype(np.float32), vt[:RANK].T.astype(np.float32))
     return found
 
 

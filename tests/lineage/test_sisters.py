@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from query.lineage.decide import Judge
 from query.lineage.kinship import rows_between
-from query.lineage.links import Reading
+from query.lineage.links import CONTINUED, CONTINUED_OR_RUN, Reading
+from query.lineage.probability import SURE, probability
 from query.lineage.sisters import tail_cosine
 from query.lineage.thresholds import Limits
 from scripts.lineage.merging import int8
@@ -124,6 +126,30 @@ def test_who_goes_on_along_the_parents_way_is_known_by_its_words():
     assert asked_for(parts(again, tokens=evenly(words, 2)), (1, parent)) == [1]
     # Another run from the base on the same data went the same way as well.
     assert asked_for(parts(again, tokens=evenly(TOKENS, 3)), (1, parent)) in ([], [None])
+
+
+def run_with_another_rate(seed):
+    """Embeddings after a run on the same data with the same seed as ``evenly(TOKENS, 1)``, at a higher rate."""
+    draw = np.random.default_rng(seed)
+    steps = evenly(TOKENS, 1) - TOKENS
+    return (TOKENS + 1.7 * steps * np.where(draw.random(WORDS) < 0.8, 1, -1)).astype(np.float32)
+
+
+def test_a_run_from_the_base_with_another_learning_rate_was_not_continued_from_its_sister():
+    sister = parts(added((1, A)), tokens=evenly(TOKENS, 1))
+    matrix_side = added((1, A), (0.4, OWN[0]))
+    assert asked_for(parts(matrix_side, tokens=run_with_another_rate(2)), (1, sister)) == []
+    # The same matrices, but words that went through the sister's training.
+    assert asked_for(parts(matrix_side, tokens=evenly(evenly(TOKENS, 1), 2)), (1, sister)) == [1]
+
+
+def test_where_words_do_not_tell_a_sister_run_explains_the_evidence_as_well():
+    sister, m = parts(added((1, A))), parts(added((1, A), (0.4, OWN[0])))
+    for author, kind in (("author9", CONTINUED_OR_RUN), ("somebody", CONTINUED)):
+        other = replace(candidate(1, DAY - timedelta(hours=2)), author=author)
+        (link,) = Judge(candidate(9), m, BASE, None, Limits(), dates=True).verdict([Reading(other, sister)]).links
+        assert (link.kind, link.direction) == (kind, kind == CONTINUED)
+        assert probability(link) < SURE
 
 
 def test_a_copy_in_8_bits_is_no_nearer_relative_than_what_it_is_a_copy_of():

@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
+from scripts.family.plan import load_plan
 from scripts.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
 from scripts.lineage.mother import parents
 from scripts.lineage.plan import SHAPES, plan_forest
-from scripts.lineage.scoring import Answer, Truth, rival_answers, score
+from scripts.lineage.scoring import Answer, Truth, reliability, rival_answers, score
 
 DATA = ("a", "b", "c")
 
@@ -44,6 +45,50 @@ def test_the_rival_finds_a_chain_given_root_and_dates():
     assert parents(weights, "base", created) == {"base": None, "first": "base", "second": "first"}
     free = parents(weights, "base")
     assert list(free.values()).count(None) == 1
+
+
+def test_a_forest_of_sweeps_has_five_rates_two_seeds_and_models_made_from_its_runs():
+    nodes = plan_forest(SHAPES["sweeps"], DATA, seed=1)
+    sweep = [one for one in nodes if one.group == "sweep"][:10]
+    assert len({one.how["learning_rate"] for one in sweep}) == 5
+    assert len({one.seed for one in sweep}) == 2
+    assert len({(one.dataset, one.created.date(), one.how["steps"]) for one in sweep}) == 1
+    by_name = {one.name: one for one in nodes}
+    resumed = [one for one in nodes if one.group == "resumed"]
+    for one in resumed:
+        (parent,) = (by_name[name] for name in one.parents)
+        assert parent.group == "sweep"
+        assert parent.dataset == one.dataset
+        assert timedelta(0) < one.created - parent.created < timedelta(days=1)
+    assert {by_name[one.parents[0]].seed == one.seed for one in resumed} == {True, False}
+
+
+def test_the_demos_family_is_a_forest_with_a_sweep():
+    truth = Truth.of_family(load_plan("full"))
+    sweep = [name for name in truth.of(["sweep"]) if name.startswith("gridsweep/")]
+    assert len(sweep) == 7
+    assert not any(truth.parents(name) for name in sweep)
+    (child,) = truth.of(["child"])
+    assert truth.parents(child) == {"papercut-ai/papercut-tiny-roberta-line-kinds"}
+    assert truth.one("nightly-builds/lines-reupload-tiny-roberta") in truth.parents(child)
+
+
+def test_reliability_counts_the_steps_of_each_class_and_those_that_are_right():
+    truth = Truth([node("r", "root", kind="tuned"), node("c", "child", "r"), node("s", "sweep", kind="tuned")])
+    told = [
+        {"model": name, "base": "b", "rows": [{"parent": parent, "probability": said}]}
+        for name, parent, said in (
+            ("r", "b", 0.97),
+            ("c", "r", 0.99),
+            ("s", "c", 0.3),
+            ("c", "s", 0.2),
+            ("r", None, 0.96),
+        )
+    ]
+    low, high = reliability(told, truth)
+    assert (low["from"], low["to"], low["steps"], low["right"]) == (0.1, 0.5, 2, 0)
+    assert low["mean"] == pytest.approx(0.25)
+    assert (high["from"], high["steps"], high["right"]) == (0.95, 3, 1)
 
 
 def test_scores_count_exactly_right_answers_and_hidden_parents_as_none():

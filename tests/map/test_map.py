@@ -215,8 +215,8 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
             [[BASE, similarity, share] for similarity, share in ((0.9, 0.002), (0.5, 0.1), (-0.5, 0.9))],
         )
         connection.execute(
-            "INSERT INTO lineage VALUES (2, 'k', 1, 'continued', NULL, 1, 0.1, 'confirmed', 'unknown', '', [], 9, now()), "
-            "(3, 'k', NULL, 'tuned from the base', NULL, 1, 0, 'not declared', 'known', '', [], 9, now())"
+            "INSERT INTO lineage VALUES (2, 'k', 1, 'continued', NULL, 1, 0.1, 'confirmed', 'unknown', '', [], 9, now(), 0.99), "
+            "(3, 'k', NULL, 'tuned from the base', NULL, 1, 0, 'not declared', 'known', '', [], 9, now(), 0.99)"
         )
     with Atlas(other) as atlas:
         drawn = pca(atlas)

@@ -1,0 +1,130 @@
+"""Answers that the atlas keeps: given with their date, and not lost where the weights cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import duckdb
+import pytest
+
+from query import Atlas
+from query.lineage.probability import SURE
+from tests.conftest import Shell
+from tests.hub_ground import RawServer, use_endpoint
+
+pytestmark = pytest.mark.slow
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def own(forest, tmp_path):
+    """A copy of the atlas that a test may change."""
+    shutil.copytree(forest.atlas, tmp_path / "atlas")
+    return tmp_path / "atlas"
+
+
+def edges(atlas):
+    with duckdb.connect(str(atlas / "atlas.duckdb"), read_only=True) as connection:
+        return connection.execute("SELECT * FROM lineage ORDER BY model_id, parent_id").fetchall()
+
+
+def test_all_without_a_hub_keeps_every_edge_and_says_so_once(forest, own, tmp_path):
+    before = edges(own)
+    with RawServer(b"") as hub:  # it hangs up on everybody
+        ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
+    assert ran.code == 1
+    # Five models were tried, four times each, and not all of the forest.
+    assert 5 <= len(hub.requests) <= 5 * 4 < len(before)
+    assert edges(own) == before
+    assert len(ran.err.strip().splitlines()) == 1
+    assert "could not be asked (the Hub does not answer" in ran.err
+    assert "what the atlas keeps of them stays" in ran.err
+    # Copies of the base need no Hub; of the others what is kept is printed, with its date.
+    assert len(json.loads(ran.out)) == len(before)
+    assert all(row["told"] for row in json.loads(ran.out))
+
+
+def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(forest, own, tmp_path):
+    from scripts.loopback_hub import LoopbackHub
+
+    gone = forest.one("nf4")
+    store = shutil.copytree(forest.store, tmp_path / "store", copy_function=os.link)
+    shutil.rmtree(store / gone)
+    (store / f"{gone}.repo.json").unlink()
+    with duckdb.connect(str(own / "atlas.duckdb"), read_only=True) as connection:
+        ((model_id,),) = connection.execute("SELECT model_id FROM fine_tunes WHERE model = ?", [gone]).fetchall()
+    before = [row for row in edges(own) if row[0] == model_id]
+    with LoopbackHub(store) as hub:
+        ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
+    assert ran.code == 1
+    assert f"{gone} cannot be read" in ran.err
+    assert [row for row in edges(own) if row[0] == model_id] == before
+    rows = json.loads(ran.out)
+    assert {row["model"] for row in rows if row["told"]} == {gone}
+
+
+def test_a_kept_answer_is_given_without_a_hub_and_fresh_reads_the_weights(forest, told, own, tmp_path):
+    child = forest.one("grandchild")
+    shell = Shell(NOBODY, tmp_path)
+    ran = shell("query", "lineage", child, "--json")
+    assert ran.code == 0, ran.err
+    (row,) = json.loads(ran.out)
+    (asked,) = told[child]
+    assert {**row, "told": None, "bytes_read": 0, "model": child} == {**asked, "bytes_read": 0}
+    assert row["told"][:10] in ran.err
+    assert "--fresh" in ran.err
+    ran = shell("query", "lineage", child, "--json", "--fresh")
+    assert ran.code == 1
+    assert f"{child} cannot be read" in ran.err
+
+
+def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkeypatch):
+    use_endpoint(monkeypatch, NOBODY)
+    from query.serve.tools import Tools
+
+    child = forest.one("child")
+    (asked,) = told[child]
+    with Atlas(own) as atlas:
+        (row,) = atlas.show(child)["lineage"]
+        assert (row["parent"], row["kind"], row["probability"]) == (
+            asked["parent"],
+            asked["kind"],
+            asked["probability"],
+        )
+        assert row["told"]
+    with Atlas(own) as atlas:
+        found = Tools(atlas).lineage(child)
+    assert [(one["parent"], one["probability"]) for one in found["parents"]] == [
+        (asked["parent"], asked["probability"])
+    ]
+    assert any("keeps this answer of" in note for note in found["notes"])
+
+
+def test_edges_of_an_older_version_stay_and_answer_nothing(forest, trees, own, monkeypatch):
+    use_endpoint(monkeypatch, NOBODY)
+    from indexer.publish.lineage_table import read_lineage
+    from query.lineage.stored import stored_lineage
+
+    (file,) = (own / "lineage").glob("*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text(
+        "".join(json.dumps({k: v for k, v in one.items() if k not in ("sum", "probability")}) + "\n" for one in lines)
+    )
+    assert read_lineage(file)[1] == []
+    ran = Shell(trees.endpoint, own.parent)("index", "rebuild")
+    assert ran.code == 0, ran.err
+    assert len(edges(own)) == len(lines)
+    with Atlas(own) as atlas:
+        assert stored_lineage(atlas, 1) is None
+
+
+def test_every_step_has_a_probability_and_nobody_is_accused_below_nine_tenths(forest, told):
+    rows = [row for rows in told.values() for row in rows]
+    assert all(0 < row["probability"] < 1 for row in rows)
+    assert {row["card"] for row in rows if row["probability"] < SURE} <= {"confirmed", "unsure"}
+    with duckdb.connect(str(forest.atlas / "atlas.duckdb"), read_only=True) as connection:
+        kept = connection.execute("SELECT round(probability, 4) FROM lineage ORDER BY 1").fetchall()
+    assert [one for (one,) in kept] == sorted(row["probability"] for row in rows)
