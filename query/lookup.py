@@ -5,7 +5,8 @@ A name that is neither is told with what was probably meant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, require, unreadable
@@ -177,6 +178,45 @@ def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
     canonical = atlas.base_named(base)
     (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [canonical])
     return Reference(model, None, "finetune", canonical, row["commit"])
+
+
+def unrelated(atlas: AtlasReader, asked: Asked) -> str:
+    """Why the weights of ``asked`` were not made from its base's, in a clause; empty where they were."""
+    record = asked.record
+    if record is None:
+        rows = atlas.rows("SELECT is_unrelated, base_cosine, vector_group FROM records WHERE model_id = ?", [asked.model_id])
+        if not rows:
+            return ""
+        is_unrelated, cosine, group = rows[0].values()
+    else:
+        cosine, group = record.base_cosine, record.vector_group
+        is_unrelated = (record.stands_on is not None and record.stands_on.verdict == "foreign") or (
+            cosine is not None and cosine < thresholds(atlas, asked.base)["unrelated_below"]
+        )
+    if not is_unrelated:
+        return ""
+    if cosine is None and group == "adapter":
+        return f"{asked.name} is an adapter of another base than {asked.base}"
+    # Rounded first: no minus before 0.00.
+    measured = "" if cosine is None else f" (cosine of the weights {round(cosine, 2) + 0.0:.2f})"
+    return f"{asked.name} is not made from {asked.base}{measured}"
+
+
+def unrelated_notes(atlas: AtlasReader, *models: Asked) -> tuple[str, ...]:
+    """A note for each of the models that is unrelated to its base."""
+    found = (unrelated(atlas, one) for one in models)
+    return tuple(f"{why}: its change and its neighbours say little of its data" for why in found if why)
+
+
+def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
+    """Those of the last build of the base; the defaults after a rebuild, which records no build."""
+    from indexer.records.thresholds import Thresholds
+
+    rows = atlas.rows(
+        "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
+        [base],
+    )
+    return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
 
 
 def refuse_copy(asked: Asked) -> None:

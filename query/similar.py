@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from indexer.quantities import one_in
-from query.lookup import Asked, asked_model, refuse_copy, with_vector
+from query.lookup import Asked, asked_model, refuse_copy, unrelated_notes, with_vector
 from query.results import Rows
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
-    from query.reader import AtlasReader, IndexedModel
+    from query.reader import AtlasReader
     from query.sql import Condition
 
 # As many neighbours as a publish stores of each model.
@@ -77,6 +77,7 @@ class SimilarModels(Rows[Neighbour]):
     base: str
     representation: str
     items: tuple[Neighbour, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -88,9 +89,9 @@ class SimilarModels(Rows[Neighbour]):
         return f"{count} most like {self.model}, the nearest {nearest.model} ({nearest.similarity:.2f})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Which model was asked about, and the rows."""
+        """Which model was asked about, the rows, and the notes."""
         asked = {"model": self.model, "base": self.base, "representation": self.representation}
-        return asked | {"neighbours": self.to_rows()}
+        return asked | {"neighbours": self.to_rows(), "notes": list(self.notes)}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each neighbour, with the keys of the command's JSON."""
@@ -143,7 +144,17 @@ def similar(
     finally:
         if condition is not None:
             condition.abandon()
-    return SimilarModels(asked.name, asked.base, representation, tuple(found))
+    return SimilarModels(asked.name, asked.base, representation, tuple(found), _notes(atlas, asked, found))
+
+
+def _notes(atlas: AtlasReader, asked: Asked, found: list[Neighbour]) -> tuple[str, ...]:
+    """What the similarities do not say: another origin, few shared matrices, no background."""
+    notes = []
+    if any(one.is_shrunk for one in found):
+        notes.append("where two models changed few of the same matrices (column matrices), similarity is shrunk to 0")
+    if found and found[0].matrices is not None and all(one.background is None for one in found):
+        notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
+    return (*notes, *unrelated_notes(atlas, asked))
 
 
 def _similar(
@@ -338,13 +349,3 @@ def similarity_of(
         shared = int(shared_blocks(*both)[0, 0])
     groups = (group_of(atlas, one), group_of(atlas, other))
     return found, atlas.background(one.base, groups, found, representation), shared
-
-
-def unrelated(atlas: AtlasReader, known: IndexedModel) -> str:
-    """That the weights are not made from the base, with their cosine where it is known; "" where they may be."""
-    rows = atlas.rows("SELECT base_cosine FROM records WHERE model_id = ? AND is_unrelated", [known.model_id])
-    if not rows:
-        return ""
-    cosine = rows[0]["base_cosine"]
-    measured = "" if cosine is None else f" (cosine of the weights {round(cosine, 2) + 0.0:.2f})"  # never -0.00
-    return f"{known.model} is not made from {known.base}{measured}: its neighbours say little of its data"

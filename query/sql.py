@@ -75,7 +75,8 @@ class SqlResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Columns, their types and rows."""
-        return {"columns": self.columns, "types": self.types, "rows": self.rows, "truncated": self.truncated}
+        columns = {"columns": self.columns, "types": self.types}
+        return columns | {"rows": self.rows, "truncated": self.truncated, "notes": list(self.notes)}
 
     def to_df(self) -> pandas.DataFrame:
         """The rows as a data frame of the types that the statement gave: times are times, lists are lists."""

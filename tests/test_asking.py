@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import duckdb
 import numpy as np
 import pytest
@@ -50,6 +53,42 @@ def test_the_neighbours_of_a_model_of_another_origin_come_with_a_warning(asked):
     assert "ann/one" in out
     assert f"dan/stranger is not made from {BASE}" in err
     assert "not made from" not in asked("similar", "ann/one")[2]
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl", "csv"])
+def test_notes_are_on_stderr_in_every_format(atlas, capsys, monkeypatch, output):
+    """An answer about a model that is unrelated to its base says so; where the answer is an object, also in JSON."""
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute(
+            "UPDATE records SET is_unrelated = true, base_cosine = -0.001 "
+            "WHERE model_id = (SELECT model_id FROM fine_tunes WHERE model = 'ann/glue-0')"
+        )
+    warning = "ann/glue-0 is not made from org/tiny-base (cosine of the weights 0.00)"
+    asked = [
+        ["similar", "ann/glue-0"], ["similar", "ann/glue-0", "--explain"], ["show", "ann/glue-0"],
+        ["layers", "ann/glue-0"], ["compare", "bob/glue-1", "ann/glue-0"], ["similar", "-"],
+    ]  # fmt: skip
+    for words in asked:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bob/glue-1\nann/glue-0\n")))
+        with pytest.raises(SystemExit) as caught:
+            query.cli.main([*words, "--atlas", str(atlas.root), "--format", output], prog_name="query")
+        told = capsys.readouterr()
+        assert not caught.value.code, told.err
+        assert told.err.count(warning) == 1, words
+        if output == "json":
+            answer = json.loads(told.out)
+            assert isinstance(answer, list) == (words[0] == "similar")
+            assert isinstance(answer, list) or any(warning in note for note in answer["notes"])
+
+
+def test_every_answer_has_notes_in_python(planted):
+    with Atlas(planted) as opened:
+        found = opened.similar("dan/stranger")
+        assert any("is not made from" in note for note in found.notes)
+        assert found.to_dict()["notes"] == list(found.notes)
+        assert opened.similar("ann/one", where="model = 'bob/two'").notes == ()
+        for answer in (opened.show("ann/one"), opened.sql("SELECT 1"), opened.map(method="pca"), opened.purity(draws=9)):
+            assert answer.to_dict()["notes"] == list(answer.notes)
 
 
 def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypatch):

@@ -83,6 +83,8 @@ def tell(
     written = {"file": str(file)} if file else {}
     if output == "table":
         shown = result.table(details=details) if table is None else table
+        if isinstance(shown, dict):
+            shown = {name: value for name, value in shown.items() if name != "notes"}  # they follow in sentences
         if result.ANSWERS_FIRST and result.headline:
             _write_sentence(result.headline)
         emit({**shown, **written} if isinstance(shown, dict) else shown, output,
@@ -93,7 +95,7 @@ def tell(
         emit({**told, **written} if isinstance(told, dict) else told, output)
     else:
         emit(result.to_rows() if rows is None else rows, output, columns=result.COLUMNS)
-    for note in dict.fromkeys(getattr(result, "notes", ())):
+    for note in dict.fromkeys(result.notes):
         say(as_typed(note))
 
 

@@ -12,7 +12,7 @@ from query.compare.facts import Fact, facts_of
 from query.compare.similarity import blocks, small_centre
 from query.layers.layers import layers_of
 from query.layers.parts import Part
-from query.lookup import Asked, asked_model, with_vector
+from query.lookup import Asked, asked_model, unrelated_notes, with_vector
 from query.results import Result
 from query.similar import similarity_of
 
@@ -112,7 +112,7 @@ def compare(
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
         facts=facts_of(atlas, first, second),
-        notes=notes,
+        notes=(*notes, *unrelated_notes(atlas, first, second)),
     )
 
 

@@ -116,7 +116,6 @@ class Evaluation(Drawn):
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """The scores; ``details``: with their intervals, "none of these" and the reliability."""
         whole = self.to_dict()
-        del whole["notes"]  # they follow in sentences
         for row in whole["intervals"]:
             del row["reason"]
         return whole if details else {n: v for n, v in whole.items() if n not in ("intervals", "reliability")}

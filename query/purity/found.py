@@ -116,7 +116,7 @@ class PurityResult(Drawn, PurityScore):
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
         result |= _numbers(self)
         result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
-        result["by_dataset"] = _rows(self.by_dataset)
+        result |= {"by_dataset": _rows(self.by_dataset), "notes": list(self.notes)}
         if confusions:
             result["confusions"] = _rows(self.confusions)
             result["cross_author"]["confusions"] = _rows(self.cross_author.confusions)

@@ -28,6 +28,7 @@ class Similar(TypedDict):
     model: str
     representation: str
     neighbours: list[SimilarModel]
+    notes: list[str]
 
 
 class LikelyDataset(TypedDict):

@@ -58,7 +58,8 @@ class Tools:
                 explain=explain,
             )  # fmt: skip
             rows = [{"because": None, **as_plain(one.as_row())} for one in found]
-            return Similar(model=model, representation=representation, neighbours=rows)  # type: ignore[typeddict-item]
+            told = {"model": model, "representation": representation, "neighbours": rows, "notes": list(found.notes)}
+            return Similar(**told)  # type: ignore[typeddict-item]
 
     def predict(
         self, model: Model, k: Annotated[int, Field(ge=1, le=100, description="Voters.")] = 10, base: Base = None
