@@ -184,7 +184,9 @@ def unrelated(atlas: AtlasReader, asked: Asked) -> str:
     """Why the weights of ``asked`` were not made from its base's, in a clause; empty where they were."""
     record = asked.record
     if record is None:
-        rows = atlas.rows("SELECT is_unrelated, base_cosine, vector_group FROM records WHERE model_id = ?", [asked.model_id])
+        rows = atlas.rows(
+            "SELECT is_unrelated, base_cosine, vector_group FROM records WHERE model_id = ?", [asked.model_id]
+        )
         if not rows:
             return ""
         is_unrelated, cosine, group = rows[0].values()

@@ -170,13 +170,13 @@ def _measured(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
 def _stored(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """The stored prediction and the stored lineage, each with the day it was made (``told``)."""
     predictions = atlas.rows(
-        "SELECT dataset, probability, votes, authors, declared, calibrated, told FROM predictions WHERE model_id = ? "
-        "ORDER BY rank",
+        "SELECT dataset, probability, votes, authors, declared, calibrated, told FROM predictions "
+        "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
     parents = atlas.rows(
-        'SELECT coalesce(parent.model, child.base) AS parent, kind, coefficient, "left", card, direction, because, told '
-        "FROM lineage JOIN fine_tunes AS child USING (model_id) LEFT JOIN fine_tunes AS parent "
+        'SELECT coalesce(parent.model, child.base) AS parent, kind, coefficient, "left", card, direction, because, '
+        "told FROM lineage JOIN fine_tunes AS child USING (model_id) LEFT JOIN fine_tunes AS parent "
         "ON parent.model_id = parent_id WHERE lineage.model_id = ? ORDER BY coefficient DESC, parent_id",
         [model_id],
     )

@@ -12,6 +12,7 @@ import pytest
 import query.cli
 from indexer.errors import AtlasError
 from query import Atlas
+from query.wording import rarity
 from tests.hub_ground import add_repo, served
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
@@ -87,8 +88,51 @@ def test_every_answer_has_notes_in_python(planted):
         assert any("is not made from" in note for note in found.notes)
         assert found.to_dict()["notes"] == list(found.notes)
         assert opened.similar("ann/one", where="model = 'bob/two'").notes == ()
-        for answer in (opened.show("ann/one"), opened.sql("SELECT 1"), opened.map(method="pca"), opened.purity(draws=9)):
+        for answer in (
+            opened.show("ann/one"),
+            opened.sql("SELECT 1"),
+            opened.map(method="pca"),
+            opened.purity(draws=9),
+        ):
             assert answer.to_dict()["notes"] == list(answer.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "pairs", "words"),
+    [
+        (None, None, ""), (1 / 1405, 1404, "none of 1,404 pairs"), (2 / 1405, 1404, "1 in 700"), (0.00625, None, "1 in 160"),
+        (0.72, 999, "7 in 10"), (0.97, 999, "nearly all"),
+    ],
+)  # fmt: skip
+def test_the_least_share_of_pairs_is_not_a_count(share, pairs, words):
+    assert rarity(share, pairs) == words
+
+
+def test_a_similarity_beyond_all_unrelated_pairs_says_none_of_them(atlas, capsys):
+    """The background's floor, 1/(1 + pairs), is no count: similarities of .4 and of .8 would both be "1 in 1,000"."""
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute("DELETE FROM backgrounds")
+        connection.executemany(
+            "INSERT INTO backgrounds VALUES ('org/tiny-base', 'input', 'full', 'full', 999, ?, ?)",
+            [[-0.2, 0.002], [-0.5, 0.5], [-1.0, 1.0]],
+        )
+
+    def ran(*words):
+        with pytest.raises(SystemExit):
+            query.cli.main([*words, "--atlas", str(atlas.root)], prog_name="query")
+        return capsys.readouterr().out
+
+    rows = json.loads(ran("similar", "ann/glue-0", "--json"))
+    assert {row["background_pairs"] for row in rows} == {999}
+    assert {row["background_floor"] for row in rows} == {0.001}
+    beyond = [row["model"] for row in rows if row["similarity"] > -0.2]
+    assert beyond
+    lines = ran("similar", "ann/glue-0").splitlines()
+    assert [line.split()[1] for line in lines if "none of 999 pairs" in line] == beyond
+    assert "1 in 1,000" not in "".join(lines)
+    assert "none of 999 pairs of unrelated models are at least as similar" in ran("compare", "ann/glue-0", beyond[0])
+    compared = json.loads(ran("compare", "ann/glue-0", beyond[0], "--json"))
+    assert (compared["background_pairs"], compared["background_floor"]) == (999, 0.001)
 
 
 def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypatch):

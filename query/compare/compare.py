@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from indexer.quantities import one_in
 from query.compare.facts import Fact, facts_of
 from query.compare.similarity import blocks, small_centre
 from query.layers.layers import layers_of
@@ -15,6 +14,7 @@ from query.layers.parts import Part
 from query.lookup import Asked, asked_model, unrelated_notes, with_vector
 from query.results import Result
 from query.similar import similarity_of
+from query.wording import rarity
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -34,8 +34,9 @@ class PartPair:
 class Comparison(Result):
     """Two models of one base.
 
-    ``similarity`` is None where one is a copy of the base; ``background``: the share of pairs of strangers that are at
-    least as similar, None where the atlas does not say; ``matrices``: how many both changed. ``layers`` and
+    ``similarity`` is None where one is a copy of the base; ``background``: the share of pairs of unrelated models
+    that are at least as similar, from ``background_pairs`` of them, None where the atlas does not say; it is never
+    below ``background_floor``, which stands for "none of them". ``matrices``: how many both changed. ``layers`` and
     ``families`` have no similarities where the representation has no blocks.
     """
 
@@ -48,6 +49,8 @@ class Comparison(Result):
     representation: str
     similarity: float | None
     background: float | None
+    background_pairs: int | None
+    background_floor: float | None
     matrices: int | None
     layers: tuple[PartPair, ...]
     families: tuple[PartPair, ...]
@@ -62,7 +65,8 @@ class Comparison(Result):
         told = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
         if self.background is None:
             return f"{told}."
-        return f"{told}; so similar are {one_in(self.background)} pairs of strangers."
+        rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
+        return f"{told}; {rare} pairs of unrelated models are at least as similar."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -93,11 +97,11 @@ def compare(
             "cannot be compared.",
             "",
         )
-    alike = background = shared = of_layers = of_families = None
+    alike = background = pairs = shared = of_layers = of_families = None
     notes: tuple[str, ...] = ()
     if not (first.is_copy or second.is_copy):
         first, second = (with_vector(atlas, one, representation) for one in (first, second))
-        alike, background, shared = similarity_of(atlas, first, second, representation)
+        alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         of_layers, of_families = _by_part(atlas, first, second, representation)
         notes = small_centre(atlas, first, second, representation)
     changed = (layers_of(atlas, first), layers_of(atlas, second))
@@ -108,6 +112,8 @@ def compare(
         representation=representation,
         similarity=alike,
         background=background,
+        background_pairs=pairs,
+        background_floor=None if pairs is None else 1 / (1 + pairs),
         matrices=shared,
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
