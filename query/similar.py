@@ -237,7 +237,7 @@ def _known(
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
     rows = atlas.rows(
         "SELECT model_id, model, author, relation, coalesce(datasets, []) AS datasets, "
-        "(SELECT share FROM background(fine_tunes.base, $1, records.vector_group, $2, found.similarity)) AS background, "
+        "(SELECT share FROM background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS background, "
         "(SELECT any_value(pairs) FROM backgrounds WHERE base = fine_tunes.base AND representation = $1 "
         "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs "
         "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "

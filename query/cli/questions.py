@@ -109,7 +109,7 @@ def purity(
         if file is not None:
             result.write(file, theme)
         by = "confusion" if confusions else by
-        rows, table = result.to_rows(by), result.table(details=details, by=by)
+        rows, table = result.lines(by), result.table(details=details, by=by)
         tell(result, output, rows=rows, whole=whole, table=table, file=file)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ class Comparison(Result):
     ``families`` have no similarities where the representation has no blocks.
     """
 
-    COLUMNS = ("part", "name", "similarity", "a_norm", "b_norm")
+    COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
     ANSWERS_FIRST = True
 
     a: str
@@ -78,9 +79,15 @@ class Comparison(Result):
         return told if details else {name: told[name] for name in ("layers", "families", "facts")}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer and family."""
-        parts = [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
-        return [{"part": kind, **asdict(one)} for kind, one in parts]
+        """A row for all (``part`` is ``all``), then one for each layer and family, which have no background."""
+        norms = (math.hypot(*(getattr(one, name) for one in self.layers)) for name in ("a_norm", "b_norm"))
+        parts = [("all", PartPair("", self.similarity, *norms))]
+        parts += [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
+        background = {"background": self.background, "background_pairs": self.background_pairs}
+        return [
+            {"part": kind, **asdict(one)} | (background if kind == "all" else dict.fromkeys(background))
+            for kind, one in parts
+        ]
 
 
 def compare(

@@ -142,6 +142,17 @@ class PurityResult(Drawn, PurityScore):
             for row in getattr(self, name)
         ]  # fmt: skip
 
+    def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
+        """What CSV and JSON lines print: a row for all (``part`` is ``all``) with its interval, then :meth:`to_rows`."""
+        rows = self.to_rows(by)
+        if by == "confusion":
+            return rows
+        numbers = ("ci_low", "ci_high", "p_value")
+        names = ("models", "purity", "chance", *numbers)
+        whole = {"part": "all", by: "", **{name: getattr(self, name) for name in names}}
+        whole |= {f"cross_author_{name}": getattr(self.cross_author, name) for name in names}
+        return [whole, *({"part": by, **row} for row in rows)]
+
     def to_df(self, by: str = "dataset") -> pandas.DataFrame:
         """The rows of :meth:`to_rows` as a data frame."""
         return to_frame(self.to_rows(by))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
 from query.clusters.clusters import Clusters, clusters
+from query.clusters.found import AGREE
 from query.clusters.members import Cluster
 from query.population import read_population
 from query.report.markup import Column, Html, Part, element, joined, told
@@ -19,8 +20,14 @@ _LITTLE = 0.2  # agreement beyond chance, but not much
 _NAMES = 3  # of datasets or authors in a cell
 
 _MEASURES = {
-    "ari": ("ARI", "how many pairs of models both put together or both keep apart; 1: the same groups, 0: chance"),
-    "ami": ("AMI", "how much the cluster of a model says of its label; 1: everything, 0: chance"),
+    "ari": (
+        "adjusted Rand index",
+        "how many pairs of models both put together or both keep apart; 1: the same groups, 0: chance",
+    ),
+    "ami": (
+        "adjusted mutual information",
+        "how much the cluster of a model says of its label; 1: everything, 0: chance",
+    ),
     "homogeneity": ("homogeneity", "how far a cluster holds one label only; 1: no cluster is mixed"),
     "completeness": ("completeness", "how far a label is in one cluster only; 1: no label is scattered"),
     "silhouette": ("silhouette", "how much closer models are to their own group than to the next; from −1 to 1"),
@@ -131,11 +138,11 @@ def _write_agreement(found: Clusters, writer: Writer) -> None:
         return
     by_name = {(row.labels, row.measure, row.among): row for row in rows if row.against != "cloud"}
     writer.heading("How far clusters agree with datasets and with authors")
-    main = by_name.get(("datasets", "ari", "all"))
+    main = by_name.get(AGREE)
     if main is not None:
-        words = f"agreement of clusters and datasets (1 is perfect); by chance {decimal(main.chance)}"
+        words = f"adjusted mutual information of clusters and datasets (of 1); by chance {decimal(main.chance)}"
         writer.key_number(decimal(main.value), words)
-    across, people = by_name.get(("datasets", "ari", "cross_author")), by_name.get(("authors", "ari", "all"))
+    across, people = by_name.get(("datasets", "ari", "cross_author")), by_name.get(("authors", *AGREE[1:]))
     writer.paragraph(
         "Agreement with datasets says that the clusters are groups of data; agreement with authors, that they are the "
         "habits of people.",
@@ -163,7 +170,7 @@ def _in_words(what: str, row: Agreement | None) -> str | None:
     beyond = row.p_value is not None and row.p_value <= _UNCONVINCING
     little = row.value is not None and row.value < _LITTLE
     verb = ("agree a little" if little else "agree") if beyond else "agree no more than chance would have it"
-    return f" {what} {verb}: ARI {decimal(row.value)}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
+    return f" {what} {verb}: {_MEASURES[row.measure][0]} {decimal(row.value)}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
 
 
 def _ordered(rows: list[Agreement]) -> list[Agreement]:

@@ -56,6 +56,9 @@ def test_a_comparison_is_that_of_the_vectors(atlas, run):
     first = [cosine for name, cosine in zip(deltas, blocks, strict=True) if name.startswith("0.")]
     assert found.layers[0].similarity == pytest.approx(np.mean(first), abs=1e-4)
     assert again.similarity == found.similarity
+    whole = found.to_rows()[0]  # the headline, which CSV would lose
+    assert (whole["part"], whole["similarity"], whole["background"]) == ("all", found.similarity, found.background)
+    assert whole["a_norm"] == pytest.approx(sum(part.a_norm**2 for part in found.families) ** 0.5)
     assert [part.a_norm for part in again.layers] == [part.b_norm for part in found.layers]
     authors = next(fact for fact in found.facts if fact.fact == "author")
     assert (authors.a, authors.b, authors.differs) == ("ann", "bob", True)
