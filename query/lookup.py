@@ -53,6 +53,7 @@ def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, rep
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is None:
+        _refuse_misnamed(atlas, reference)
         return _read_now(atlas, reference, base, representation)
     if known.status == "indexed":
         return Asked(known.model, known.base, known.author, known.model_id, known.is_copy)
@@ -142,6 +143,7 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe
 
+    _refuse_misnamed(atlas, reference)
     try:
         described = describe(reference)
     except ModelError as error:
@@ -240,6 +242,17 @@ def with_vector(atlas: AtlasReader, asked: Asked, representation: str) -> Asked:
     return replace(asked, vector=vector)
 
 
+def _refuse_misnamed(atlas: AtlasReader, reference: ModelRef) -> None:
+    """Raise AtlasError for a base, and for a name without an owner that is like one of the atlas: no Hub is asked."""
+    if reference.folder is not None or reference.revision is not None:
+        return
+    if (misnamed := _misnamed(atlas, reference.id, "")) is not None:
+        raise misnamed
+    if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):
+        hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
+        raise unknown_model(atlas, reference.id, hint)
+
+
 def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
     """The error for a model that :meth:`Atlas.find` does not find, naming the closest ids.
 
@@ -270,9 +283,9 @@ def _misnamed(atlas: AtlasReader, name: str, hint: str) -> AtlasError | None:
         base = atlas.base_named(reference.id)
     except AtlasError:
         return None
-    statement = f"SELECT model FROM models WHERE base = '{base}'"
-    fine_tunes = f"`atlas.sql({statement!r})`"
-    return AtlasError(f"{base} is a base of this atlas, not a model tuned from one.", f"Its models: {fine_tunes}")
+    return AtlasError(
+        f"{base} is the base itself, not a model tuned from it.", f"Its models: query models --base {base}"
+    )
 
 
 def _indexed_names(atlas: AtlasReader) -> list[str]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, BadArgument
 from query.extras import to_frame
 from query.results import Result
 from query.sandbox.locked import MEMORY, connect_locked
@@ -153,7 +153,7 @@ def asked_condition(database: Path, where: str, view: str = "models", *, stand_i
     """
     where = _as_utf8(where, "`where`")
     if not where.strip():
-        raise AtlasError("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
+        raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
     return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}))
 

@@ -42,7 +42,7 @@ def asked(planted, capsys):
 @pytest.mark.parametrize("condition", ["", "  "])
 def test_an_empty_condition_is_refused(planted, asked, condition):
     code, out, err = asked("similar", "ann/one", "--where", condition)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "--where is empty" in err
     with Atlas(planted) as opened, pytest.raises(AtlasError, match="`where` is empty"):
         opened.similar("ann/one", where=condition)
@@ -145,13 +145,13 @@ def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypat
         _, _, err = asked("similar", "ann/nothing@deadbeef")
         assert "ann/nothing@deadbeef is not in this atlas" in err
         _, _, err = asked("similar", f"{BASE}@deadbeef")
-        assert f"{BASE} is a base of this atlas" in err
+        assert f"{BASE} is the base itself" in err
 
 
 def test_advice_fits_what_was_asked(asked):
     code, _, err = asked("show", BASE)
     assert code == 1
-    assert f"{BASE} is a base of this atlas, not a model tuned from one." in err
+    assert f"{BASE} is the base itself, not a model tuned from it." in err
     assert "index add" not in err
     code, _, err = asked("show", "")
     assert code == 1

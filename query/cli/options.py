@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 LONGEST_LINE = 100  # columns that sentences are broken at on a wide terminal
 details_option = click.option("--details", is_flag=True, help="All there is to say in the table.")
 
+ROWS_ON_A_TERMINAL = 40
+limit_option = click.option(
+    "--limit", type=click.IntRange(min=1), help=f"Most rows; default {ROWS_ON_A_TERMINAL} on a terminal, else all."
+)
 seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of chance.")
 theme_option = click.option(
     "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."

@@ -17,7 +17,16 @@ from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
 from query.cli.models import MODELS
-from query.cli.options import base_option, details_option, opened_atlas, representation_option, tell, theme_option
+from query.cli.options import (
+    ROWS_ON_A_TERMINAL,
+    base_option,
+    details_option,
+    limit_option,
+    opened_atlas,
+    representation_option,
+    tell,
+    theme_option,
+)
 from query.cli.serve import serve
 from query.cli.studies import STUDIES
 from query.sandbox.process import MOST_STATEMENT
@@ -26,8 +35,6 @@ if TYPE_CHECKING:
     from query.batches import Answered
     from query.results import ThemeName
     from query.similar import SimilarModels
-
-ROWS_ON_A_TERMINAL = 40
 
 
 @click.group(cls=AtlasGroup, examples=EXAMPLES)
@@ -138,7 +145,7 @@ def schema(name: str | None, output: str) -> None:
 
 @main.command()
 @click.argument("statement")
-@click.option("--limit", type=click.IntRange(min=1), help="Most rows; default 40 on a terminal, else all.")
+@limit_option
 @click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Most seconds.")
 @atlas_option
 @output_options

@@ -11,7 +11,7 @@ from query.purity.confusions import Confusion
 from query.purity.labels import DatasetPurity
 from query.results import Drawn, ThemeName
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
-from query.wording import counted, percent, span
+from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
     import pandas
@@ -143,7 +143,7 @@ class PurityResult(Drawn, PurityScore):
         ]  # fmt: skip
 
     def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
-        """What CSV and JSON lines print: a row for all (``part`` is ``all``) with its interval, then :meth:`to_rows`."""
+        """What CSV and JSON lines print: a row for all (``part`` is ``all``), with intervals, then :meth:`to_rows`."""
         rows = self.to_rows(by)
         if by == "confusion":
             return rows
@@ -219,9 +219,9 @@ def _rows(rows: Sequence[DatasetPurity | ModelPurity | Confusion]) -> list[dict[
 def _line(name: str, score: PurityScore) -> dict[str, Any]:
     return {
         "among": name,
-        "purity": score.purity,
+        "purity": decimal(score.purity),
         "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
-        "chance": score.chance,
+        "chance": decimal(score.chance),
         "p": score.p_value,
         "models": score.models,
         "datasets": score.datasets,
@@ -243,4 +243,5 @@ def _directions(row: dict[str, Any]) -> dict[str, Any]:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     left_out = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
-    return {name: value for name, value in row.items() if name not in left_out}
+    kept = {name: value for name, value in row.items() if name not in left_out}
+    return {name: decimal(value) if isinstance(value, float) else value for name, value in kept.items()}

@@ -170,7 +170,8 @@ def _in_words(what: str, row: Agreement | None) -> str | None:
     beyond = row.p_value is not None and row.p_value <= _UNCONVINCING
     little = row.value is not None and row.value < _LITTLE
     verb = ("agree a little" if little else "agree") if beyond else "agree no more than chance would have it"
-    return f" {what} {verb}: {_MEASURES[row.measure][0]} {decimal(row.value)}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
+    measured = f"{_MEASURES[row.measure][0]} {decimal(row.value)}"
+    return f" {what} {verb}: {measured}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
 
 
 def _ordered(rows: list[Agreement]) -> list[Agreement]:
