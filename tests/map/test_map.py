@@ -267,4 +267,4 @@ def test_the_command(folder, tmp_path):
     assert "flavour" in ran.err
     assert not (tmp_path / "n.png").exists()
     ran = query(folder, "map", "--out", "n.bmp")
-    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
