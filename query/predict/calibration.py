@@ -116,11 +116,11 @@ class Evaluation(Drawn):
         return [asdict(outcome) for outcome in self.outcomes]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The scores, each with its 95 % interval; ``details``: also the reliability. All with two decimals."""
+        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
         whole = self.to_dict()
         of = {one.evidence: one for one in self.intervals}
         for row in whole["scores"]:
-            for name in MEASURES:
+            for name in MEASURES if details else ("accuracy", "top3"):
                 between = getattr(of.get(row["evidence"]), name, None)
                 row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
         for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:

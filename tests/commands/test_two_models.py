@@ -40,9 +40,9 @@ def test_layers_are_those_of_the_record(atlas, run, tmp_path):
 
 def test_a_comparison_is_that_of_the_vectors(atlas, run):
     with Atlas(atlas.root) as opened:
-        ids = {row["model"]: row["model_id"] for row in opened.rows("SELECT model, model_id FROM models")}
         vectors = opened.vectors("org/tiny-base")
-        one, other = (vectors.row(ids[name]).astype(float) for name in ("ann/glue-0", "bob/glue-1"))
+        names = ("ann/glue-0", "bob/glue-1")
+        one, other = (vectors.matrix[vectors.models.index(name)].astype(float) for name in names)
         found = opened.compare("glue-0", "bob/glue-1")
         listed = opened.similar("glue-0", 50)
         again = opened.compare("bob/glue-1", "ann/glue-0")
