@@ -25,6 +25,10 @@ class AtlasError(Exception):
         return f"{self.message} {self.hint}".strip()
 
 
+class BadArgument(AtlasError):
+    """An argument that is wrong whatever the atlas holds: exit 2, as for the usage errors of click."""
+
+
 class ModelError(Exception):
     """One model came to nothing; ``reason`` is a stable code to group by, ``detail`` the sentence for people."""
 

@@ -20,16 +20,3 @@ def duration_in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def one_in(share: float | None) -> str:
-    """1 in 4,000; 7 in 10 where it is no rarity; empty where it is not known."""
-    if share is None:
-        return ""
-    if share > 0.95:
-        return "nearly all"
-    if share > 0.2:
-        return f"{round(10 * share)} in 10"
-    number = 1 / share
-    step = 10 ** max(0, len(str(int(number))) - 2)
-    return f"1 in {round(number / step) * step:,}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import clean
-from indexer.errors import AtlasError, require
+from indexer.errors import AtlasError, BadArgument, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ def checked_output(path: str | Path, formats: tuple[str, ...] = FORMATS) -> Path
     """A path that can be written, before any work is done for it. Raises AtlasError: another suffix, no folder."""
     out = Path(path)
     if out.suffix.lower() not in formats:
-        raise AtlasError(f"{out} is none of {', '.join(formats)}.", f"Name it, for example, {out.stem}{formats[0]}")
+        raise BadArgument(f"{out} is none of {', '.join(formats)}.", f"Name it, for example, {out.stem}{formats[0]}")
     if not out.parent.is_dir():
         raise AtlasError(f"There is no folder {out.parent}.", "Make it first.")
     return out

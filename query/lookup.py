@@ -5,7 +5,8 @@ A name that is neither is told with what was probably meant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, require, unreadable
@@ -52,6 +53,7 @@ def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, rep
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is None:
+        _refuse_misnamed(atlas, reference)
         return _read_now(atlas, reference, base, representation)
     if known.status == "indexed":
         return Asked(known.model, known.base, known.author, known.model_id, known.is_copy)
@@ -141,6 +143,7 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe
 
+    _refuse_misnamed(atlas, reference)
     try:
         described = describe(reference)
     except ModelError as error:
@@ -179,6 +182,47 @@ def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
     return Reference(model, None, "finetune", canonical, row["commit"])
 
 
+def unrelated(atlas: AtlasReader, asked: Asked) -> str:
+    """Why the weights of ``asked`` were not made from its base's, in a clause; empty where they were."""
+    record = asked.record
+    if record is None:
+        rows = atlas.rows(
+            "SELECT is_unrelated, base_cosine, vector_group FROM records WHERE model_id = ?", [asked.model_id]
+        )
+        if not rows:
+            return ""
+        is_unrelated, cosine, group = rows[0].values()
+    else:
+        cosine, group = record.base_cosine, record.vector_group
+        is_unrelated = (record.stands_on is not None and record.stands_on.verdict == "foreign") or (
+            cosine is not None and cosine < thresholds(atlas, asked.base)["unrelated_below"]
+        )
+    if not is_unrelated:
+        return ""
+    if cosine is None and group == "adapter":
+        return f"{asked.name} is an adapter of another base than {asked.base}"
+    # Rounded first: no minus before 0.00.
+    measured = "" if cosine is None else f" (cosine of the weights {round(cosine, 2) + 0.0:.2f})"
+    return f"{asked.name} is not made from {asked.base}{measured}"
+
+
+def unrelated_notes(atlas: AtlasReader, *models: Asked) -> tuple[str, ...]:
+    """A note for each of the models that is unrelated to its base."""
+    found = (unrelated(atlas, one) for one in models)
+    return tuple(f"{why}: its change and its neighbours say little of its data" for why in found if why)
+
+
+def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
+    """Those of the last build of the base; the defaults after a rebuild, which records no build."""
+    from indexer.records.thresholds import Thresholds
+
+    rows = atlas.rows(
+        "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
+        [base],
+    )
+    return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
+
+
 def refuse_copy(asked: Asked) -> None:
     """Raise AtlasError where the model is a copy of its base, which no vector can place."""
     if asked.is_copy:
@@ -196,6 +240,17 @@ def with_vector(atlas: AtlasReader, asked: Asked, representation: str) -> Asked:
     if vector is None:
         raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
     return replace(asked, vector=vector)
+
+
+def _refuse_misnamed(atlas: AtlasReader, reference: ModelRef) -> None:
+    """Raise AtlasError for a base, and for a name without an owner that is like one of the atlas: no Hub is asked."""
+    if reference.folder is not None or reference.revision is not None:
+        return
+    if (misnamed := _misnamed(atlas, reference.id, "")) is not None:
+        raise misnamed
+    if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):
+        hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
+        raise unknown_model(atlas, reference.id, hint)
 
 
 def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
@@ -228,9 +283,9 @@ def _misnamed(atlas: AtlasReader, name: str, hint: str) -> AtlasError | None:
         base = atlas.base_named(reference.id)
     except AtlasError:
         return None
-    statement = f"SELECT model FROM models WHERE base = '{base}'"
-    fine_tunes = f"`atlas.sql({statement!r})`"
-    return AtlasError(f"{base} is a base of this atlas, not a model tuned from one.", f"Its models: {fine_tunes}")
+    return AtlasError(
+        f"{base} is the base itself, not a model tuned from it.", f"Its models: query models --base {base}"
+    )
 
 
 def _indexed_names(atlas: AtlasReader) -> list[str]:

@@ -284,10 +284,20 @@ class AtlasReader:
     def background(
         self, base: str, groups: tuple[str, str], similarity: float, representation: str = "input"
     ) -> float | None:
-        """The share of strangers, of these two ``groups``, at least as similar; None where too few are known."""
+        """The share of pairs of unrelated models, of these two ``groups``, at least as similar; None for too few."""
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
         share: float | None = rows[0]["share"]
         return share
+
+    def background_pairs(self, base: str, groups: tuple[str, str], representation: str = "input") -> int | None:
+        """Of how many pairs of unrelated models :meth:`background` is a share; None where they are too few."""
+        rows = self.rows(
+            "SELECT any_value(pairs) AS pairs FROM backgrounds WHERE base = ? AND representation = ? "
+            "AND one_group = ? AND other_group = ?",
+            [base, representation, *sorted(groups)],
+        )
+        pairs: int | None = rows[0]["pairs"]
+        return pairs
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
         """The vectors of a base, mapped, kept open, to be searched.

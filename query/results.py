@@ -27,13 +27,15 @@ class Result:
 
     ``COLUMNS``: of ``to_rows``, in order, also where there is no row. ``LEAST_TELLING``: columns of its tables that a
     narrow terminal leaves out, the first one first. ``ANSWERS_FIRST``: on a terminal, too, ``headline`` stands above
-    the table. ``notes``: sentences that a person should read with it.
+    the table. ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format;
+    ``to_dict`` has them under ``notes``, and so has JSON where the answer is an object. JSON that is a list of rows has
+    no place for them.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
     LEAST_TELLING: ClassVar[tuple[str, ...]] = ()
     ANSWERS_FIRST: ClassVar[bool] = False
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -67,7 +69,7 @@ class Result:
         return f"<{type(self).__name__}: {self.headline}>"
 
     def _repr_html_(self) -> str:
-        return shown(self.headline, self.table(), getattr(self, "notes", ()))
+        return shown(self.headline, self.table(), self.notes)
 
 
 class Drawn(Result):
@@ -89,7 +91,7 @@ class Drawn(Result):
         write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
     def _repr_html_(self) -> str:
-        return shown(self.headline, self.table(), getattr(self, "notes", ()), self._picture())
+        return shown(self.headline, self.table(), self.notes, self._picture())
 
     def _picture(self) -> bytes | None:
         """A PNG for a notebook; None without matplotlib."""

@@ -9,19 +9,33 @@ from typing import TYPE_CHECKING, Any
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from query.lineage.stored import stored_lineage
-from query.lookup import base_in_hint, held_folder, unknown_model
+from query.lookup import Asked, base_in_hint, held_folder, unknown_model, unrelated_notes
 from query.results import Result
+from query.wording import percent
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 NEIGHBOURS_SHOWN = 10
+_SHOWN = 6  # rows of a table without ``details``; a base of one stack has six families
+
+
+# The facts shown without ``details``: those that a person asks for, in this order.
+_FACTS = (
+    "page", "base", "relation", "parent", "author", "datasets", "probably", "made_from", "created", "downloads",
+    "likes", "licence", "pipeline_tag", "label_names", "relative_norm", "flags", "reason", "detail",
+)  # fmt: skip
+_KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
+_TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
+_FLAGS = {"is_copy": "copy of the base", "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
+          "gone": "deleted at the Hub"}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ShownModel(Result, Mapping[str, Any]):
     """Everything known of one model: a mapping with the keys of the command's JSON."""
 
+    ANSWERS_FIRST = True
     LEAST_TELLING = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
 
     facts: Mapping[str, Any]
@@ -36,27 +50,58 @@ class ShownModel(Result, Mapping[str, Any]):
         return len(self.facts)
 
     @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Whether it is unrelated to its base."""
+        return tuple(self["notes"])
+
+    @property
     def headline(self) -> str:
-        """What it is, and what became of it."""
+        """What it is, what became of it, and what it was tuned on."""
+        kind = _KINDS.get(self["relation"], f"a {self['relation']}")
         reason = f" ({self['reason']})" if self["reason"] else ""
-        datasets = f", tuned on {', '.join(self['datasets'])}" if self["datasets"] else ", names no dataset"
-        return f"{self['model']}: {self['relation']} of {self['base']}, {self['status']}{reason}{datasets}"
+        status = "" if self["status"] == "indexed" else f", {self['status']}{reason}"
+        datasets = f"tuned on {', '.join(self['datasets'])}" if self["datasets"] else "it names no dataset"
+        probably = "" if self["datasets"] else self._probably()
+        guess = f", and was probably tuned on {probably}" if probably else ""
+        return f"{self['model']} is {kind} of {self['base']}{status}; {datasets}{guess}."
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object."""
         return dict(self.facts)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row: what is a value or a list of them; the tables (families, neighbours, results) are in the object."""
-        return [{name: value for name, value in self.facts.items() if not _is_nested(value)}]
+        """One row: the facts. The tables (families, neighbours, results …) and the notes are in the object."""
+        return [{name: value for name, value in self.facts.items() if name not in (*_TABLES, "notes")}]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The object."""
-        return self.to_dict()
+        """The facts that people ask for, where they are known, families and neighbours; ``details``: all."""
+        if details:
+            return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
+        flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
+        if self.facts.get("duplicate_of"):
+            flags.append(f"duplicate of {self['duplicate_of']}")
+        told = self.to_dict() | {"probably": self._probably(), "made_from": self._made_from(), "flags": flags}
+        facts = {name: told[name] for name in _FACTS if told.get(name) not in (None, "", [])}
+        if facts.get("parent") == self["base"]:
+            del facts["parent"]
+        columns = {
+            "families": ("stack", "family", "layers", "relative_norm", "rank_50", "rank_90"),
+            "neighbours": ("rank", "model", "similarity", "datasets"),
+        }
+        tables = {
+            name: [{column: row[column] for column in shown if row[column] != ""} for row in self[name][:_SHOWN]]
+            for name, shown in columns.items()
+        }
+        return facts | {name: rows for name, rows in tables.items() if rows}
 
+    def _probably(self) -> str:
+        """The most probable dataset of the stored prediction, with its probability."""
+        best: dict[str, Any] = next(iter(self["predictions"]), {})
+        return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+    def _made_from(self) -> list[str]:
+        """The parents of the stored lineage, each with the kind of step and what the card says of it."""
+        return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
 
 
 def show(atlas: AtlasReader, model: str, base: str | None = None) -> ShownModel:
@@ -83,9 +128,10 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown |= weights[0]
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
-    kept = stored_lineage(atlas, model_id)
-    lineage = {"lineage": [] if kept is None else kept.to_rows()}
-    return ShownModel(shown | _claims(atlas, model_id) | lineage | _measured(atlas, model_id))
+    shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
+    shown |= _claims(atlas, model_id) | _measured(atlas, model_id) | _stored(atlas, model_id)
+    asked = Asked(shown["model"], shown["base"], shown["author"], model_id, bool(shown.get("is_copy")))
+    return ShownModel(shown | {"notes": list(unrelated_notes(atlas, asked))})
 
 
 def _claims(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
@@ -120,6 +166,18 @@ def _measured(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         [model_id, NEIGHBOURS_SHOWN],
     )
     return {"families": families, "neighbours": near}
+
+
+def _stored(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
+    """The stored prediction and the stored lineage, each with the day it was made (``told``)."""
+    predictions = atlas.rows(
+        "SELECT dataset, probability, votes, authors, declared, calibrated, told FROM predictions "
+        "WHERE model_id = ? ORDER BY rank",
+        [model_id],
+    )
+    kept = stored_lineage(atlas, model_id)
+    parents = [] if kept is None else [row.as_row() | {"told": kept.told} for row in kept.rows]
+    return {"predictions": predictions, "lineage": parents}
 
 
 def _name(atlas: AtlasReader, model_id: int | None) -> str | None:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from indexer.quantities import one_in
-from query.lookup import Asked, asked_model, refuse_copy, with_vector
+from query.lookup import Asked, asked_model, refuse_copy, unrelated_notes, with_vector
 from query.results import Rows
+from query.wording import rarity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from indexer.vectors.search import VectorIndex
     from indexer.vectors.segments import Vectors
-    from query.reader import AtlasReader, IndexedModel
+    from query.reader import AtlasReader
     from query.sql import Condition
 
 # As many neighbours as a publish stores of each model.
 STORED = 50
 TOLD_REASONS = 3
+_FIRST = ("rank", "model", "similarity", "background", "background_pairs", "background_floor")
 
 # Models that share fewer changed matrices have their similarity shrunk (``indexer.vectors.masks``, which needs numpy).
 FEWEST = 4
@@ -42,9 +43,10 @@ class Neighbour:
     """One model near another.
 
     ``similarity``: the mean cosine of the blocks that both changed, of which there are ``matrices``; of
-    representations without blocks the cosine of the vectors. ``background``: the share of pairs of strangers (other
-    author, no data set in common) that are at least as similar; None where too few are known. ``is_shrunk``: they share
-    so few matrices that the similarity was pulled towards zero.
+    representations without blocks the cosine of the vectors. ``background``: the share of pairs of unrelated
+    models (other author, no dataset in common) that are at least as similar, from ``background_pairs`` of them; None
+    where too few are known. It is never below ``background_floor``, which stands for "none of them". ``is_shrunk``:
+    they share so few matrices that the similarity was pulled towards zero.
     """
 
     rank: int
@@ -54,24 +56,30 @@ class Neighbour:
     relation: str
     datasets: list[str]
     background: float | None = None
+    background_pairs: int | None = None
     matrices: int | None = None
     is_shrunk: bool = False
     because: Because | None = field(default=None, compare=False)
 
+    @property
+    def background_floor(self) -> float | None:
+        """The least that ``background`` can be: 1/(1 + pairs)."""
+        return None if self.background_pairs is None else 1 / (1 + self.background_pairs)
+
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
-        row = asdict(self)
+        row = asdict(self) | {"background_floor": self.background_floor}
         del row["is_shrunk"]
         if self.because is None:
             del row["because"]
-        return {name: row[name] for name in dict.fromkeys(("rank", "model", "similarity", "background", *row))}
+        return {name: row[name] for name in dict.fromkeys((*_FIRST, *row))}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SimilarModels(Rows[Neighbour]):
     """The models most like ``model``, nearest first: a list of :class:`Neighbour` that can also be shown."""
 
-    COLUMNS = ("rank", "model", "similarity", "background", "author", "relation", "datasets", "matrices")
+    COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
     LEAST_TELLING = ("author", "relation", "layers", "families", "rank", "datasets")
     ANSWERS_FIRST = True
 
@@ -79,6 +87,7 @@ class SimilarModels(Rows[Neighbour]):
     base: str
     representation: str
     items: tuple[Neighbour, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -92,9 +101,9 @@ class SimilarModels(Rows[Neighbour]):
         return like + most
 
     def to_dict(self) -> dict[str, Any]:
-        """Which model was asked about, and the rows."""
+        """Which model was asked about, the rows, and the notes."""
         asked = {"model": self.model, "base": self.base, "representation": self.representation}
-        return asked | {"neighbours": self.to_rows()}
+        return asked | {"neighbours": self.to_rows(), "notes": list(self.notes)}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each neighbour, with the keys of the command's JSON."""
@@ -110,7 +119,8 @@ class SimilarModels(Rows[Neighbour]):
 
 def _for_people(one: Neighbour, row: dict[str, Any], most: int | None) -> dict[str, Any]:
     """Shares as people say them, the matrices only where they are few, and the families and layers that add most."""
-    row["background"] = one_in(row["background"])
+    row["background"] = rarity(row["background"], row.pop("background_pairs"))
+    del row["background_floor"]
     if not one.is_shrunk:
         del row["matrices"]
     because = row.pop("because", None)
@@ -147,7 +157,17 @@ def similar(
     finally:
         if condition is not None:
             condition.abandon()
-    return SimilarModels(asked.name, asked.base, representation, tuple(found))
+    return SimilarModels(asked.name, asked.base, representation, tuple(found), _notes(atlas, asked, found))
+
+
+def _notes(atlas: AtlasReader, asked: Asked, found: list[Neighbour]) -> tuple[str, ...]:
+    """What the similarities do not say: another origin, few shared matrices, no background."""
+    notes = []
+    if any(one.is_shrunk for one in found):
+        notes.append("where two models changed few of the same matrices (column matrices), similarity is shrunk to 0")
+    if found and found[0].matrices is not None and all(one.background is None for one in found):
+        notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
+    return (*notes, *unrelated_notes(atlas, asked))
 
 
 def _similar(
@@ -221,7 +241,9 @@ def _known(
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
     rows = atlas.rows(
         "SELECT model_id, model, author, relation, coalesce(datasets, []) AS datasets, "
-        "(SELECT share FROM background(fine_tunes.base, $1, records.vector_group, $2, found.similarity)) AS background "
+        "(SELECT share FROM background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS background, "
+        "(SELECT any_value(pairs) FROM backgrounds WHERE base = fine_tunes.base AND representation = $1 "
+        "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs "
         "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
         "JOIN fine_tunes USING (model_id) JOIN records USING (model_id) LEFT JOIN ("
         "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "
@@ -323,10 +345,10 @@ def _largest_first(parts: dict[str, float]) -> dict[str, float]:
 
 def similarity_of(
     atlas: AtlasReader, one: Asked, other: Asked, representation: str = "input"
-) -> tuple[float, float | None, int | None]:
-    """How similar two models of one base are, the background of that, and how many matrices both changed.
+) -> tuple[float, float | None, int | None, int | None]:
+    """How similar two models of one base are, the background of that and its pairs, and the matrices both changed.
 
-    The last two are as in :class:`Neighbour`. Raises AtlasError where either has no vector.
+    The last three are as in :class:`Neighbour`. Raises AtlasError where either has no vector.
     """
     from indexer.vectors.masks import changed_blocks, shared_blocks
     from query.statistics.likeness import similarities
@@ -341,14 +363,5 @@ def similarity_of(
         both = (changed_blocks(vector[None, :], blocks) for vector in (mine, theirs))
         shared = int(shared_blocks(*both)[0, 0])
     groups = (group_of(atlas, one), group_of(atlas, other))
-    return found, atlas.background(one.base, groups, found, representation), shared
-
-
-def unrelated(atlas: AtlasReader, known: IndexedModel) -> str:
-    """That the weights are not made from the base, with their cosine where it is known; "" where they may be."""
-    rows = atlas.rows("SELECT base_cosine FROM records WHERE model_id = ? AND is_unrelated", [known.model_id])
-    if not rows:
-        return ""
-    cosine = rows[0]["base_cosine"]
-    measured = "" if cosine is None else f" (cosine of the weights {round(cosine, 2) + 0.0:.2f})"  # never -0.00
-    return f"{known.model} is not made from {known.base}{measured}: its neighbours say little of its data"
+    pairs = atlas.background_pairs(one.base, groups, representation)
+    return found, atlas.background(one.base, groups, found, representation), pairs, shared

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, BadArgument
 from query.extras import to_frame
 from query.results import Result
 from query.sandbox.locked import MEMORY, connect_locked
@@ -76,7 +76,8 @@ class SqlResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Columns, their types and rows."""
-        return {"columns": self.columns, "types": self.types, "rows": self.rows, "truncated": self.truncated}
+        columns = {"columns": self.columns, "types": self.types}
+        return columns | {"rows": self.rows, "truncated": self.truncated, "notes": list(self.notes)}
 
     def to_df(self) -> pandas.DataFrame:
         """The rows as a data frame of the types that the statement gave: times are times, lists are lists."""
@@ -162,7 +163,7 @@ def asked_condition(
     """
     where = _as_utf8(where, "`where`")
     if not where.strip():
-        raise AtlasError("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
+        raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
     request = {"condition": where, "view": view, "limit": None, **_opened_as(database, stand_ins)}
     return Condition(where, _Question({**request, "seconds": CONDITION_SECONDS, "parameters": None}, started))
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from indexer.quantities import duration_in_words, size_in_words
 
 NOTHING = "–"  # where there is no value
+NONE = 1.5  # 1 + pairs at least as similar: of none, with room for rounding
 _SPACE = "\u00a0"  # that no line breaks at
 
 
@@ -42,6 +43,25 @@ def percent(share: float | None) -> str:
 def span(low: float | None, high: float | None) -> str:
     """0.73–0.84."""
     return NOTHING if low is None or high is None else f"{decimal(low)}–{decimal(high)}"
+
+
+def rarity(share: float | None, pairs: int | None = None) -> str:
+    """How rare so high a similarity is among ``pairs`` of unrelated models: 1 in 4,000; 7 in 10 where it is common.
+
+    The smallest ``share`` there can be, 1/(1 + pairs), is a bound and not a count: "none of 1,404 pairs". Empty where
+    the share is not known. ``rarityText`` in map_panel.js says the same.
+    """
+    if share is None:
+        return ""
+    if pairs and share * (1 + pairs) < NONE:
+        return f"none of {pairs:,} pairs"
+    if share > 0.95:
+        return "nearly all"
+    if share > 0.2:
+        return f"{round(10 * share)} in 10"
+    number = 1 / share
+    step = 10 ** max(0, len(str(int(number))) - 2)
+    return f"1 in {round(number / step) * step:,}"
 
 
 def size(number: int | None) -> str:

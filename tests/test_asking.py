@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import duckdb
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import pytest
 import query.cli
 from indexer.errors import AtlasError
 from query import Atlas
+from query.wording import rarity
 from tests.hub_ground import add_repo, served
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
@@ -38,7 +42,7 @@ def asked(planted, capsys):
 @pytest.mark.parametrize("condition", ["", "  "])
 def test_an_empty_condition_is_refused(planted, asked, condition):
     code, out, err = asked("similar", "ann/one", "--where", condition)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "--where is empty" in err
     with Atlas(planted) as opened, pytest.raises(AtlasError, match="`where` is empty"):
         opened.similar("ann/one", where=condition)
@@ -52,6 +56,85 @@ def test_the_neighbours_of_a_model_of_another_origin_come_with_a_warning(asked):
     assert "not made from" not in asked("similar", "ann/one")[2]
 
 
+@pytest.mark.parametrize("output", ["table", "json", "jsonl", "csv"])
+def test_notes_are_on_stderr_in_every_format(atlas, capsys, monkeypatch, output):
+    """An answer about a model that is unrelated to its base says so; where the answer is an object, also in JSON."""
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute(
+            "UPDATE records SET is_unrelated = true, base_cosine = -0.001 "
+            "WHERE model_id = (SELECT model_id FROM fine_tunes WHERE model = 'ann/glue-0')"
+        )
+    warning = "ann/glue-0 is not made from org/tiny-base (cosine of the weights 0.00)"
+    asked = [
+        ["similar", "ann/glue-0"], ["similar", "ann/glue-0", "--explain"], ["show", "ann/glue-0"],
+        ["layers", "ann/glue-0"], ["compare", "bob/glue-1", "ann/glue-0"], ["similar", "-"],
+    ]  # fmt: skip
+    for words in asked:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bob/glue-1\nann/glue-0\n")))
+        with pytest.raises(SystemExit) as caught:
+            query.cli.main([*words, "--atlas", str(atlas.root), "--format", output], prog_name="query")
+        told = capsys.readouterr()
+        assert not caught.value.code, told.err
+        assert told.err.count(warning) == 1, words
+        if output == "json":
+            answer = json.loads(told.out)
+            assert isinstance(answer, list) == (words[0] == "similar")
+            assert isinstance(answer, list) or any(warning in note for note in answer["notes"])
+
+
+def test_every_answer_has_notes_in_python(planted):
+    with Atlas(planted) as opened:
+        found = opened.similar("dan/stranger")
+        assert any("is not made from" in note for note in found.notes)
+        assert found.to_dict()["notes"] == list(found.notes)
+        assert opened.similar("ann/one", where="model = 'bob/two'").notes == ()
+        for answer in (
+            opened.show("ann/one"),
+            opened.sql("SELECT 1"),
+            opened.map(method="pca"),
+            opened.purity(draws=9),
+        ):
+            assert answer.to_dict()["notes"] == list(answer.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "pairs", "words"),
+    [
+        (None, None, ""), (1 / 1405, 1404, "none of 1,404 pairs"), (2 / 1405, 1404, "1 in 700"), (0.00625, None, "1 in 160"),
+        (0.72, 999, "7 in 10"), (0.97, 999, "nearly all"),
+    ],
+)  # fmt: skip
+def test_the_least_share_of_pairs_is_not_a_count(share, pairs, words):
+    assert rarity(share, pairs) == words
+
+
+def test_a_similarity_beyond_all_unrelated_pairs_says_none_of_them(atlas, capsys):
+    """The background's floor, 1/(1 + pairs), is no count: similarities of .4 and of .8 would both be "1 in 1,000"."""
+    with duckdb.connect(str(atlas.database)) as connection:
+        connection.execute("DELETE FROM backgrounds")
+        connection.executemany(
+            "INSERT INTO backgrounds VALUES ('org/tiny-base', 'input', 'full', 'full', 999, ?, ?)",
+            [[-0.2, 0.002], [-0.5, 0.5], [-1.0, 1.0]],
+        )
+
+    def ran(*words):
+        with pytest.raises(SystemExit):
+            query.cli.main([*words, "--atlas", str(atlas.root)], prog_name="query")
+        return capsys.readouterr().out
+
+    rows = json.loads(ran("similar", "ann/glue-0", "--json"))
+    assert {row["background_pairs"] for row in rows} == {999}
+    assert {row["background_floor"] for row in rows} == {0.001}
+    beyond = [row["model"] for row in rows if row["similarity"] > -0.2]
+    assert beyond
+    lines = ran("similar", "ann/glue-0").splitlines()
+    assert [line.split()[1] for line in lines if "none of 999 pairs" in line] == beyond
+    assert "1 in 1,000" not in "".join(lines)
+    assert "none of 999 pairs of unrelated models are at least as similar" in ran("compare", "ann/glue-0", beyond[0])
+    compared = json.loads(ran("compare", "ann/glue-0", beyond[0], "--json"))
+    assert (compared["background_pairs"], compared["background_floor"]) == (999, 0.001)
+
+
 def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypatch):
     add_repo(tmp_path, "ann/one", {"config.json": {}})
     with served(tmp_path, monkeypatch):
@@ -62,13 +145,13 @@ def test_a_wrong_revision_is_not_called_a_wrong_model(asked, tmp_path, monkeypat
         _, _, err = asked("similar", "ann/nothing@deadbeef")
         assert "ann/nothing@deadbeef is not in this atlas" in err
         _, _, err = asked("similar", f"{BASE}@deadbeef")
-        assert f"{BASE} is a base of this atlas" in err
+        assert f"{BASE} is the base itself" in err
 
 
 def test_advice_fits_what_was_asked(asked):
     code, _, err = asked("show", BASE)
     assert code == 1
-    assert f"{BASE} is a base of this atlas, not a model tuned from one." in err
+    assert f"{BASE} is the base itself, not a model tuned from it." in err
     assert "index add" not in err
     code, _, err = asked("show", "")
     assert code == 1

@@ -9,6 +9,7 @@ import click
 from indexer.cli.options import index_change_of, index_options, length_option
 from indexer.console.terminal import atlas_option, emit, output_options
 from indexer.console.typed import as_typed
+from indexer.quantities import size_in_words
 
 ROWS = ("csv", "jsonl")  # formats of one row a thing, whatever the command
 
@@ -20,15 +21,38 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 
 
 @click.command()
+@click.option("--details", is_flag=True, help="All there is to say in the table.")
 @atlas_option
 @output_options
-def status(atlas: str, output: str) -> None:
+def status(details: bool, atlas: str, output: str) -> None:
     """What is in the atlas."""
     from indexer.atlas import AtlasFolder
     from indexer.publish.maintenance import status as status_of
 
     found = status_of(AtlasFolder(atlas))
+    if output == "table" and not details:
+        found = _in_short(found)
     emit(found["bases"] if output in ROWS else found, output)
+
+
+def _in_short(found: dict[str, Any]) -> dict[str, Any]:
+    """The status without commits, file names and zeros, the reasons for skipped and failed models in a line each."""
+    counts = ("indexed", "skipped", "failed", "pending", "gone")
+    shown = [name for name in counts if any(row[name] for row in found["bases"])]
+    published: dict[str, list[str]] = {row["base"]: [] for row in found["bases"]}
+    for row in found["representations"]:
+        published[row["base"]].append(row["representation"])
+    flagged = [f"{number:,} {name.replace('_', ' ')}" for name, number in found["flags"].items() if number]
+    told = {
+        "atlas": found["atlas"],
+        "published": found["published"],
+        "size": size_in_words(sum(found["bytes"].values())),
+        "flagged": flagged,
+        "bases": [{name: row[name] for name in ("base", "listed", *shown)} for row in found["bases"]],
+        "representations": [{"base": base, "names": names} for base, names in published.items()],
+        "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in found["failures"]],
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 @click.command()

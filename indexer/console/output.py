@@ -108,8 +108,10 @@ _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
     """RFC 4180: a header, commas, CRLF."""
-    rows = [_flat(row) for row in rows]
-    names = _names(rows, columns)
+    structs: set[str] = set()
+    rows = [_flat(row, structs) for row in rows]
+    # An object's own column is empty: its values are in columns of their own.
+    names = [name for name in _names(rows, columns) if name not in structs or any(row.get(name) for row in rows)]
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\r\n")
     if names:
@@ -119,11 +121,15 @@ def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
     return table.getvalue()
 
 
-def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Objects in objects as ``outer.inner``."""
+def _flat(row: Mapping[str, Any], structs: set[str], before: str = "") -> dict[str, Any]:
+    """Objects in objects as ``outer.inner``; the names of objects are added to ``structs``."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+        if isinstance(value, dict):
+            structs.add(f"{before}{name}")
+            flat |= _flat(value, structs, f"{before}{name}.")
+        else:
+            flat[f"{before}{name}"] = value
     return flat
 
 
@@ -155,27 +161,37 @@ def _table(
     """A line for each row; on a terminal too narrow for that, a line for each value. The columns left out.
 
     Numbers and ids are whole, and so is the first text, which names the row; other text may be cut. Before more than
-    ROOM_FOR_TEXT is cut from, columns are left out.
+    ROOM_FOR_TEXT is cut from, columns are left out; then the names of columns of numbers are cut in their middle.
     """
     names = _names(rows, columns)
     kept = _with_room(rows, names, least_telling)
-    if kept != names:
-        _table([{name: row.get(name) for name in kept} for row in rows], kept)
-        return [clean(name) for name in names if name not in kept]
-    cells = [[cell_text(row.get(name)) for name in names] for row in rows]
-    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
-    heads = [clean(name) for name in names]
+    cells = [[cell_text(row.get(name)) for name in kept] for row in rows]
+    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in kept]
+    heads = [clean(name) for name in kept]
     widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
-    is_whole = _whole(rows, names, is_numeric)
-    fitted = _fitted(widths, is_whole)
-    if fitted is None:
-        for row in cells:
-            _write("\n".join(f"{name}: {cell}" for name, cell in zip(heads, row, strict=True) if cell) + "\n\n")
+    is_whole = _whole(rows, kept, is_numeric)
+    least = [
+        max([NARROWEST_TEXT, *(_width(row[at]) for row in cells)]) if number else width if whole else NARROWEST_TEXT
+        for at, (width, whole, number) in enumerate(zip(widths, is_whole, is_numeric, strict=True))
+    ]
+    fitted = _fitted(widths, least)
+    if fitted is None:  # a line for each value has room for all columns
+        for one in rows:
+            told = ((clean(name), cell_text(one.get(name))) for name in names)
+            _write("\n".join(f"{name}: {cell}" for name, cell in told if cell) + "\n\n")
         return []
-    for line in (heads, *cells):
+    for line in ([_shortened(*head) for head in zip(heads, fitted, strict=True)], *cells):
         shown = "  ".join(map(_padded, line, fitted, is_numeric)).rstrip()
-        _write((click.style(shown, bold=True) if line is heads and is_coloured(sys.stdout) else shown) + "\n")
-    return []
+        _write((click.style(shown, bold=True) if line not in cells and is_coloured(sys.stdout) else shown) + "\n")
+    return [clean(name) for name in names if name not in kept]
+
+
+def _shortened(head: str, width: int) -> str:
+    """The name of a column, cut in its middle where it is too long: what tells names apart is often their end."""
+    if _width(head) <= width or not head.isascii():
+        return head
+    end = (width - 1) // 2
+    return f"{head[: width - 1 - end]}…{head[len(head) - end :]}"
 
 
 def _whole(rows: Sequence[Mapping[str, Any]], names: Sequence[str], is_numeric: Sequence[bool]) -> list[bool]:
@@ -265,8 +281,8 @@ def cell_text(value: Any) -> str:
     return clean(str(value))
 
 
-def _fitted(widths: Sequence[int], is_whole: Sequence[bool]) -> Sequence[int] | None:
-    """Widths that fit the terminal, those of whole columns kept; None where that would leave too little of the others.
+def _fitted(widths: Sequence[int], least: Sequence[int]) -> Sequence[int] | None:
+    """Widths that fit the terminal, none below its ``least``; None where that is not possible.
 
     Piped output is never cut.
     """
@@ -274,7 +290,7 @@ def _fitted(widths: Sequence[int], is_whole: Sequence[bool]) -> Sequence[int] | 
         return widths
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
     for most in range(max(widths), NARROWEST_TEXT - 1, -1):
-        fitted = [width if whole else min(width, most) for width, whole in zip(widths, is_whole, strict=True)]
+        fitted = [min(width, max(most, narrowest)) for width, narrowest in zip(widths, least, strict=True)]
         if sum(fitted) <= room:
             return fitted
     return None if sum(widths) > room else widths

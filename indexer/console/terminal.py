@@ -23,7 +23,7 @@ from indexer.console.messages import Progress, clean, is_coloured, say, say_more
 from indexer.console.output import as_plain, emit
 from indexer.console.streams import stand_in_for_closed
 from indexer.console.typed import as_typed
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, BadArgument, ModelError
 from indexer.version import __version__
 
 __all__ = [
@@ -39,6 +39,8 @@ __all__ = [
     "say_more",
 ]
 
+_ATLAS = f"{__name__}.atlas"  # where a group keeps its own --atlas for its commands
+
 FORMATS = ("table", "json", "jsonl", "csv")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -47,7 +49,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def atlas_option(command: Command) -> Command:
     """``--atlas DIR``: which atlas, passed on as ``atlas``."""
 
-    def expanded(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    def expanded(context: click.Context, option: click.Parameter, value: str) -> str:
+        source = context.get_parameter_source(str(option.name))
+        if source is not click.core.ParameterSource.COMMANDLINE:
+            value = context.meta.get(_ATLAS, value)  # `query --atlas DIR show MODEL`
         if not value:
             raise click.BadParameter("a folder is needed.")
         return os.path.expanduser(value)  # noqa: PTH111 - a path that starts with ./ must stay as it was typed
@@ -98,6 +103,11 @@ def _manner_options(hidden: bool) -> list[click.Option]:
     ]
 
 
+def _keep_atlas(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.meta[_ATLAS] = value
+
+
 class AtlasGroup(click.Group):
     """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` may stand anywhere."""
 
@@ -105,6 +115,10 @@ class AtlasGroup(click.Group):
         self.examples = dict(examples or {})
         options.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 100})
         super().__init__(*arguments, **options)
+        self.params.append(
+            click.Option(["--atlas"], metavar="DIR", expose_value=False, callback=_keep_atlas,
+                         help="The atlas's folder; it may also follow the command.")
+        )  # fmt: skip
         self.params += _manner_options(hidden=False)
         click.version_option(__version__, package_name="vectors-in-the-wild")(self)
 
@@ -209,7 +223,7 @@ def _ended_by(error: BaseException) -> int:
             click.echo(f"Try: {error.ctx.command_path} --help", err=True)
         return error.exit_code
     _complain(explain(error))
-    return 1
+    return 2 if isinstance(error, BadArgument) else 1
 
 
 _OS_ERRORS = {

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, BadArgument
 from indexer.profiles.images import images_sha256, named_images, shipped_images
 from indexer.profiles.measure import Asked
 from indexer.profiles.probes import (
@@ -127,8 +127,8 @@ def layers_in(text: str | None) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
-        raise AtlasError(f"`layers` {text[:40]!r} is no list of layers.", "Write it like 1,6,12.")
+        raise BadArgument(f"`layers` {text[:40]!r} is no list of layers.", "Write it like 1,6,12.")
     found = tuple(sorted({int(part) for part in parts}))
     if found[0] < 1:
-        raise AtlasError("There is no layer 0: that is the input of the first block.", "Layers count from 1.")
+        raise BadArgument("There is no layer 0: that is the input of the first block.", "Layers count from 1.")
     return found

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, BadArgument
 from indexer.records.record import Record
 from indexer.records.seed_vectors import seed_vector
 from indexer.records.sketch import DRAW, FIXED_LENGTH, USUAL_BUDGET, block_length, sketched
@@ -101,7 +101,7 @@ def representation_named(name: str, budget: int | None = None) -> Representation
         return REPRESENTATIONS[name].of_length(budget)
     except KeyError:
         known = ", ".join(REPRESENTATIONS)
-        raise AtlasError(f"There is no representation {name!r}.", f"Choose one of: {known}.") from None
+        raise BadArgument(f"There is no representation {name!r}.", f"Choose one of: {known}.") from None
 
 
 def _of_length(record: Record, budget: int = USUAL_BUDGET, *, side: str) -> Vector:

@@ -180,7 +180,7 @@ def _near(atlas: AtlasReader, base: str, row_of: Mapping[int, int]) -> dict[str,
         "nearStarts": starts.astype(np.uint32),
         "near": theirs[kept].astype(np.int32),
         "similarities": near.similarities[kept].astype(np.float32),
-        "shares": near.backgrounds[kept].astype(np.float32),
+        "shares": near.coded[kept].astype(np.float32),
     }
 
 

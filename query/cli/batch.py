@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from indexer.console.streams import read_stdin
-from indexer.console.terminal import Progress, emit
+from indexer.console.terminal import Progress, emit, say
 from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
 from query.batches import Answered
@@ -17,6 +17,7 @@ from query.batches import Answered
 STDIN = "-"
 MOST_STDIN = 64 << 20
 LONGEST_LINE = 4096  # characters, the longest path that Linux takes
+MOST_NOTES = 20  # about all models of a batch together
 T = TypeVar("T")
 
 
@@ -40,17 +41,28 @@ def tell_batch(
 ) -> None:
     """Print the rows of each answer as they come, or a row with its error. Raises AtlasError where one had none."""
     failed = []
+    notes: list[str] = []
 
     def rows() -> Iterator[dict[str, Any]]:
         with Progress(count, "models") as progress:
             for one in found:
                 if one.error is None:
                     yield from rows_of(one)
+                    notes.extend(_noted(one.asked, note) for note in getattr(one.answer, "notes", ()))
                 else:
                     failed.append(one.asked)
                     yield {"asked": one.asked, "error": as_typed(one.error)}
                 progress.update(1)
 
     emit(rows(), output)
+    for note in notes[:MOST_NOTES]:
+        say(as_typed(note))
+    if len(notes) > MOST_NOTES:
+        say(f"… and {len(notes) - MOST_NOTES:,} more notes")
     if failed:
         raise AtlasError(f"No answer for {len(failed)} of {count} models.", "Their rows say why (error).")
+
+
+def _noted(asked: str, note: str) -> str:
+    """A note that says which model it is about."""
+    return note if asked in note else f"{asked}: {note}"

@@ -18,6 +18,8 @@ EXAMPLES = {
     "predict": "query predict --undocumented --base roberta-base --store",
     "export": "query export --base roberta-base --out vectors.parquet",
     "report": "query report --base roberta-base --out report.html",
+    "models": "query models mnli --dataset glue/mnli",
+    "datasets": "query datasets glue",
     "layers": "query layers ./my-fine-tune --out layers.png",
     "compare": "query compare textattack/roberta-base-MNLI ./my-fine-tune",
     "depth": "query depth textattack/roberta-base-MNLI --out depth.png",

@@ -1,14 +1,24 @@
-"""The commands that look at one model, or at two: layers, compare. Thin skins over the library."""
+"""The commands that list models and datasets, and that look at one model or at two. Thin skins over the library."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from indexer.console.completion import complete_model
-from indexer.console.terminal import atlas_option, output_options
-from query.cli.options import Question, base_option, opened_atlas, representation_option, tell, theme_option
+from indexer.console.terminal import atlas_option, emit, output_options, say
+from query.cli.options import (
+    ROWS_ON_A_TERMINAL,
+    Question,
+    base_option,
+    limit_option,
+    opened_atlas,
+    representation_option,
+    tell,
+    theme_option,
+)
 
 if TYPE_CHECKING:
     from query.results import ThemeName
@@ -53,4 +63,58 @@ def compare(a: str, b: str, base: str | None, representation: str, atlas: str, o
         tell(opened.compare(a, b, base=base, representation=representation), output)
 
 
-MODELS = (layers, compare)
+@click.command()
+@click.argument("search", required=False, default="")
+@click.option("--dataset", metavar="NAME", help="Only models tuned on this dataset.")
+@base_option()
+@limit_option
+@atlas_option
+@output_options
+def models(search: str, dataset: str | None, base: str | None, limit: int | None, atlas: str, output: str) -> None:
+    """List the indexed models, the most downloaded first: all, or those whose id contains SEARCH.
+
+    Any other condition: query sql "SELECT … FROM models WHERE …".
+    """
+    statement = (
+        "SELECT base, model, relation, datasets, downloads FROM models WHERE contains(lower(model), lower($1)) "
+        "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
+        "ORDER BY downloads DESC NULLS LAST, model"
+    )
+    _list(atlas, output, statement, [search, base, dataset], limit, ("relation", "downloads", "datasets"))
+
+
+@click.command()
+@click.argument("search", required=False, default="")
+@base_option()
+@limit_option
+@atlas_option
+@output_options
+def datasets(search: str, base: str | None, limit: int | None, atlas: str, output: str) -> None:
+    """List the datasets that indexed models name, those of most models first: all, or those that contain SEARCH."""
+    statement = (
+        "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower($1)) "
+        "AND coalesce(base = $2, true) ORDER BY models DESC, dataset, base"
+    )
+    _list(atlas, output, statement, [search, base], limit, ("authors",))
+
+
+def _list(
+    atlas: str, output: str, statement: str, parameters: list[Any], limit: int | None, least_telling: tuple[str, ...]
+) -> None:
+    """Print the rows of our own statement; its second parameter is the base. A terminal gets the first of them."""
+    if limit is None and output == "table" and sys.stdout.isatty():
+        limit = ROWS_ON_A_TERMINAL
+    with opened_atlas(atlas) as opened:
+        if parameters[1] is not None:
+            parameters[1] = opened.base_named(parameters[1])
+        rows = opened.rows(statement, parameters)
+        columns = statement.removeprefix("SELECT ").partition(" FROM ")[0].split(", ")
+        if output == "table" and len(opened.bases()) == 1:
+            columns.remove("base")
+    shown = rows[:limit]
+    emit([{name: row[name] for name in columns} for row in shown], output, columns=columns, least_telling=least_telling)
+    if len(shown) < len(rows):
+        say(f"the first {len(shown)} of {len(rows):,}; for all: --limit N, --format csv, or a pipe")
+
+
+MODELS = (layers, compare, models, datasets)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 LONGEST_LINE = 100  # columns that sentences are broken at on a wide terminal
 details_option = click.option("--details", is_flag=True, help="All there is to say in the table.")
 
+ROWS_ON_A_TERMINAL = 40
+limit_option = click.option(
+    "--limit", type=click.IntRange(min=1), help=f"Most rows; default {ROWS_ON_A_TERMINAL} on a terminal, else all."
+)
 seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of chance.")
 theme_option = click.option(
     "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."
@@ -96,6 +100,8 @@ def tell(
     written = {"file": str(file)} if file else {}
     if output == "table":
         shown = result.table(details=details) if table is None else table
+        if isinstance(shown, dict):
+            shown = {name: value for name, value in shown.items() if name != "notes"}  # they follow in sentences
         if result.ANSWERS_FIRST and result.headline:
             write_sentence(result.headline)
         emit({**shown, **written} if isinstance(shown, dict) else shown, output,
@@ -106,7 +112,7 @@ def tell(
         emit({**told, **written} if isinstance(told, dict) else told, output)
     else:
         emit(result.to_rows() if rows is None else rows, output, columns=result.COLUMNS)
-    for note in dict.fromkeys(getattr(result, "notes", ())):
+    for note in dict.fromkeys(result.notes):
         say(as_typed(note))
 
 

@@ -19,9 +19,11 @@ from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
 from query.cli.models import MODELS
 from query.cli.options import (
+    ROWS_ON_A_TERMINAL,
     Question,
     base_option,
     details_option,
+    limit_option,
     opened_atlas,
     representation_option,
     tell,
@@ -34,11 +36,8 @@ from query.sandbox.process import MOST_STATEMENT
 
 if TYPE_CHECKING:
     from query.batches import Answered
-    from query.reader import AtlasReader
     from query.results import ThemeName
     from query.similar import SimilarModels
-
-ROWS_ON_A_TERMINAL = 40
 
 
 @click.group(cls=AtlasGroup, examples=EXAMPLES)
@@ -72,10 +71,7 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
             many = opened.similar_many(names, options.pop("k"), **options)
             tell_batch(many, len(names), output, lambda one: _beside(one, output))
             return
-        found = opened.similar(model, options.pop("k"), **options)
-        tell(found, output)
-        if output == "table":
-            _tell_oddities(opened, model, options["base"], found)
+        tell(opened.similar(model, options.pop("k"), **options), output)
 
 
 @main.command(cls=Question)
@@ -123,20 +119,21 @@ def purity(
         if file is not None:
             result.write(file, theme)
         by = "confusion" if confusions else by
-        rows, table = result.to_rows(by), result.table(details=details, by=by)
+        rows, table = result.lines(by), result.table(details=details, by=by)
         tell(result, output, rows=rows, whole=whole, table=table, file=file)
 
 
 @main.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @base_option()
+@details_option
 @atlas_option
 @output_options
-def show(model: str, base: str | None, atlas: str, output: str) -> None:
-    """Everything known of MODEL."""
+def show(model: str, base: str | None, details: bool, atlas: str, output: str) -> None:
+    """Everything known of MODEL: the facts that people ask for, or all (--details, or any other format)."""
     with opened_atlas(atlas) as opened:
         shown = opened.show(model, base)
-        tell(shown, output, rows=[shown.to_dict()] if output == "jsonl" else None)
+        tell(shown, output, details=details, rows=[shown.to_dict()] if output == "jsonl" else None)
 
 
 @main.command(cls=Question)
@@ -177,7 +174,7 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
 
 @main.command(cls=Question)
 @click.argument("statement")
-@click.option("--limit", type=click.IntRange(min=1), help="Most rows; default 40 on a terminal, else all.")
+@limit_option
 @click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Most seconds.")
 @atlas_option
 @output_options
@@ -200,23 +197,6 @@ def _beside(one: Answered[SimilarModels], output: str) -> list[dict[str, Any]]:
     assert one.answer is not None
     rows = one.answer.table() if output == "table" else one.answer.to_rows()
     return [{"asked": one.asked} | row for row in rows]
-
-
-def _tell_oddities(opened: AtlasReader, model: str, base: str | None, found: SimilarModels) -> None:
-    """What the similarities do not say: that the weights are of another origin, or that hardly a matrix is shared."""
-    from indexer.names import ModelRef
-    from query.similar import unrelated
-
-    if any(one.is_shrunk for one in found.items):
-        say("where two models changed so few of the same matrices (column matrices), similarity is shrunk towards 0")
-    if found.items and found.items[0].matrices is not None and all(one.background is None for one in found.items):
-        say("background: too few pairs of strangers (other author, no data set in common) are known here")
-    try:
-        known = opened.find(ModelRef.parse(model), base)
-    except AtlasError:
-        return
-    if known is not None and (warning := unrelated(opened, known)):
-        say(warning)
 
 
 for command in (lineage, browse, serve):

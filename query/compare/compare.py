@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from indexer.quantities import one_in
 from query.compare.facts import Fact, facts_of
 from query.compare.similarity import blocks, small_centre
 from query.layers.layers import layers_of
 from query.layers.parts import Part
-from query.lookup import Asked, asked_model, with_vector
+from query.lookup import Asked, asked_model, unrelated_notes, with_vector
 from query.results import Result
 from query.similar import similarity_of
+from query.wording import rarity
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -34,12 +35,13 @@ class PartPair:
 class Comparison(Result):
     """Two models of one base.
 
-    ``similarity`` is None where one is a copy of the base; ``background``: the share of pairs of strangers that are at
-    least as similar, None where the atlas does not say; ``matrices``: how many both changed. ``layers`` and
+    ``similarity`` is None where one is a copy of the base; ``background``: the share of pairs of unrelated models
+    that are at least as similar, from ``background_pairs`` of them, None where the atlas does not say; it is never
+    below ``background_floor``, which stands for "none of them". ``matrices``: how many both changed. ``layers`` and
     ``families`` have no similarities where the representation has no blocks.
     """
 
-    COLUMNS = ("part", "name", "similarity", "a_norm", "b_norm")
+    COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
     ANSWERS_FIRST = True
 
     a: str
@@ -48,6 +50,8 @@ class Comparison(Result):
     representation: str
     similarity: float | None
     background: float | None
+    background_pairs: int | None
+    background_floor: float | None
     matrices: int | None
     layers: tuple[PartPair, ...]
     families: tuple[PartPair, ...]
@@ -62,7 +66,8 @@ class Comparison(Result):
         told = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
         if self.background is None:
             return f"{told}."
-        return f"{told}; so similar are {one_in(self.background)} pairs of strangers."
+        rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
+        return f"{told}; {rare} pairs of unrelated models are at least as similar."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -74,9 +79,15 @@ class Comparison(Result):
         return told if details else {name: told[name] for name in ("layers", "families", "facts")}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer and family."""
-        parts = [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
-        return [{"part": kind, **asdict(one)} for kind, one in parts]
+        """A row for all (``part`` is ``all``), then one for each layer and family, which have no background."""
+        norms = (math.hypot(*(getattr(one, name) for one in self.layers)) for name in ("a_norm", "b_norm"))
+        parts = [("all", PartPair("", self.similarity, *norms))]
+        parts += [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
+        background = {"background": self.background, "background_pairs": self.background_pairs}
+        return [
+            {"part": kind, **asdict(one)} | (background if kind == "all" else dict.fromkeys(background))
+            for kind, one in parts
+        ]
 
 
 def compare(
@@ -93,11 +104,11 @@ def compare(
             "cannot be compared.",
             "",
         )
-    alike = background = shared = of_layers = of_families = None
+    alike = background = pairs = shared = of_layers = of_families = None
     notes: tuple[str, ...] = ()
     if not (first.is_copy or second.is_copy):
         first, second = (with_vector(atlas, one, representation) for one in (first, second))
-        alike, background, shared = similarity_of(atlas, first, second, representation)
+        alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         of_layers, of_families = _by_part(atlas, first, second, representation)
         notes = small_centre(atlas, first, second, representation)
     changed = (layers_of(atlas, first), layers_of(atlas, second))
@@ -108,11 +119,13 @@ def compare(
         representation=representation,
         similarity=alike,
         background=background,
+        background_pairs=pairs,
+        background_floor=None if pairs is None else 1 / (1 + pairs),
         matrices=shared,
         layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
         families=_pairs(of_families, changed[0].families, changed[1].families),
         facts=facts_of(atlas, first, second),
-        notes=notes,
+        notes=(*notes, *unrelated_notes(atlas, first, second)),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError
+from indexer.errors import BadArgument
 from query.features.found import FoundFeatures
 from query.lookup import reference_of
 
@@ -66,7 +66,7 @@ def _neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
         return list(asked)
     if asked == "all":
         if patch is None:
-            raise AtlasError("All neurons together are asked of one patch.", "Add `patch=0`.")
+            raise BadArgument("All neurons together are asked of one patch.", "Add `patch=0`.")
         return [None]
     found: list[int | None] = []
     for part in asked.split(","):
@@ -74,8 +74,8 @@ def _neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
         if not (
             first.isascii() and first.isdigit() and len(first) < 7 and (not last or (last.isdigit() and len(last) < 7))
         ):
-            raise AtlasError(f"`neurons` {asked[:40]!r} is no list of neurons.", "Write it like 0-15 or 3,7.")
+            raise BadArgument(f"`neurons` {asked[:40]!r} is no list of neurons.", "Write it like 0-15 or 3,7.")
         found += range(int(first), min(int(last or first), int(first) + MOST_NEURONS) + 1)
     if not 0 < len(found) <= MOST_NEURONS:
-        raise AtlasError(f"`neurons` asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
+        raise BadArgument(f"`neurons` asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError
+from indexer.errors import BadArgument
 from query.invert.found import FoundImages, FoundWords
 from query.lookup import reference_of
 
@@ -69,7 +69,9 @@ def invert(
     from indexer.profiles.single import invert_images, invert_text
 
     if text is not None and (images or stem):
-        raise AtlasError("Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`")
+        raise BadArgument(
+            "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
+        )
     reference = reference_of(atlas, model, base)
 
     def told(layer: int) -> None:
@@ -77,15 +79,15 @@ def invert(
 
     if text is None:
         if keep or restrict:
-            raise AtlasError("`keep` and `restrict` are for words.", "Give a text.")
+            raise BadArgument("`keep` and `restrict` are for words.", "Give a text.")
         if recipe == "blank":
-            raise AtlasError("Images always start from a blank.", "Leave `recipe` out.")
+            raise BadArgument("Images always start from a blank.", "Leave `recipe` out.")
         files = [Path(one) for one in images]
         made = invert_images(reference, files, stem=stem, layers=layers, recipe=recipe, steps=steps, rate=rate,
                              seed=seed, device=device, progress=told)  # fmt: skip
         return ImagesBack(made.model, recipe, made.target, made.layers, made.notes)
     if rate is not None and recipe != "seed":
-        raise AtlasError("`rate` belongs to the seeds' recipe.", "Add `recipe='seed'`.")
+        raise BadArgument("`rate` belongs to the seeds' recipe.", "Add `recipe='seed'`.")
     found = invert_text(reference, text, layers=layers, recipe=recipe, top=top, keep=_slice(keep), restrict=restrict,
                         seed=seed, shift=shift, steps=steps, rate=rate, device=device, progress=told)  # fmt: skip
     notes = found.notes
@@ -104,5 +106,5 @@ def _slice(text: str | None) -> slice:
     except ValueError:
         numbers = []
     if len(numbers) != 2:
-        raise AtlasError(f"`keep` {text[:20]!r} is no range of positions.", "Write it like 1: or 0:4.")
+        raise BadArgument(f"`keep` {text[:20]!r} is no range of positions.", "Write it like 1: or 0:4.")
     return slice(*numbers)

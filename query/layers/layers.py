@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.names import DeltaKey
 from query.layers.parts import Change, Part
-from query.lookup import Asked, asked_model
+from query.lookup import Asked, asked_model, unrelated_notes
 from query.results import Drawn, ThemeName
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Layers(Drawn):
     base: str
     norm: float
     deltas: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def layers(self) -> list[Part]:
@@ -65,6 +66,7 @@ class Layers(Drawn):
             "layers": [asdict(part) for part in self.layers],
             "families": [asdict(part) for part in self.families],
             "deltas": self.to_rows(),
+            "notes": list(self.notes),
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -104,7 +106,7 @@ def layers(atlas: AtlasReader, model: str, base: str | None = None) -> Layers:
 def layers_of(atlas: AtlasReader, asked: Asked) -> Layers:
     """The same of a model that was looked up, or read, before."""
     found = _stored(atlas, asked.model_id) if asked.record is None else _measured(asked.record)
-    return layers_from(asked.name, asked.base, found)
+    return replace(layers_from(asked.name, asked.base, found), notes=unrelated_notes(atlas, asked))
 
 
 def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:

@@ -167,12 +167,12 @@ def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[NearP
     place = {int(identity): row for row, identity in enumerate(population.ids)}
     found: list[list[NearPoint]] = [[] for _ in place]
     near = read_nearest(atlas, population.base, population.representation)
-    columns = (near.models, near.neighbours, near.similarities, near.backgrounds)
-    for model, neighbour, similarity, background in zip(*(one.tolist() for one in columns), strict=True):
+    columns = (near.models, near.neighbours, near.similarities, near.backgrounds, near.coded)
+    for model, neighbour, similarity, background, coded in zip(*(one.tolist() for one in columns), strict=True):
         row = place.get(model)
         if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
-            strangers = None if math.isnan(background) else background
-            found[row].append(NearPoint(place[neighbour], similarity, strangers))
+            share = None if math.isnan(background) else background
+            found[row].append(NearPoint(place[neighbour], similarity, share, round(-coded) if coded < 0 else None))
     return tuple(map(tuple, found))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.background import Background
+from query.wording import NONE
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
@@ -21,13 +22,20 @@ _FARTHEST = 2.0  # 1 minus a cosine
 class Nearest:
     """Entry i of every column is one (model, neighbour): by model, the nearest first.
 
-    ``backgrounds``: the share of pairs of strangers at least as similar, NaN where too few are known.
+    ``backgrounds``: the share of pairs of unrelated models at least as similar, NaN where too few are known;
+    ``pairs``: how many those are, 0 where too few.
     """
 
     models: NDArray[np.int64]
     neighbours: NDArray[np.int64]
     similarities: NDArray[np.float32]
     backgrounds: NDArray[np.float64]
+    pairs: NDArray[np.int64]
+
+    @property
+    def coded(self) -> NDArray[np.float64]:
+        """``backgrounds`` as pages take them: −n where none of n pairs is as similar (``wording.rarity``)."""
+        return np.where(self.backgrounds * (1 + self.pairs) < NONE, -self.pairs, self.backgrounds)
 
 
 def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
@@ -43,15 +51,16 @@ def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
         [base, representation],
     ).fetchnumpy()
     similarities = np.asarray(found["similarity"], dtype=np.float32)
-    shares = np.full(len(similarities), np.nan)
+    shares, pairs = np.full(len(similarities), np.nan), np.zeros(len(similarities), dtype=np.int64)
     for (one, other), background in _backgrounds(atlas, base, representation).items():
         rows = np.flatnonzero((found["one_group"] == one) & (found["other_group"] == other))
-        shares[rows] = background.shares_at(similarities[rows])
+        shares[rows], pairs[rows] = background.shares_at(similarities[rows]), background.pairs
     return Nearest(
         np.asarray(found["model_id"], dtype=np.int64),
         np.asarray(found["neighbour_id"], dtype=np.int64),
         similarities,
         shares,
+        pairs,
     )
 
 

@@ -96,10 +96,14 @@ def _parents(drawn: PlacedModels) -> list[list[list[Any]]] | None:
 
 
 def _backgrounds(near: list[list[NearPoint]]) -> list[list[float | None]] | None:
-    """Of each neighbour the share of strangers at least as similar; None where the atlas does not tell."""
+    """Of each neighbour the share of pairs at least as similar, or −n: none of n pairs; None where it is not known."""
     if all(one.background is None for row in near for one in row):
         return None
-    return [[None if one.background is None else float(f"{one.background:.2g}") for one in row] for row in near]
+    return [[-one.none_of if one.none_of else _short(one.background) for one in row] for row in near]
+
+
+def _short(share: float | None) -> float | None:
+    return None if share is None else float(f"{share:.3g}")
 
 
 def _harmless_json(value: Any) -> str:

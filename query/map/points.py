@@ -36,12 +36,14 @@ class MapPoint:
 class NearPoint(NamedTuple):
     """A near model: its ``place`` in the points, the cosine, and its background where the atlas has one.
 
-    ``background``: the share of pairs of strangers that are at least as similar.
+    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: how many pairs
+    those are, where none of them is.
     """
 
     place: int
     cosine: float
     background: float | None = None
+    none_of: int | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,10 +14,10 @@ from query.predict.documented import Documents, read_documents
 from query.predict.evidence import Reals, Witnesses
 from query.predict.learning import TOO_FEW
 from query.predict.out_of_author import HeldOut, try_all
-from query.predict.scoring import Bin, Interval, PredictionScore, intervals, reliability, score
+from query.predict.scoring import MEASURES, Bin, Interval, PredictionScore, intervals, reliability, score
 from query.results import Drawn, ThemeName
 from query.statistics.intervals import FEWEST_AUTHORS, too_few
-from query.wording import counted, percent
+from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,9 +104,11 @@ class Evaluation(Drawn):
         scores = {score.evidence: score for score in self.scores}
         together, majority = scores["together"], scores.get("majority")
         than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        between = next((one.accuracy for one in self.intervals if one.evidence == "together" and one.accuracy), None)
+        interval = f" (95 % interval {percent(between[0])} to {percent(between[1])})" if between else ""
         return (
             f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
-            f"in {percent(together.accuracy)} of cases{than}. A sweep counts as one case."
+            f"in {percent(together.accuracy)} of cases{interval}{than}. A sweep counts as one case."
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -114,12 +116,17 @@ class Evaluation(Drawn):
         return [asdict(outcome) for outcome in self.outcomes]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The scores; ``details``: with their intervals, "none of these" and the reliability."""
+        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
         whole = self.to_dict()
-        del whole["notes"]  # they follow in sentences
-        for row in whole["intervals"]:
-            del row["reason"]
-        return whole if details else {n: v for n, v in whole.items() if n not in ("intervals", "reliability")}
+        of = {one.evidence: one for one in self.intervals}
+        for row in whole["scores"]:
+            for name in MEASURES if details else ("accuracy", "top3"):
+                between = getattr(of.get(row["evidence"]), name, None)
+                row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
+        for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
+            row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
+        left_out = ("intervals",) if details else ("intervals", "reliability")
+        return {name: value for name, value in whole.items() if name not in left_out}
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The reliability diagram: how often an answer of a given probability is right, by evidence."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from indexer.records.difference import difference_of, norms_fit, relative_differ
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
-from query.lookup import Asked, asked_model, with_vector
+from query.lookup import Asked, asked_model, thresholds, unrelated, with_vector
 from query.predict.head_evidence import Head, head_of
 from query.predict.sweeps import Floats
 
@@ -62,8 +61,8 @@ def read_subject(atlas: AtlasReader, model: str | ModelRef, base: str | None, re
 def subject_of(atlas: AtlasReader, asked: Asked, representation: str) -> Subject:
     """The same of a model that was looked up before."""
     atlas.published(asked.base, representation)
-    facts = _read_facts(atlas, asked) if asked.record else _stored_facts(atlas, asked)
-    silence = _why_silent(asked, facts)
+    facts = _read_facts(asked) if asked.record else _stored_facts(atlas, asked)
+    silence = _why_silent(atlas, asked)
     if not silence:
         asked = with_vector(atlas, asked, representation)
     elif facts["label_count"] is None:
@@ -83,53 +82,32 @@ def subject_of(atlas: AtlasReader, asked: Asked, representation: str) -> Subject
 
 def _stored_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
     return atlas.rows(
-        "SELECT head_class, label_count, label_names, problem_type, datasets, is_unrelated, base_cosine, "
-        "delta_norm, duplicate_group FROM models WHERE model_id = ?",
+        "SELECT head_class, label_count, label_names, problem_type, datasets, delta_norm, "
+        "duplicate_group FROM models WHERE model_id = ?",
         [asked.model_id],
     )[0]
 
 
-def _read_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
+def _read_facts(asked: Asked) -> dict[str, Any]:
     """The same of a model that was read just now."""
     record = asked.record
     assert record is not None
-    cosine = record.base_cosine
-    is_foreign = record.stands_on is not None and record.stands_on.verdict == "foreign"
     return {
         "head_class": record.head.get("architecture_class"),
         "label_count": record.head.get("label_count"),
         "label_names": record.head.get("label_names"),
         "problem_type": record.head.get("problem_type"),
         "datasets": record.card.get("datasets", ()),
-        "is_unrelated": is_foreign
-        or (cosine is not None and cosine < _thresholds(atlas, asked.base)["unrelated_below"]),
-        "base_cosine": cosine,
         "delta_norm": float(np.sqrt(sum(delta.norm**2 for delta in record.deltas))),
         "duplicate_group": None,
     }
 
 
-def _thresholds(atlas: AtlasReader, base: str) -> Mapping[str, float]:
-    """Those of the last build of the base; the usual ones after a rebuild, which knows of no build."""
-    from indexer.records.thresholds import Thresholds
-
-    rows = atlas.rows(
-        "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
-        [base],
-    )
-    return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
-
-
-def _why_silent(asked: Asked, facts: Mapping[str, Any]) -> str:
+def _why_silent(atlas: AtlasReader, asked: Asked) -> str:
     """Why its delta says nothing of its data; empty where it does."""
     if asked.is_copy:
         return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
-    if facts["is_unrelated"] and facts["base_cosine"] is None:
-        return f"{asked.name} is an adapter of another base than {asked.base}"
-    if facts["is_unrelated"]:
-        cosine = round(facts["base_cosine"], 2) + 0.0  # without a minus before 0.00
-        return f"{asked.name} is not made from {asked.base} (cosine of the weights {cosine:.2f})"
-    return ""
+    return unrelated(atlas, asked)
 
 
 def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any]) -> tuple[Repeat, ...]:
@@ -141,7 +119,7 @@ def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any]) -> tupl
             [facts["duplicate_group"], asked.model_id],
         )
         return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows)
-    within = _thresholds(atlas, asked.base)["duplicate_within"]
+    within = thresholds(atlas, asked.base)["duplicate_within"]
     base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
     rows = [
         row

@@ -11,7 +11,7 @@ from query.purity.confusions import Confusion
 from query.purity.labels import DatasetPurity
 from query.results import Drawn, ThemeName
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
-from query.wording import counted, percent, span
+from query.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +116,7 @@ class PurityResult(Drawn, PurityScore):
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
         result |= _numbers(self)
         result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
-        result["by_dataset"] = _rows(self.by_dataset)
+        result |= {"by_dataset": _rows(self.by_dataset), "notes": list(self.notes)}
         if confusions:
             result["confusions"] = _rows(self.confusions)
             result["cross_author"]["confusions"] = _rows(self.cross_author.confusions)
@@ -141,6 +141,17 @@ class PurityResult(Drawn, PurityScore):
             | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
             for row in getattr(self, name)
         ]  # fmt: skip
+
+    def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
+        """What CSV and JSON lines print: a row for all (``part`` is ``all``), with intervals, then :meth:`to_rows`."""
+        rows = self.to_rows(by)
+        if by == "confusion":
+            return rows
+        numbers = ("ci_low", "ci_high", "p_value")
+        names = ("models", "purity", "chance", *numbers)
+        whole = {"part": "all", by: "", **{name: getattr(self, name) for name in names}}
+        whole |= {f"cross_author_{name}": getattr(self.cross_author, name) for name in names}
+        return [whole, *({"part": by, **row} for row in rows)]
 
     def to_df(self, by: str = "dataset") -> pandas.DataFrame:
         """The rows of :meth:`to_rows` as a data frame."""
@@ -208,9 +219,9 @@ def _rows(rows: Sequence[DatasetPurity | ModelPurity | Confusion]) -> list[dict[
 def _line(name: str, score: PurityScore) -> dict[str, Any]:
     return {
         "among": name,
-        "purity": score.purity,
+        "purity": decimal(score.purity),
         "95 %": "" if score.ci_low is None else span(score.ci_low, score.ci_high),
-        "chance": score.chance,
+        "chance": decimal(score.chance),
         "p": score.p_value,
         "models": score.models,
         "datasets": score.datasets,
@@ -232,4 +243,5 @@ def _directions(row: dict[str, Any]) -> dict[str, Any]:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     left_out = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
-    return {name: value for name, value in row.items() if name not in left_out}
+    kept = {name: value for name, value in row.items() if name not in left_out}
+    return {name: decimal(value) if isinstance(value, float) else value for name, value in kept.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, BadArgument
 from indexer.names import RELATIONS, ModelRef
 from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
@@ -29,7 +29,7 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text is not None else ()
     for name in names:
         if name not in RELATIONS:
-            raise AtlasError(f"The relation {name!r} is none of {', '.join(RELATIONS)}.", "Say `relation='finetune'`.")
+            raise BadArgument(f"The relation {name!r} is none of {', '.join(RELATIONS)}.", "Say `relation='finetune'`.")
     return names
 
 

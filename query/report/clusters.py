@@ -5,6 +5,7 @@ from __future__ import annotations
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
 from query.clusters.clusters import Clusters, clusters
+from query.clusters.found import AGREE
 from query.clusters.members import Cluster
 from query.glossary import definition
 from query.population import read_population
@@ -20,6 +21,7 @@ _LITTLE = 0.2  # agreement beyond chance, but not much
 _NAMES = 3  # of datasets or authors in a cell
 
 _ABBREVIATED = {"ari": "ARI", "ami": "AMI"}
+_NAMES_OF = {"ari": "adjusted Rand index", "ami": "adjusted mutual information"}
 _MEASURES = ("ari", "ami", "homogeneity", "completeness", "silhouette")
 _AMONG = {
     "all": "all with a label",
@@ -127,11 +129,11 @@ def _write_agreement(found: Clusters, writer: Writer) -> None:
         return
     by_name = {(row.labels, row.measure, row.among): row for row in rows if row.against != "cloud"}
     writer.heading("How far clusters agree with datasets and with authors")
-    main = by_name.get(("datasets", "ari", "all"))
+    main = by_name.get(AGREE)
     if main is not None:
-        words = f"agreement of clusters and datasets (1 is perfect); by chance {decimal(main.chance)}"
+        words = f"adjusted mutual information of clusters and datasets (of 1); by chance {decimal(main.chance)}"
         writer.key_number(decimal(main.value), words)
-    across, people = by_name.get(("datasets", "ari", "cross_author")), by_name.get(("authors", "ari", "all"))
+    across, people = by_name.get(("datasets", "ari", "cross_author")), by_name.get(("authors", *AGREE[1:]))
     writer.paragraph(
         "Agreement with datasets says that the clusters are groups of data; agreement with authors, that they are the "
         "habits of people.",
@@ -162,7 +164,8 @@ def _in_words(what: str, row: Agreement | None) -> str | None:
     beyond = row.p_value is not None and row.p_value <= _UNCONVINCING
     little = row.value is not None and row.value < _LITTLE
     verb = ("agree a little" if little else "agree") if beyond else "agree no more than chance would have it"
-    return f" {what} {verb}: ARI {decimal(row.value)}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
+    measured = f"{_NAMES_OF.get(row.measure, row.measure)} {decimal(row.value)}"
+    return f" {what} {verb}: {measured}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
 
 
 def _ordered(rows: list[Agreement]) -> list[Agreement]:

@@ -83,6 +83,7 @@ class Report(Result):
             "missing": [vars(one) for one in self.missing],
             "bytes": len(self.html.encode()),
             "seconds": round(self.seconds, 1),
+            "notes": list(self.notes),
         }
 
     @property

@@ -64,6 +64,7 @@ class Similar(Answer):
     base: str
     representation: str
     neighbours: list[SimilarModel]
+    notes: list[str]
 
 
 class LikelyDataset(TypedDict):

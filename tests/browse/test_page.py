@@ -128,7 +128,7 @@ def test_the_page_of_a_model(page):
     assert "was most probably tuned on" in page.text('[aria-label="Probably tuned on"] p')
     near = page.texts('[aria-label="Nearest models"] tbody td:nth-child(2)')
     assert len(near) == 10
-    assert page.texts('[aria-label="Nearest models"] tbody td:nth-child(4)')[0].endswith(" of strangers")
+    assert page.texts('[aria-label="Nearest models"] tbody td:nth-child(4)')[0] == "none of 999 pairs"
     page.click('[aria-label="Nearest models"] tbody a')
     page.wait(f"document.querySelector('#model-page h2').innerText === {near[0]!r}")
     assert page.text("#selected h2") == near[0]

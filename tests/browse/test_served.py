@@ -98,7 +98,9 @@ def test_the_columns_are_those_of_the_atlas(served, folder):
     listed = served.json("model/1")["neighbours"]
     assert [told["ids"][row] for row in near[0]] == [one["id"] for one in listed[:10]]
     assert near[1][:10] == pytest.approx([one["similarity"] for one in listed[:10]])
-    assert near[2][:10] == pytest.approx([one["background"] for one in listed[:10]], rel=1e-5)
+    assert near[2][:10] == pytest.approx(
+        [one["background"] if one["background"] > one["background_floor"] else -999 for one in listed[:10]], rel=1e-5
+    )
 
 
 def test_what_is_known_of_a_model(served):

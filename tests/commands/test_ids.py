@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
 import pytest
 
 from indexer.errors import AtlasError
@@ -85,3 +88,68 @@ def test_what_is_not_indexed_is_not_suggested(atlas, run):
 def test_nearest_are_few_and_near():
     assert nearest("roberta-bse", ["roberta-base", "roberta-large", "gpt2"])[0] == "roberta-base"
     assert nearest("xyz", ["roberta-base"]) == []
+
+
+def test_a_mistyped_name_without_an_owner_is_answered_by_the_atlas(planted, run, monkeypatch):
+    """The Hub is not asked, which here would be an endpoint that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for command in ("similar", "predict", "layers"):
+            code, _, err = run("query", command, "two-fine-tuned", "--atlas", planted)
+            assert code == 1
+            assert "two-fine-tuned is not in this atlas; closest ids: bob/two-fine-tune." in err
+            assert "write two-fine-tuned@main" in err
+        silent.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+@pytest.mark.parametrize("command", ["similar", "predict", "layers", "show"])
+def test_the_base_asked_for_as_a_model_is_the_base_itself(planted, run, command):
+    code, _, err = run("query", command, BASE, "--atlas", planted)
+    assert code == 1
+    assert f"{BASE} is the base itself, not a model tuned from it. Its models: query models --base {BASE}" in err
+
+
+def test_models_and_datasets_are_listed(planted, run):
+    code, out, err = run("query", "models", "twin", "--atlas", planted, "--json")
+    assert code == 0, err
+    assert [row["model"] for row in json.loads(out)] == ["cyd/twin", "dan/twin"]
+    _, out, _ = run("query", "models", "--dataset", "sst2", "--base", "base", "--atlas", planted, "--format", "csv")
+    assert out.splitlines()[0] == "base,model,relation,datasets,downloads"
+    assert len(out.splitlines()) == 5
+    _, out, err = run("query", "datasets", "--atlas", planted, "--limit", "1")
+    assert [line.split() for line in out.splitlines()] == [["dataset", "models", "authors"], ["sst2", "4", "4"]]
+    assert run("query", "datasets", "nothing", "--atlas", planted)[1:] == ("", "no rows\n")
+
+
+def test_the_atlas_may_be_named_before_the_command(planted, run, monkeypatch, tmp_path):
+    monkeypatch.setenv("VECTORS_ATLAS", str(tmp_path / "another"))
+    code, out, err = run("query", "--atlas", planted, "show", "ann/one", "--json")
+    assert (code, json.loads(out)["model"]) == (0, "ann/one"), err
+    code, out, err = run("index", "--atlas", planted, "status", "--json")
+    assert (code, json.loads(out)["atlas"]) == (0, str(planted)), err
+    code, _, err = run("query", "--atlas", planted, "show", "ann/one", "--atlas", tmp_path / "nowhere")
+    assert code == 1
+    assert "nowhere does not exist" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["similar", "ann/one", "--representation", "nonsense"], ["similar", "ann/one", "--where", " "],
+        ["purity", "--out", "purity.txt"], ["rank", "--relation", "cousin"], ["invert", "ann/one", "x", "--layers", "a"],
+        ["invert", "ann/one", "x", "--keep", "a"], ["map", "--out", "map.txt"], ["similar", "ann/one", "-k", "0"],
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_wrong_for_every_atlas_is_a_usage_error(planted, run, words):
+    code, _, err = run("query", *words, "--atlas", planted)
+    assert code == 2, err
+    assert err.startswith("Error: ")
+
+
+def test_a_status_is_short(planted, run):
+    _, out, _ = run("index", "status", "--atlas", planted)
+    assert len(out.splitlines()) < 20
+    assert "generation" not in out
+    assert "generation" in run("index", "status", "--atlas", planted, "--details")[1]

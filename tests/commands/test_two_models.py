@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -39,9 +40,9 @@ def test_layers_are_those_of_the_record(atlas, run, tmp_path):
 
 def test_a_comparison_is_that_of_the_vectors(atlas, run):
     with Atlas(atlas.root) as opened:
-        ids = {row["model"]: row["model_id"] for row in opened.rows("SELECT model, model_id FROM models")}
         vectors = opened.vectors("org/tiny-base")
-        one, other = (vectors.row(ids[name]).astype(float) for name in ("ann/glue-0", "bob/glue-1"))
+        names = ("ann/glue-0", "bob/glue-1")
+        one, other = (vectors.matrix[vectors.models.index(name)].astype(float) for name in names)
         found = opened.compare("glue-0", "bob/glue-1")
         listed = opened.similar("glue-0", 50)
         again = opened.compare("bob/glue-1", "ann/glue-0")
@@ -55,6 +56,9 @@ def test_a_comparison_is_that_of_the_vectors(atlas, run):
     first = [cosine for name, cosine in zip(deltas, blocks, strict=True) if name.startswith("0.")]
     assert found.layers[0].similarity == pytest.approx(np.mean(first), abs=1e-4)
     assert again.similarity == found.similarity
+    whole = found.to_rows()[0]  # the headline, which CSV would lose
+    assert (whole["part"], whole["similarity"], whole["background"]) == ("all", found.similarity, found.background)
+    assert whole["a_norm"] == pytest.approx(sum(part.a_norm**2 for part in found.families) ** 0.5)
     assert [part.a_norm for part in again.layers] == [part.b_norm for part in found.layers]
     authors = next(fact for fact in found.facts if fact.fact == "author")
     assert (authors.a, authors.b, authors.differs) == ("ann", "bob", True)
@@ -76,3 +80,41 @@ def test_few_authors_behind_a_centre_are_told(atlas):
     assert f"Only full fine-tunes of {votes} authors" in note
     assert note.endswith(f"strangers to {-(votes + 4) / (votes * (votes + 3)):.2f}, not to 0.")
     assert same.notes == ()
+
+
+def test_what_is_shown_of_a_model_is_a_sentence_and_a_few_facts(atlas, run):
+    """The stored prediction and lineage are among them; the rest follows with --details, and JSON has every key."""
+    with duckdb.connect(str(atlas.database)) as connection:
+        ids = dict(connection.execute("SELECT model, model_id FROM fine_tunes").fetchall())
+        connection.execute("DELETE FROM model_datasets WHERE model_id = ?", [ids["ann/glue-0"]])
+        connection.execute(
+            "INSERT INTO predictions SELECT $1, record_key, 1, 'org/guess', 0.925, 2, 0.9, 2, 0.9, 0.9, false, true, "
+            "[], 'input', 10, TIMESTAMP '2026-01-02' FROM records WHERE model_id = $1",
+            [ids["ann/glue-0"]],
+        )
+        connection.execute(
+            "INSERT INTO lineage BY NAME SELECT $1 AS model_id, record_key, $2 AS parent_id, 'continued' AS kind, 1 AS "
+            "coefficient, 0.2 AS \"left\", 'contradicted' AS card, 'known' AS direction, [] AS same, 0 AS bytes_read, "
+            "TIMESTAMP '2026-01-02' AS told FROM records WHERE model_id = $1",
+            [ids["ann/glue-0"], ids["bob/glue-1"]],
+        )
+    code, out, err = run("query", "show", "ann/glue-0", "--atlas", atlas.root)
+    assert code == 0, err
+    sentence, blank, *facts = out.split("\n")
+    assert sentence == (
+        "ann/glue-0 is a fine-tune of org/tiny-base; it names no dataset, and was probably tuned on org/guess (92 %)."
+    )
+    assert blank == ""
+    told = dict(line.split(maxsplit=1) for line in facts[: facts.index("")])
+    assert told["made_from"] == "bob/glue-1 (continued, card: contradicted)"
+    assert told["page"].endswith("/ann/glue-0")
+    assert len(told) <= 18
+    assert "signature" not in out
+    _, whole, _ = run("query", "show", "ann/glue-0", "--atlas", atlas.root, "--details")
+    assert "base_cosine" in whole
+    assert "signature" not in whole
+    _, out, _ = run("query", "show", "ann/glue-0", "--atlas", atlas.root, "--json")
+    answer = json.loads(out)
+    assert {"signature", "base_cosine", "families", "weight_files"} <= set(answer)
+    assert answer["predictions"][0]["dataset"] == "org/guess"
+    assert [row["parent"] for row in answer["lineage"]] == ["bob/glue-1"]

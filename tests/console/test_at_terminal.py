@@ -73,3 +73,19 @@ def test_any_encoding_will_do(output, encoding):
     assert done.returncode == 0
     text = done.stdout.decode(encoding)
     assert ("modèle" in text) == (encoding != "ascii" and output != "json")
+
+
+def test_a_table_of_numbers_cuts_the_names_of_columns_before_it_turns_into_records():
+    row = {"layer": 0, "query": 0.0554, "key": 0.0519, "value": 0.0541, "output": 0.0606, "feedforward1": 0.0498,
+           "feedforward2": 0.0476}  # fmt: skip
+    heads, numbers = plain_lines(at_terminal(f"emit([{row!r}], 'table')", 60))
+    assert heads.split()[-2:] == ["feed…ard1", "feed…ard2"]
+    assert numbers.split() == ["0", "0.0554", "0.0519", "0.0541", "0.0606", "0.0498", "0.0476"]
+
+
+def test_records_leave_nothing_out():
+    """A line for each value has room for the columns that a narrow table would leave out."""
+    row = {"rank": 1, "model": "some-author/a-model-with-a-long-name-of-sixty-columns-or-so", "similarity": 0.5,
+           "author": "some-author", "datasets": ["glue"]}  # fmt: skip
+    told = plain_lines(at_terminal(f"emit([{row!r}], 'table', least_telling=('author', 'rank', 'datasets'))", 60))
+    assert [line.partition(":")[0] for line in told if line] == list(row)

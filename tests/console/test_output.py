@@ -216,3 +216,9 @@ def test_one_object_is_a_sheet(capsys):
 def test_piped_tables_are_whole(capsys):
     out = printed(capsys, [{"model": "m" * 500, "note": "n" * 500}], "table")
     assert out.splitlines()[1] == "m" * 500 + "  " + "n" * 500
+
+
+def test_a_csv_has_no_column_for_an_object_itself(capsys):
+    rows = [{"model": "a", "why": None}, {"model": "b", "why": {"layers": {"0": 0.5}, "none": None}}]
+    assert printed(capsys, rows, "csv") == "model,why.layers.0,why.none\r\na,,\r\nb,0.5,\r\n"
+    assert printed(capsys, [{"a": None, "a.b": 1}], "csv") == "a,a.b\r\n,1\r\n"  # a column that holds no object

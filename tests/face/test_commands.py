@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -14,8 +15,8 @@ from tests.console.speaking import at_terminal, plain_lines
 from tests.halves import a_few
 
 ROWS = {
-    "purity": (["purity"], "dataset", 2),
-    "purity by model": (["purity", "--by", "model"], "model", 11),
+    "purity": (["purity"], "dataset", 3),
+    "purity by model": (["purity", "--by", "model"], "model", 12),
     "clusters": (["clusters"], "cluster", 2),
     "clusters by model": (["clusters", "--by", "model"], "model", 12),
     "similar": (["similar", "author1/model-1", "-k", "3"], "model", 3),
@@ -49,6 +50,34 @@ def test_csv_and_json_lines_are_rows(planted, what):
     assert [row[key] for row in rows] == [str(line[key]) for line in lines]
     assert not any(cell.startswith(("[{", "{")) for row in rows for cell in row.values())
     assert len({row[key] for row in rows}) == count
+
+
+def test_the_first_row_of_a_csv_is_the_whole(planted):
+    """The headline of ``purity`` is not lost in CSV: a row with ``part=all``."""
+
+    def rows_and_object(*words):
+        rows = list(csv.DictReader(io.StringIO(ask(planted, *words, "--format", "csv").stdout)))
+        return rows, json.loads(ask(planted, *words, "--json").stdout)
+
+    for by in ("dataset", "model"):
+        rows, told = rows_and_object("purity", "--by", by)
+        assert [row["part"] for row in rows] == ["all", *[by] * (len(rows) - 1)]
+        for name in ("purity", "chance", "ci_low", "p_value", "models"):
+            assert rows[0][name] == ("" if told[name] is None else str(told[name]))
+            assert rows[0][f"cross_author_{name}"] == str(told["cross_author"][name] or "")
+
+
+def test_shares_of_an_evaluation_stand_beside_their_intervals(planted):
+    """Two decimals and an interval at a terminal; JSON has all digits."""
+    told = json.loads(ask(planted, "predict", "--evaluate", "--json").stdout)
+    page = ask(planted, "predict", "--evaluate").stdout
+    (between,) = (one["accuracy"] for one in told["intervals"] if one["evidence"] == "together")
+    (score,) = (one["accuracy"] for one in told["scores"] if one["evidence"] == "together")
+    shown = f"{score:.2f} ({between[0]:.2f}–{between[1]:.2f})"
+    (line,) = (line for line in page.splitlines() if line.startswith("together") and "(" in line)
+    assert shown in line
+    assert "95 % interval" in page.splitlines()[0].replace("\u00a0", " ")
+    assert not re.search(r"\d\.\d{3}", page + ask(planted, "predict", "--evaluate", "--details").stdout)
 
 
 def test_a_map_gives_its_points(planted, tmp_path):

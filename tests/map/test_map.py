@@ -254,7 +254,7 @@ def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch
 def test_neighbours_that_are_not_known_are_left_open():
     from query.map.nearest import Nearest, known_near
 
-    near = Nearest(*map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5)))
+    near = Nearest(*map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5, [0] * 5)))
     places, distances = known_near(near, np.array([3, 7, 9]), 3)
     assert places.tolist() == [[0, 2, 1], [1, 0, -1], [2, 0, -1]]
     assert distances == pytest.approx(np.array([[0, 0.1, 0.3], [0, 0.3, 2], [0, 0.1, 2]]), abs=1e-6)
@@ -274,4 +274,4 @@ def test_the_command(folder, tmp_path):
     assert "flavour" in ran.err
     assert not (tmp_path / "n.png").exists()
     ran = query(folder, "map", "--out", "n.bmp")
-    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)

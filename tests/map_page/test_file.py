@@ -41,7 +41,7 @@ def test_what_the_page_is_told():
     assert data["onHub"] == [False, True, True, True, True, False, False]
     assert data["models"][6] == "eve/\\u202egnp\\u2028"
     assert data["neighbours"][0] == [1, 0.91, 2, 0.5]
-    assert data["backgrounds"][:3] == [[0.0025, 0.4], [0.0025], [None]]
+    assert data["backgrounds"][:3] == [[0.0025, 0.4], [-399], [None]]
     assert page_data(planted_map(neighbours=[[(1, 0.5)]] * 7))["backgrounds"] is None
     datasets, authors, licences, _ = data["facets"]
     assert [licences["names"][code] if code >= 0 else None for code in licences["codes"]][:4] == [

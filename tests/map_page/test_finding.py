@@ -83,12 +83,9 @@ def test_the_chosen_model(page):
     assert page.text("#selected dl").split("\n") == [
         "dataset", "glue/mrpc", "author", "ann", "licence", "mit", "relation", "finetune", "downloads", "1,200",
     ]  # fmt: skip
-    assert page.text("#selected .nearest:last-of-type .facts") == f"{SCRIPT}, <!--<script> · 0.25 % of strangers"
+    assert page.text("#selected .nearest:last-of-type .facts") == f"{SCRIPT}, <!--<script> · none of 399 pairs"
     page.click("#selected .nearest:last-of-type a")
-    assert [text.split(" · ")[0] for text in page.texts("#selected .nearest:last-of-type .facts")] == [
-        "glue/mrpc",
-        "imdb",
-    ]
+    assert page.texts("#selected .nearest:last-of-type .facts") == ["glue/mrpc · 1 in 400", "imdb · 4 in 10"]
     assert page.text("#selected h2") == f"{IMAGE}/{SCRIPT}"
     assert (
         page.run("return document.querySelectorAll('#selected a[href^=http]').length") == 0

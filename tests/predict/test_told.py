@@ -219,5 +219,5 @@ def test_the_evaluation_on_the_command_line(planted):
     assert told["file"] == "r.svg"
     assert (planted.folder / "r.svg").read_text().startswith("<?xml")
     assert "not calibrated" in ran.err
-    assert planted("query", "predict", "--evaluate", "--out", "r.gif").code == 1
+    assert planted("query", "predict", "--evaluate", "--out", "r.gif").code == 2
     assert max(map(len, planted("query", "predict", "--evaluate").out.splitlines()[1:])) <= 80

@@ -121,5 +121,5 @@ def test_the_command_writes_the_page(tmp_path):
     assert {one["section"] for one in ran.json["missing"]} >= {"rank", "clusters"}
     assert [line for line in ran.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("representation")
     refused = shell("query", "report", "--atlas", str(folder), "--out", "page.pdf")
-    assert refused.code == 1
+    assert refused.code == 2
     assert "page.pdf is none of .html" in refused.err

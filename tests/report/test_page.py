@@ -210,7 +210,7 @@ def test_clusters_are_the_planted_groups(page):
     agreement = page.table("Agreement beside its chance level")
     rows = [row for row in agreement.rows if row[:3] == ["clusters with datasets", "homogeneity", "those in a cluster"]]
     assert float(rows[0][3]) > 0.9
-    assert "agree: ARI" in page.said("clusters")
+    assert "agree: adjusted mutual information" in page.said("clusters")
 
 
 def test_the_undocumented_model_gets_the_dataset_of_its_group(page):

@@ -140,7 +140,7 @@ def test_sql_and_python_read_a_background_alike(atlas):
 def test_two_models_compared_are_told_as_neighbours_are(atlas):
     (near,) = atlas.similar("a0/d0-0", 1)
     asked = [asked_model(atlas, name, None, "input") for name in ("a0/d0-0", near.model)]
-    similarity, background, matrices = similarity_of(atlas, *asked)
+    similarity, background, _, matrices = similarity_of(atlas, *asked)
     assert similarity == pytest.approx(near.similarity, abs=1e-5)
     assert background == pytest.approx(near.background, abs=1e-4)
     assert matrices == near.matrices

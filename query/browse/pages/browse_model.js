@@ -181,10 +181,10 @@ function nearPart(neighbours) {
   const rows = neighbours.map((one) => element("tr", {},
     element("td", { className: "number" }, String(one.rank)), modelCell(one.id, one.model),
     element("td", { className: "number" }, one.similarity.toFixed(4)),
-    element("td", { className: "number" }, one.background === null ? "–" : strangersText(one.background)),
+    element("td", { className: "number" }, one.background === null ? "–" : rarityText(one.background < 1.5 * one.background_floor ? -one.background_pairs : one.background)),
     element("td", {}, one.author), element("td", {}, one.relation), element("td", {}, one.datasets.join(", ") || "–"),
   ));
-  const told = "By the cosine of their changes; beside it the share of pairs of strangers (other author, no dataset in common) that are at least as similar.";
+  const told = "By the cosine of their changes; beside it how many pairs of unrelated models (other author, no dataset in common) are at least as similar.";
   return sectionOf("Nearest models", element("p", {}, told), tableOf(["", "model", "similarity", "background", "author", "relation", "datasets"], rows, 10));
 }
 

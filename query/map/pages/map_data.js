@@ -105,7 +105,7 @@ function countsOf(name, valuesOf) {
   return counts;
 }
 
-// The nearest models on the map, as [place, cosine, share of strangers at least as similar or null].
+// The nearest models on the map, as [place, cosine, background or null] (rarityText).
 function neighboursOf(i) {
   if (data.neighboursOf) return data.neighboursOf(i);
   const flat = data.neighbours[i];

@@ -57,20 +57,24 @@ function say(text) {
 
 // ---- one model ----
 
-function strangersText(share) {
-  const percent = 100 * share;
-  return `${percent > 0 && percent < 0.01 ? "< 0.01" : String(Number(percent.toPrecision(2)))} % of strangers`;
+// How rare so high a similarity is among pairs of unrelated models, in the words of query/wording.py. −n: none of n.
+function rarityText(share) {
+  if (share < 0) return `none of ${numberText(-share)} pairs`;
+  if (share > 0.95) return "nearly all";
+  if (share > 0.2) return `${Math.round(10 * share)} in 10`;
+  const step = 10 ** Math.max(0, String(Math.floor(1 / share)).length - 2);
+  return `1 in ${numberText(Math.round(1 / share / step) * step)}`;
 }
 
 function nearestList(i, most, asButtons) {
-  const entries = neighboursOf(i).slice(0, most).map(([j, cosine, strangers]) => {
+  const entries = neighboursOf(i).slice(0, most).map(([j, cosine, share]) => {
     const words = [
       element("span", { className: "number" }, cosine.toFixed(3)),
       element("span", { className: "id" }, data.models[j]),
     ];
     if (!asButtons) return element("li", {}, words[0], " ", words[1]);
     const facts = element("span", { className: "facts" }, textOf("dataset", j) ?? facet.dataset.none);
-    if (strangers !== null) facts.append(" · ", strangersText(strangers));
+    if (share !== null) facts.append(" · ", rarityText(share));
     words[1].append(facts);
     return element("li", {}, modelLink(j, () => choose(j), { className: "" }, ...words));
   });
@@ -112,7 +116,7 @@ function showSelected() {
   const link = data.onHub[i] ? [element("p", {}, element("a", address, "Open on the Hub"))] : [];
   const unseen = shown[i] ? [] : [element("p", {}, "Hidden by the filters or the legend.")];
   if (!isPlaced(i) && mixed.length) unseen.push(element("p", {}, "Not on the map."));
-  const told = data.backgrounds ? "Nearest, by cosine, and how many pairs of strangers are as near" : "Nearest, by cosine";
+  const told = data.backgrounds ? "Nearest, by cosine, and how many pairs of unrelated models are as near" : "Nearest, by cosine";
   const near = neighboursOf(i).length
     ? [element("h3", {}, told), nearestList(i, Infinity, true)]
     : [element("h3", {}, "No neighbours on this map")];
