@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
 from indexer.records.depth_measures import MEASURES
 from query.depth.curves import LayerCurves
 from query.depth.profiled import LayerRows, Profiled, read_profiled
 from query.depth.sentence import sentence
-from query.lookup import reference_of
+from query.lookup import READERS, reference_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,6 +129,7 @@ def _notes(found: Profiled) -> tuple[str, ...]:
 
 def _now(atlas: AtlasReader, model: str, against: str, base: str | None, wishes: Mapping[str, Any]) -> Depth:
     """Measured for this question."""
+    require("Running a model", *READERS)
     from indexer.profiles.single import Reference, profile_now
 
     if against not in AGAINST:

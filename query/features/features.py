@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indexer.errors import BadArgument
+from indexer.errors import BadArgument, require
 from query.features.found import FoundFeatures
-from query.lookup import reference_of
+from query.lookup import READERS, reference_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,6 +49,7 @@ def features(
 
     Raises AtlasError where a layer, neuron or patch does not exist, or the model cannot be read.
     """
+    require("Running a model", *READERS)
     from indexer.console.messages import say_more
     from indexer.profiles.single import features_now
 

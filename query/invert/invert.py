@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.errors import BadArgument
+from indexer.errors import BadArgument, require
 from query.invert.found import FoundImages, FoundWords
-from query.lookup import reference_of
+from query.lookup import READERS, reference_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,6 +65,7 @@ def invert(
     ``keep`` is a slice of output positions ("1:"). Raises AtlasError where the two do not go together, or the model
     cannot be read.
     """
+    require("Running a model", *READERS)
     from indexer.console.messages import say_more
     from indexer.profiles.single import invert_images, invert_text
 

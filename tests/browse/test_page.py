@@ -123,7 +123,6 @@ def test_the_page_of_a_model(page):
     assert page.texts(".heat tbody td")[:4] == ["2", "5", "3", "5"]
     assert page.run("return document.querySelectorAll('#model-page svg').length") == 3
     assert page.texts("#model-page figcaption")[1] == "readable: share read off"
-    page.click("#predict")
     page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
     assert "was most probably tuned on" in page.text('[aria-label="Probably tuned on"] p')
     near = page.texts('[aria-label="Nearest models"] tbody td:nth-child(2)')
@@ -349,13 +348,13 @@ def test_on_a_phone_a_chosen_row_scrolls_to_its_card(page):
     assert page.run("return state.selected") == -1
 
 
-def test_a_prediction_is_made_when_it_is_asked_for(page):
-    """Not because a page opens: it can take a minute."""
-    model_page(page, FIRST)
+def test_a_prediction_is_asked_for_when_the_page_of_a_model_opens(page):
+    """Not before: placing the models and choosing one in the list ask for none."""
     assert not [address for address in page.requests() if "/predict/" in address]
-    page.click("#predict")
+    model_page(page, FIRST)
     page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
     assert [address for address in page.requests() if "/predict/" in address]
+    assert page.run("return document.getElementById('predict').hidden")
 
 
 def test_everything_without_a_mouse(page):

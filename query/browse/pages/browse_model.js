@@ -190,26 +190,27 @@ function nearPart(neighbours) {
 
 // ---- predicted dataset ----
 
+// A prediction that the atlas does not store is asked for when the page opens; it ends when another model is chosen.
 function predictedPart(known, i) {
   const box = sectionOf("Probably tuned on");
   if (known.predictions.length) box.append(predictedTable(known.predictions));
   else {
-    const ask = element("button", { type: "button", id: "predict" }, "Predict its dataset");
-    const remark = element("p", { role: "status" }, "No prediction is stored. To make one from the models of other authors can take a minute.");
-    ask.addEventListener("click", async () => {
-      ask.disabled = true;
-      remark.textContent = "Predicting …";
+    const again = element("button", { type: "button", id: "predict", hidden: true, onclick: ask }, "Try again");
+    const remark = element("p", { role: "status" });
+    box.append(remark, again);
+    ask();
+    async function ask() {
+      again.hidden = true;
+      remark.textContent = "Predicting from the models of other authors; this can take a minute …";
       predicting = new AbortController();
       const found = await asked(`predict/${data.ids[i]}`, predicting.signal);
       if (found.error) remark.textContent = found.error;
       else {
         remark.textContent = [found.headline, ...found.notes].join(" ");
         box.append(predictedTable(found.predictions));
-        ask.remove();
       }
-      ask.disabled = false;
-    });
-    box.append(remark, ask);
+      again.hidden = !found.error;
+    }
   }
   return box;
 }
