@@ -324,8 +324,8 @@ def _tell_once(sentence: str) -> None:
 
 
 def bars_like_ours() -> AbstractContextManager[object]:
-    """Within the block huggingface_hub draws bars only where ours may be drawn, or its own variable asks for them."""
-    is_free = constants.HF_HUB_DISABLE_PROGRESS_BARS is not False
+    """Within the block huggingface_hub draws bars only where ours may be drawn; a variable of its own comes first."""
+    is_free = constants.HF_HUB_DISABLE_PROGRESS_BARS is None
     return disable_progress_bars() if is_free and not Progress.may_draw() else nullcontext()
 
 
