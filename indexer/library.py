@@ -405,19 +405,27 @@ def push(
     tag: str | None = None,
     with_records: bool = False,
     with_local: bool = False,
+    with_private: bool = False,
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> PushReport:
     """Publish the atlas as the dataset ``name`` (OWNER/NAME) on the Hub, in one commit: what `index push` does.
 
+    ``with_local``, ``with_private``: even where models are folders of this machine, or private or gated on the Hub.
     Raises AtlasError where this account may not, or a newer atlas is there (unless ``force``).
     """
     from indexer.share.push import PushOptions
     from indexer.share.push import push as push_atlas
 
     options = PushOptions(
-        private=private, tag=tag, with_records=with_records, with_local=with_local, force=force, dry_run=dry_run
+        private=private,
+        tag=tag,
+        with_records=with_records,
+        with_local=with_local,
+        with_private=with_private,
+        force=force,
+        dry_run=dry_run,
     )
     return push_atlas(AtlasFolder(atlas), name, options, _Teller(progress).say)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from indexer.errors import AtlasError
-from query.holdings import in_a_line, in_a_notebook, place
+from query.holdings import Holdings, datasets_of, in_a_line, in_a_notebook, models_of, place
 from query.reader import AtlasReader
 
 if TYPE_CHECKING:
@@ -99,6 +99,21 @@ class Atlas(AtlasReader):
         from query.show import show
 
         return show(self, str(model), base)
+
+    def models(self, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Holdings:
+        """The indexed models, the most downloaded first: a list of mappings with base, model, relation, datasets …
+
+        ``search``: part of the id, in any case. ``dataset``: only those tuned on this one, by its canonical name.
+        Raises AtlasError where the base is not there.
+        """
+        return models_of(self, search, dataset, base)
+
+    def datasets(self, search: str = "", *, base: str | None = None) -> Holdings:
+        """The datasets that indexed models name, those of most models first, with their models and authors.
+
+        ``search``: part of the name, in any case. Raises AtlasError where the base is not there.
+        """
+        return datasets_of(self, search, base)
 
     def vectors(self, base: str | None = None, representation: str = "input") -> ModelVectors:
         """The published vectors of a base: ids, names, datasets and ``matrix`` (models × numbers, float32).

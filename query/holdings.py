@@ -1,16 +1,65 @@
-"""What an atlas holds, in a line and as a table: how it shows itself."""
+"""What an atlas holds: its models, its datasets, and how it shows itself in a line and as a table."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError
+from query.results import Rows
 from query.wording import counted
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
+
+
+_MODELS = (
+    "SELECT base, model, relation, datasets, downloads FROM models WHERE contains(lower(model), lower($1)) "
+    "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
+    "ORDER BY downloads DESC NULLS LAST, model"
+)
+_DATASETS = (
+    "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower($1)) "
+    "AND coalesce(base = $2, true) ORDER BY models DESC, dataset, base"
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Holdings(Rows[dict[str, Any]]):
+    """Models, or datasets, that an atlas holds: a list of mappings with the ``columns``."""
+
+    LEAST_TELLING = ("authors", "relation", "downloads", "datasets")
+
+    kind: str
+    columns: tuple[str, ...]
+    items: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """How many there are."""
+        return counted(len(self.items), self.kind)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each."""
+        return [dict(item) for item in self.items]
+
+
+def models_of(atlas: AtlasReader, search: str, dataset: str | None, base: str | None) -> Holdings:
+    """The indexed models, the most downloaded first; see :meth:`query.Atlas.models`."""
+    canonical = None if base is None else atlas.base_named(base)
+    rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
+    return Holdings("model", ("base", "model", "relation", "datasets", "downloads"), rows)
+
+
+def datasets_of(atlas: AtlasReader, search: str, base: str | None) -> Holdings:
+    """The datasets that indexed models name, those of most models first; see :meth:`query.Atlas.datasets`."""
+    canonical = None if base is None else atlas.base_named(base)
+    return Holdings(
+        "dataset", ("base", "dataset", "models", "authors"), tuple(atlas.rows(_DATASETS, [search, canonical]))
+    )
 
 
 def place(atlas: AtlasReader) -> str:

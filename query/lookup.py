@@ -284,7 +284,7 @@ def _misnamed(atlas: AtlasReader, name: str, hint: str) -> AtlasError | None:
     except AtlasError:
         return None
     return AtlasError(
-        f"{base} is the base itself, not a model tuned from it.", f"Its models: query models --base {base}"
+        f"{base} is the base itself, not a model tuned from it.", f"Its models: `atlas.models(base={base!r})`"
     )
 
 

@@ -31,6 +31,8 @@ COMMANDS = {
     "atlas.report": ("query report", ("--base",)),
     "atlas.lineage": ("query lineage", ("", "--base")),
     "atlas.lineages": ("query lineage --all", ("--base",)),
+    "atlas.models": ("query models", ("",)),
+    "atlas.datasets": ("query datasets", ("",)),
     "atlas.invert": ("query invert", ("", "")),
 }
 # Arguments whose option has another name.

@@ -16,6 +16,7 @@ from huggingface_hub import hf_hub_download
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.network.session import bars_like_ours
 from indexer.publish.origin import Origin, read_origin
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
@@ -115,7 +116,8 @@ def fetch(
 
 def download(name: str, path: str, sha: str, target: Path) -> Path:
     """Fetch one file into a folder, going on where an earlier try stopped. Raises what goes wrong."""
-    return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target))
+    with bars_like_ours():
+        return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target))
 
 
 class _Pulling:

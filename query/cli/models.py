@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +21,8 @@ from query.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from query.atlas import Atlas
+    from query.holdings import Holdings
     from query.results import ThemeName
 
 # As query.layers.parts.MEASURES, which stays unread until a question needs it.
@@ -75,12 +77,8 @@ def models(search: str, dataset: str | None, base: str | None, limit: int | None
 
     Any other condition: query sql "SELECT … FROM models WHERE …".
     """
-    statement = (
-        "SELECT base, model, relation, datasets, downloads FROM models WHERE contains(lower(model), lower($1)) "
-        "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
-        "ORDER BY downloads DESC NULLS LAST, model"
-    )
-    _list(atlas, output, statement, [search, base, dataset], limit, ("relation", "downloads", "datasets"))
+    with opened_atlas(atlas) as opened:
+        _list(opened, opened.models(search, dataset=dataset, base=base), output, limit)
 
 
 @click.command()
@@ -91,30 +89,19 @@ def models(search: str, dataset: str | None, base: str | None, limit: int | None
 @output_options
 def datasets(search: str, base: str | None, limit: int | None, atlas: str, output: str) -> None:
     """List the datasets that indexed models name, those of most models first: all, or those that contain SEARCH."""
-    statement = (
-        "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower($1)) "
-        "AND coalesce(base = $2, true) ORDER BY models DESC, dataset, base"
-    )
-    _list(atlas, output, statement, [search, base], limit, ("authors",))
+    with opened_atlas(atlas) as opened:
+        _list(opened, opened.datasets(search, base=base), output, limit)
 
 
-def _list(
-    atlas: str, output: str, statement: str, parameters: list[Any], limit: int | None, least_telling: tuple[str, ...]
-) -> None:
-    """Print the rows of our own statement; its second parameter is the base. A terminal gets the first of them."""
+def _list(atlas: Atlas, found: Holdings, output: str, limit: int | None) -> None:
+    """Print what an atlas holds, on a terminal the first of it."""
     if limit is None and output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
-    with opened_atlas(atlas) as opened:
-        if parameters[1] is not None:
-            parameters[1] = opened.base_named(parameters[1])
-        rows = opened.rows(statement, parameters)
-        columns = statement.removeprefix("SELECT ").partition(" FROM ")[0].split(", ")
-        if output == "table" and len(opened.bases()) == 1:
-            columns.remove("base")
-    shown = rows[:limit]
-    emit([{name: row[name] for name in columns} for row in shown], output, columns=columns, least_telling=least_telling)
-    if len(shown) < len(rows):
-        say(f"the first {len(shown)} of {len(rows):,}; for all: --limit N, --format csv, or a pipe")
+    columns = [one for one in found.columns if one != "base" or output != "table" or len(atlas.bases()) > 1]
+    shown = [{name: row[name] for name in columns} for row in found[:limit]]
+    emit(shown, output, columns=columns, least_telling=found.LEAST_TELLING)
+    if len(shown) < len(found):
+        say(f"the first {len(shown)} of {len(found):,}; for all: --limit N, --format csv, or a pipe")
 
 
 MODELS = (layers, compare, models, datasets)

@@ -18,7 +18,7 @@ STUDIES = {
     "similar": ("query.similar", "similar", set(), set()),
     "purity": ("query.purity.purity", "purity", {"base", "representation", "kin"}, {"population", "trees"}),
     "show": ("query.show", "show", set(), set()),
-    "sql": ("query.sql", "run_sql", set(), {"database", "stand_ins"}),
+    "sql": ("query.sql", "run_sql", set(), {"database", "stand_ins", "started"}),
     "clusters": ("query.clusters.clusters", "clusters", {"base", "representation"}, {"population"}),
     "map": ("query.map.map", "model_map", set(), set()),
     "rank": ("query.rank.rank", "rank_by_depth", set(), set()),
