@@ -123,9 +123,16 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     if not found:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")
     shown = found[0]
-    weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [model_id])
+    weights = atlas.rows(
+        "SELECT * EXCLUDE (model_id, record_key, row_space), "
+        "(SELECT count(*) - 1 FROM records AS other WHERE other.initialisation = records.initialisation) AS others "
+        "FROM records WHERE model_id = ?",
+        [model_id],
+    )
     if weights:
         shown |= weights[0]
+        others = shown.pop("others")
+        shown["initialisation"] = {"id": shown["initialisation"], "others": others} if others > 0 else None
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
     shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
