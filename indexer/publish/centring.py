@@ -18,6 +18,7 @@ from indexer.publish.uncentred import Uncentred
 from indexer.publish.vectors import Incoming, PublishedVectors
 from indexer.vectors.centre import (
     ADAPTER,
+    FEW_MODELS,
     FEWEST_VOTES,
     GROUPS,
     Centre,
@@ -160,7 +161,8 @@ class Centring:
             for row, model_id in enumerate(ids.tolist()):
                 if model_id in coming:
                     changed[row] = coming[model_id]
-            shares, votes = vote_shares([known[one].vote(group) for one in ids.tolist()], changed)
+            few = 0.0 if group in GROUPS else FEW_MODELS
+            shares, votes = vote_shares([known[one].vote(group) for one in ids.tolist()], changed, few)
             means[group] = Mean(ids, shares, votes, length)
         for ids, before, vectors in self._held(known, gone):
             assert self.stored is not None

@@ -22,12 +22,12 @@ from indexer.vectors.masks import FEWEST
 Sketches = NDArray[np.float32]
 
 # Numbers of a whole sketch, divided among the matrices.
-BUDGET = 1_024
+BUDGET = 2_048
 _SHORTEST = 4
 
-# Two adapters of one initialisation agree by .7 to .97 (ranks 4 to 16, A moved by up to .6 of its norm), others by .1
-# at most; and the agreement must be so many times what the hashes alone make of two that have nothing in common.
-ALIKE = 0.4
+# Two adapters of one initialisation agree by .4 to 1 (ranks 4 to 16, the lowest at rates that all but undo what they
+# learn), others by .06 at most; and it must be so many times what the hashes alone make of two with nothing in common.
+ALIKE = 0.3
 _CERTAIN = 5.0
 
 # A change of low rank: its kept singular values hold this share of its energy (see the view merged_loras).

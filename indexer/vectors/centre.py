@@ -6,7 +6,7 @@ is one vote an author, shrunk by n/(n + 2) for n votes: of one model a third, of
 
 LoRA factors that started from the same random A stay near it, so that adapters of one seed are alike whatever their
 data are. Where models of one initialisation name three data sets or more, the initialisation has a centre of its own:
-their mean, one vote a data set, drawn towards the centre of all adapters by half a vote. With fewer nobody can tell
+their mean, one vote a data set, drawn towards the centre of all adapters by half a model. With fewer nobody can tell
 what comes from the seed and what from the data, and the centre of all adapters serves.
 """
 
@@ -26,12 +26,16 @@ Floats = NDArray[np.float32]
 ADAPTER, FULL = "adapter", "full"
 GROUPS = (ADAPTER, FULL)
 
-# Votes that pull a centre towards zero, and that of an initialisation towards the adapters'.
+# Votes that pull a centre towards zero, and models that pull that of an initialisation towards the adapters'.
 SHRINK = 2.0
 INITIALISATION_SHRINK = 0.5
 
 # Votes below which a block of an initialisation has no centre of its own.
 FEWEST_VOTES = 3
+
+# In an initialisation a vote of n models counts n/(n + 8): of one model alone it is mostly what that model has of its
+# own, which all others would then lack, and be alike by it.
+FEW_MODELS = 8.0
 
 # A block this near to its centre has no direction left but rounding.
 _NOTHING = 1e-6
@@ -122,19 +126,23 @@ def cosine_of_strangers(votes: NDArray[np.integer], shrink: float = SHRINK) -> N
     return found
 
 
-def vote_shares(voters: Sequence[str], changed: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def vote_shares(
+    voters: Sequence[str], changed: NDArray[np.bool_], few: float = 0.0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """What each block of each model counts in the mean over votes, (n, b), and the votes of each, (b,).
 
-    ``voters``: whose vote each model has a share of, its author's mostly. ``changed`` (n, b). Columns of the shares sum
-    to 1, or to 0 where nobody changed the block.
+    ``voters``: whose vote each model has a share of, its author's mostly. ``changed`` (n, b). A vote of n models counts
+    n/(n + ``few``). Columns of the shares sum to 1, or to 0 where nobody changed the block.
     """
     numbers: dict[str, int] = {}
     codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
     counts = np.zeros((len(numbers), changed.shape[1]))
     np.add.at(counts, codes, changed)
     votes = (counts > 0).sum(axis=0)
-    shares = np.divide(changed, counts[codes], out=np.zeros(changed.shape), where=changed)
-    return np.divide(shares, votes, out=np.zeros_like(shares), where=votes > 0), votes
+    weights = np.divide(1, counts + few, out=np.zeros_like(counts), where=counts > 0)
+    shares = changed * weights[codes]
+    total = shares.sum(axis=0)
+    return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0), votes
 
 
 class Mean:
@@ -158,7 +166,8 @@ class Mean:
         if above is None:
             shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
         else:
-            own = np.where(self.votes >= FEWEST_VOTES, self.votes / (self.votes + INITIALISATION_SHRINK), 0.0)[:, None]
+            models = np.count_nonzero(self.shares, axis=0)
+            own = np.where(self.votes >= FEWEST_VOTES, models / (models + INITIALISATION_SHRINK), 0.0)[:, None]
             shrunk = own * self.sum + (1 - own) * above.blocks
         return GroupCentre(shrunk.astype(np.float32), self.votes.astype(np.int64), len(self.ids))
 
@@ -169,7 +178,8 @@ def centre_of(
     """The centre of (n, d) uncentred vectors of one group, all at once; ``above`` as in ``Mean.centre``."""
     changed = changed_blocks(vectors, blocks)
     kept = np.flatnonzero(changed.any(axis=1))
-    shares, votes = vote_shares([voters[row] for row in kept.tolist()], changed[kept])
+    few = 0.0 if above is None else FEW_MODELS
+    shares, votes = vote_shares([voters[row] for row in kept.tolist()], changed[kept], few)
     mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, vectors.shape[1] // blocks)
     mean.add(mean.ids, vectors[kept])
     return mean.centre(above)
