@@ -77,7 +77,7 @@ def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
     first, second = (_hashes(f"{name}|{which}", count, length).astype(np.intp) for which in ("first", "second"))
     buckets = ((first >> 1) + (second >> 1)) % length
     signs = np.where((first & 1) == (second & 1), 1.0, -1.0)
-    return np.bincount(buckets, weights=signs, minlength=length)
+    return np.bincount(buckets, weights=signs, minlength=length).astype(np.float64)
 
 
 def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_LENGTH) -> NDArray[np.float64]:

@@ -75,7 +75,7 @@ class Centre:
 
     def group_of(self, vector_group: str, initialisation: int | None) -> str:
         """Whose centre is subtracted from a model: its initialisation's where that has one, else its group's."""
-        own = None if initialisation is None else initialisation_group(initialisation)
+        own = vector_group if initialisation is None else initialisation_group(initialisation)
         return own if own in self.groups else vector_group
 
     @property
