@@ -118,6 +118,8 @@ CREATE TABLE records (
     is_partly_frozen BOOLEAN NOT NULL DEFAULT false,
     vector_group VARCHAR NOT NULL DEFAULT 'full',
     signature VARCHAR,
+    row_space VARCHAR,
+    initialisation INTEGER,
     has_spectra BOOLEAN NOT NULL DEFAULT false,
     duplicate_group INTEGER,
     duplicate_of INTEGER,
@@ -144,8 +146,10 @@ COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the 
 COMMENT ON COLUMN records.is_copy IS 'All deltas are zero: a copy of the base.';
 COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold, or it is an adapter of another base: trained from scratch, or from something else.';
 COMMENT ON COLUMN records.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
-COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change came as LoRA factors), or full (all others: a LoRA merged into full weights, a half-frozen model, and an adapter together with the full fine-tune that it stands on).';
+COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change came as LoRA factors), or full (all others: a LoRA merged into full weights, a half-frozen model, and an adapter together with the full fine-tune that it stands on). Where enough models of its initialisation are there, that has a centre of its own, see internal.centres.';
 COMMENT ON COLUMN records.signature IS 'Its uncentred vector folded into 120 bytes (base64): only models with like signatures are compared matrix by matrix, to find duplicates.';
+COMMENT ON COLUMN records.row_space IS 'Where the rows of its LoRA factors A lie, sketched (base64): models whose A started from the same random numbers have like ones. Null where the change is not that of LoRA factors, merged or not.';
+COMMENT ON COLUMN records.initialisation IS 'Models with the same number have LoRA factors that started from the same random A: one tool and one seed made them, which says nothing of their data. The model_id of the first of them; null where no other model has it.';
 COMMENT ON COLUMN records.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
 COMMENT ON COLUMN records.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
 COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
@@ -374,13 +378,13 @@ CREATE TABLE internal.centres (
     votes INTEGER NOT NULL,
     numbers FLOAT[] NOT NULL
 );
-COMMENT ON TABLE internal.centres IS 'What is subtracted from every block of a vector before it is scaled to unit norm again: the mean block of the model''s group, one vote an author, times votes/(votes + 2). It moves only when its group has grown by half.';
+COMMENT ON TABLE internal.centres IS 'What is subtracted from every block of a vector before it is scaled to unit norm again: the mean block of the model''s group, one vote an author, times votes/(votes + 2). Of adapters of one initialisation it is their own mean, one vote a data set, drawn towards that of all adapters. It moves only when its group has grown by half.';
 COMMENT ON COLUMN internal.centres.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centres.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.centres.vector_group IS 'adapter or full, see records.vector_group.';
+COMMENT ON COLUMN internal.centres.vector_group IS 'adapter or full, see records.vector_group; or initialisation N, of the models whose records.initialisation is N.';
 COMMENT ON COLUMN internal.centres.block IS 'Which block, from 0, in the order of bases.deltas.';
 COMMENT ON COLUMN internal.centres.models IS 'Models of the group when this was made: no copies, unrelated models and repeats.';
-COMMENT ON COLUMN internal.centres.votes IS 'Authors of models that changed the matrix.';
+COMMENT ON COLUMN internal.centres.votes IS 'Authors of models that changed the matrix; of an initialisation the data sets that they name, or the author where one names none.';
 COMMENT ON COLUMN internal.centres.numbers IS 'The mean of the blocks of unit norm, shrunk.';
 
 CREATE TABLE internal.centre_members (
@@ -388,14 +392,16 @@ CREATE TABLE internal.centre_members (
     representation VARCHAR NOT NULL,
     vector_group VARCHAR NOT NULL,
     model_id INTEGER NOT NULL,
-    record_key VARCHAR NOT NULL
+    record_key VARCHAR NOT NULL,
+    vote VARCHAR NOT NULL
 );
 COMMENT ON TABLE internal.centre_members IS 'The models that a centre was made of, which a later publish may know otherwise.';
 COMMENT ON COLUMN internal.centre_members.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centre_members.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.centre_members.vector_group IS 'adapter or full.';
+COMMENT ON COLUMN internal.centre_members.vector_group IS 'adapter, full, or initialisation N.';
 COMMENT ON COLUMN internal.centre_members.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN internal.centre_members.record_key IS 'Its record then.';
+COMMENT ON COLUMN internal.centre_members.vote IS 'Which vote it had a share of: its author, or (of an initialisation) the data sets that it named.';
 
 CREATE TABLE backgrounds (
     base VARCHAR NOT NULL,
@@ -712,7 +718,7 @@ CREATE VIEW models AS
 SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
-    is_copy, is_unrelated, is_partly_frozen, vector_group, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
+    is_copy, is_unrelated, is_partly_frozen, vector_group, initialisation, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, gone
@@ -768,7 +774,8 @@ COMMENT ON COLUMN models.model_id IS 'Integer id, unique for each (model, base).
 COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine; the same as model.';
 COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty where it names none.';
 COMMENT ON COLUMN models.license IS 'The same as licence.';
-COMMENT ON COLUMN models.vector_group IS 'adapter or full: whose centre is subtracted from its vector.';
+COMMENT ON COLUMN models.vector_group IS 'adapter or full: whose centre is subtracted from its vector, unless its initialisation has one of its own.';
+COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoRA factors that started from the same random A: one tool and one seed made them, which says nothing of their data. Null where no other model has it.';
 
 CREATE VIEW indexes AS
 SELECT

@@ -43,6 +43,7 @@ class Asked:
     vector: NDArray[np.float32] | None = None
     record: Record | None = None
     group: str = ""
+    initialisation: int | None = None
 
 
 def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> Asked:
@@ -89,7 +90,8 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
             f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
             f"Publish it again: index represent {representation}",
         )
-    vector = _as_published(atlas, record, published)
+    initialisation = _initialisation(atlas, record)
+    vector = _as_published(atlas, record, published, initialisation)
     same = _held_as(atlas, identity.commit, identity.base) if reference.folder is not None else None
     if reference.folder is None and atlas.holds(identity.model, identity.base):
         same = atlas.find(ModelRef(identity.model), identity.base)
@@ -102,10 +104,48 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
         vector=vector,
         record=record,
         group=record.vector_group,
+        initialisation=initialisation,
     )
 
 
-def _as_published(atlas: AtlasReader, record: Record, published: Published) -> NDArray[np.float32] | None:
+def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
+    """The initialisation of the atlas whose models' row spaces agree best with the record's; None where none does.
+
+    A model that has none yet stands for itself.
+    """
+    from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space_of
+
+    mine = row_space_of(record)
+    if mine is None:
+        return None
+    rows = atlas.rows(
+        "SELECT coalesce(initialisation, model_id) AS initialisation, row_space FROM records "
+        "JOIN fine_tunes USING (model_id) WHERE base = ? AND model <> ? AND row_space IS NOT NULL",
+        [record.identity.base, record.identity.model],
+    )
+    texts = [as_text(mine), *(row["row_space"] for row in rows)]
+    sketches = from_texts(texts, len(record.deltas))
+    found = agreement(sketches[:1], sketches[1:])[0]
+    return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
+
+
+def initialisation_of(atlas: AtlasReader, asked: Asked) -> tuple[int | None, int]:
+    """The asked model's initialisation, and how many other models of the atlas have it."""
+    found = asked.initialisation
+    if asked.record is None:
+        rows = atlas.rows("SELECT initialisation FROM records WHERE model_id = ?", [asked.model_id])
+        found = rows[0]["initialisation"] if rows else None
+    (others,) = atlas.rows(
+        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
+        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
+        [found, asked.model_id],
+    )
+    return found, others["models"]
+
+
+def _as_published(
+    atlas: AtlasReader, record: Record, published: Published, initialisation: int | None
+) -> NDArray[np.float32] | None:
     """The vector of a record like those of the atlas: of their length, and minus their centre. None for a copy."""
     from indexer.records.representation import representation_named
     from indexer.vectors.segments import normalised
@@ -116,7 +156,8 @@ def _as_published(atlas: AtlasReader, record: Record, published: Published) -> N
     centre = atlas.centre(published.base, published.representation)
     if centre is None or normalised(vector) is None:
         return None
-    centred: NDArray[np.float32] = centre.centred(vector[None, :], record.vector_group)[0]
+    group = centre.group_of(record.vector_group, initialisation)
+    centred: NDArray[np.float32] = centre.centred(vector[None, :], group)[0]
     return centred
 
 

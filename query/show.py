@@ -51,7 +51,7 @@ class ShownModel(Result, Mapping[str, Any]):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Whether it is unrelated to its base."""
+        """Whether it is unrelated to its base, and whether others were made with its initialisation."""
         return tuple(self["notes"])
 
     @property
@@ -122,16 +122,27 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     found = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
     if not found:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")
-    shown = found[0]
-    weights = atlas.rows("SELECT * EXCLUDE (model_id, record_key) FROM records WHERE model_id = ?", [model_id])
+    shown, others = found[0], 0
+    weights = atlas.rows(
+        "SELECT * EXCLUDE (model_id, record_key, row_space), "
+        "(SELECT count(*) - 1 FROM records AS other WHERE other.initialisation = records.initialisation) AS others "
+        "FROM records WHERE model_id = ?",
+        [model_id],
+    )
     if weights:
         shown |= weights[0]
+        others = shown.pop("others") or 0
+        shown["initialisation"] = shown["initialisation"] if others else None
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
     shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
     shown |= _claims(atlas, model_id) | _measured(atlas, model_id) | _stored(atlas, model_id)
     asked = Asked(shown["model"], shown["base"], shown["author"], model_id, bool(shown.get("is_copy")))
-    return ShownModel(shown | {"notes": list(unrelated_notes(atlas, asked))})
+    notes = list(unrelated_notes(atlas, asked))
+    if others:
+        told = f"{others:,} others" if others > 1 else "another"
+        notes.append(f"It was made with the same initialisation as {told}: one tool, one seed.")
+    return ShownModel(shown | {"notes": notes})
 
 
 def _claims(atlas: AtlasReader, model_id: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Tuned:
     group: str = "full"
     unrelated: bool = False
     duplicate_of: int | None = None
+    initialisation: int | None = None
 
     @property
     def author(self) -> str:
@@ -89,10 +90,13 @@ def _insert(connection: duckdb.DuckDBPyConnection, number: int, model: Tuned) ->
         [number, model.model, BASE, model.author, relation],
     )
     connection.execute(
-        "INSERT INTO records (model_id, record_key, is_copy, is_unrelated, vector_group, duplicate_group, duplicate_of) "
-        "VALUES (?, 'k', ?, ?, ?, ?, ?)",
-        [number, not model.blocks.any(), model.unrelated, model.group, model.duplicate_of, model.duplicate_of],
-    )
+        "INSERT INTO records (model_id, record_key, is_copy, is_unrelated, vector_group, duplicate_group, duplicate_of, "
+        "initialisation) VALUES (?, 'k', ?, ?, ?, ?, ?, ?)",
+        [
+            number, not model.blocks.any(), model.unrelated, model.group, model.duplicate_of, model.duplicate_of,
+            model.initialisation,
+        ],
+    )  # fmt: skip
     for dataset in model.datasets:
         connection.execute("INSERT INTO model_datasets VALUES (?, ?, NULL, ?, 'card')", [number, dataset, dataset])
 

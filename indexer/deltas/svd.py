@@ -9,7 +9,7 @@ trusted: on some virtual machines the first bf16 product kills the process, and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,6 +42,7 @@ class Factors:
     (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors, so that nothing is
     ever made of directions that M does not have. ``norm`` is the Frobenius norm of the whole of M. ``blocks``
     counts the blocks of the iteration, 0 where the decomposition was exact. The sign of (u_i, v_i) is arbitrary.
+    ``rows`` (in, k), of a LoRA that changes anything: an orthonormal basis of the space that the rows of A span.
     """
 
     u: torch.Tensor
@@ -49,6 +50,7 @@ class Factors:
     v: torch.Tensor
     norm: float = 0.0
     blocks: int = 0
+    rows: torch.Tensor | None = None
 
 
 @torch.no_grad()
@@ -99,7 +101,8 @@ def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Facto
     u, s, vt = torch.linalg.svd(core, full_matrices=False)
     kept = min(rank, len(s))
     found = _Triplets(q_left @ u[:, :kept], s[:kept], q_right @ vt[:kept].t())
-    return _factors(found, shape, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
+    factors = _factors(found, shape, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
+    return replace(factors, rows=q_right)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from indexer.network.hub import model_row
 from indexer.records.parent import ROW_NAMES, Parent, StandsOn
 from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
 from indexer.records.representation import representation_named
+from indexer.records.row_space import row_space, row_space_of
 from indexer.records.unit import Traffic, Unit
 from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
@@ -77,25 +78,31 @@ def vectorise(
         layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
         roundings = RoundingChoice()
         sampled = Sampled()
+        spaces: Spaces = {}
         stands_on: StandsOn | None = None
         if layout is None:
             planned, unit = unit, _by_its_file(unit, checkpoint)
             stands_on = _stands_on(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
         try:
-            deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, stack)
+            deltas, wholes = _delta_records(
+                unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces, stack
+            )
         except (ForeignParent, UnreadableParent) as problem:
             summed, stands_on = _without_parent(problem, unit, checkpoint, base, stands_on, parent_record)
             if summed is not None:
                 deltas, wholes = summed, ()
+                spaces.clear()
             else:
-                deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled)
+                spaces.clear()
+                deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces)
         record = Record(
             identity=identity,
             deltas=deltas,
             wholes=wholes,
             sample=sampled.values_of(deltas),
             moved=sampled.moved,
+            row_space=row_space(spaces, [delta.key for delta in deltas]) if spaces else None,
             precision=roundings.widest,
             files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
             head=asdict(head_facts(checkpoint.config)),
@@ -142,6 +149,10 @@ def _without_parent(
     return None, replace(said, verdict=verdict, why=printable(why, 500))
 
 
+# An orthonormal basis (in, k) of the space that the rows of each matrix's factor A span.
+Spaces = dict[DeltaKey, NDArray[np.float64]]
+
+
 @dataclass
 class Sampled:
     """What was sampled of a full checkpoint's weights (``indexer.records.weight_sample``), as its matrices come by."""
@@ -167,6 +178,7 @@ def _delta_records(
     ahead_bytes: int,
     roundings: RoundingChoice,
     sampled: Sampled,
+    spaces: Spaces,
     stack: StackedAdapter | None = None,
 ) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
     """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
@@ -175,8 +187,10 @@ def _delta_records(
     if layout is None:
         own = by_key(lora_deltas(checkpoint, base)).values() if stack is None else ()
         for delta in own if stack is None else stack.deltas(ahead_bytes, with_weights=spectra is not None):
-            made = _from_lora if isinstance(delta, LoraDelta) else _from_dense
-            found[delta.key] = made(unit, delta, base, spectra)  # type: ignore[arg-type]
+            if isinstance(delta, LoraDelta):
+                found[delta.key] = _from_lora(unit, delta, base, spectra, spaces)
+            else:
+                found[delta.key] = _from_dense(unit, delta, base, spectra)
         if not found:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
     else:
@@ -194,7 +208,7 @@ def _on_record(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices, below: Re
     """All deltas of an adapter on a model of which there is only a record."""
     found = {}
     for delta, rest in on_record(checkpoint, base, below):
-        made = _from_lora(unit, delta, base, None)
+        made = _from_lora(unit, delta, base, None, {})
         found[delta.key] = replace(made, norm=float(np.hypot(made.norm, rest)))
     return tuple(found.get(matrix.key) or _untouched(unit, matrix, base, None) for matrix in base.layout.matrices)
 
@@ -207,9 +221,13 @@ def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spec
     return _with_spectra(found, delta, spectra)
 
 
-def _from_lora(unit: Unit, delta: LoraDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
+def _from_lora(
+    unit: Unit, delta: LoraDelta, base: BaseMatrices, spectra: Spectra | None, spaces: Spaces
+) -> DeltaRecord:
     a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
     factors = lora_svd(a, b, delta.scale, unit.spec.rank)
+    if factors.rows is not None:
+        spaces[delta.key] = factors.rows.cpu().numpy()
     shape = (b.shape[0], a.shape[1])
     found = _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed)
     return _with_spectra(found, delta, spectra)
@@ -258,10 +276,11 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
     """The asked-for vectors, computed while the factors are at hand; then the factors go if they are unwanted."""
     wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
     vectors = {representation.tag: representation.of(record) for representation in wanted}
+    space = row_space_of(record)
     deltas = record.deltas
     if not unit.keep_factors:
         deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
-    return replace(record, vectors=vectors, deltas=deltas)
+    return replace(record, vectors=vectors, deltas=deltas, row_space=space)
 
 
 def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:

@@ -13,7 +13,7 @@ from indexer.errors import AtlasError
 from indexer.publish.verification import Disagreement
 from indexer.records.representation import REPRESENTATIONS, representation_named
 from indexer.records.store import RecordStore
-from indexer.vectors.centre import GROUPS, Centre, GroupCentre, centre_of
+from indexer.vectors.centre import ADAPTER, GROUPS, Centre, GroupCentre, centre_of
 from indexer.vectors.published import Published
 
 # A centre that moved was made from vectors kept in 16 bits.
@@ -27,18 +27,17 @@ def check_centre(
     if centre is None or published.representation not in REPRESENTATIONS:
         return
     what = f"{published.base}, {published.representation}"
-    for group in GROUPS:
+    for group, said in centre.groups.items():
         members = connection.rows(
-            "SELECT model_id, member.record_key, author FROM internal.centre_members AS member LEFT JOIN fine_tunes "
-            "USING (model_id) WHERE member.base = ? AND representation = ? AND vector_group = ? ORDER BY model_id",
+            "SELECT record_key, vote FROM internal.centre_members WHERE base = ? AND representation = ? "
+            "AND vector_group = ? ORDER BY model_id",
             (published.base, published.representation, group),
         )
-        said = centre.groups[group]
         if len(members) != said.models:
             told = f"the centre of group {group} was made of {said.models} models, and {len(members)} are named"
             yield Disagreement("centre", what, told)
             continue
-        made = _made_of(folder, published, members)
+        made = _made_of(folder, published, members, None if group in GROUPS else centre.groups[ADAPTER])
         if made is None:
             continue
         is_same = made.blocks.shape == said.blocks.shape and np.allclose(made.blocks, said.blocks, atol=TOLERANCE)
@@ -47,8 +46,13 @@ def check_centre(
             yield Disagreement("centre", what, told)
 
 
-def _made_of(folder: AtlasFolder, published: Published, members: list[dict[str, Any]]) -> GroupCentre | None:
-    """The centre of these models; None where a record is gone, or holds no factors of its commit then."""
+def _made_of(
+    folder: AtlasFolder, published: Published, members: list[dict[str, Any]], above: GroupCentre | None
+) -> GroupCentre | None:
+    """The centre of these models; None where a record is gone, or holds no factors of its commit then.
+
+    ``above``: the adapters' centre, where these are of one initialisation.
+    """
     blocks = published.masks.blocks
     if not members:
         return GroupCentre.nothing(blocks, published.length // blocks)
@@ -60,6 +64,6 @@ def _made_of(folder: AtlasFolder, published: Published, members: list[dict[str, 
             vectors.append(representation.vector(store.read(member["record_key"])).astype(np.float32))
         except (AtlasError, TypeError):
             return None
-    if any(len(vector) != published.length for vector in vectors) or any(one["author"] is None for one in members):
+    if any(len(vector) != published.length for vector in vectors):
         return None
-    return centre_of(np.stack(vectors), [one["author"] for one in members], blocks)
+    return centre_of(np.stack(vectors), [one["vote"] for one in members], blocks, above)

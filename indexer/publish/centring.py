@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from indexer.publish.tables import Tables
 from indexer.publish.uncentred import Uncentred
 from indexer.publish.vectors import Incoming, PublishedVectors
-from indexer.vectors.centre import GROUPS, Centre, GroupCentre, Mean, joined_centres, vote_shares
+from indexer.vectors.centre import (
+    ADAPTER,
+    FEW_MODELS,
+    FEWEST_VOTES,
+    GROUPS,
+    Centre,
+    GroupCentre,
+    Mean,
+    initialisation_group,
+    joined_centres,
+    vote_shares,
+)
 from indexer.vectors.published import read_centre
 from indexer.vectors.segments import OpenSegment, blocks
 
@@ -28,12 +39,21 @@ _PLURAL = {"adapter": "adapters", "full": "full fine-tunes"}
 
 @dataclass(frozen=True)
 class _Known:
-    """What the database says of a model: its author, group and record, and whether its vote counts."""
+    """What the database says of a model: its author, group, initialisation and record, and whether its vote counts.
+
+    ``datasets``: those that it names.
+    """
 
     author: str
     group: str
+    initialisation: int | None
     record_key: str
     counts: bool
+    datasets: Sequence[str]
+
+    def vote(self, group: str) -> str:
+        """Whose vote it has a share of: in GROUPS its author's; in an initialisation that of the data it names."""
+        return self.author if group in GROUPS or not self.datasets else f"data {' '.join(self.datasets)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,24 +78,27 @@ class Centring:
         gone = np.union1d(stale, np.array(uncentred.ids, dtype=np.int64))
         held = np.setdiff1d(self.vectors.ids(), gone)
         members = self._members(known, held, uncentred)
-        due = [name for name in GROUPS if self._is_due(name, len(members[name]))]
+        due = self._due(members, known)
         if not uncentred.length and self.stored is None:
             return Arranged(self._incoming(None, 0), is_anew=False)
         if not due and self.stored is not None:
             incoming = self._incoming(self.stored.version, self._shape(uncentred)[0])
-            self._add(incoming, self.stored, uncentred)
+            self._add(incoming, self.stored, uncentred, known)
             return Arranged(incoming, is_anew=False)
         centre = self._moved(members, due, uncentred, known, gone)
         incoming = self._incoming(centre.version, self._shape(uncentred)[0])
-        for ids, group, vectors in self._held(known, gone):
-            if group in due:
-                assert self.stored is not None
-                vectors = centre.centred(self.stored.uncentred(vectors, group), group)
-            incoming.take(ids, vectors)
-        self._add(incoming, centre, uncentred)
+        for ids, before, vectors in self._held(known, gone):
+            assert self.stored is not None
+            for group, chosen in _by_group(_groups_of(ids, known, centre)):
+                mine = vectors[chosen]
+                if group in due or group != before:
+                    mine = centre.centred(self.stored.uncentred(mine, before), group)
+                incoming.take(ids[chosen], mine)
+        self._add(incoming, centre, uncentred, known)
         self._write(centre, members, due, known)
         if len(held):
-            moved = " and of the ".join(_PLURAL[name] for name in due)
+            named = [_PLURAL[name] for name in due if name in GROUPS]
+            moved = " and of the ".join(named or [f"adapters of {len(due)} initialisations"])
             self.say(
                 f"{self.key[0]}, {self.key[1]}: the centre of the {moved} moves, as there are half as many more: "
                 f"all {len(held) + len(uncentred.ids):,} vectors are written anew"
@@ -92,31 +115,38 @@ class Centring:
             return first.shape[0], first.shape[1]
         return uncentred.blocks, uncentred.length // uncentred.blocks
 
-    def _is_due(self, group: str, models: int) -> bool:
-        return self.stored is None or self.stored.groups[group].is_outgrown(models)
+    def _due(self, members: dict[str, Ids], known: dict[int, _Known]) -> list[str]:
+        """The groups whose centre is made anew: those of all initialisations where that of the adapters is."""
+        stored = self.stored.groups if self.stored is not None else {}
+        due = [name for name in GROUPS if name not in stored or stored[name].is_outgrown(len(members[name]))]
+        for name, ids in members.items():
+            is_moving = ADAPTER in due or name not in stored or stored[name].is_outgrown(len(ids))
+            votes = {known[one].vote(name) for one in ids.tolist()}
+            if name not in GROUPS and is_moving and len(votes) >= FEWEST_VOTES:
+                due.append(name)
+        return due
 
     def _known(self) -> dict[int, _Known]:
         return {
-            model_id: _Known(author, group, key, counts)
-            for model_id, author, group, key, counts in self.tables.rows(
-                "SELECT model_id, author, vector_group, records.record_key, "
-                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL "
-                "FROM records JOIN fine_tunes USING (model_id) WHERE base = ?",
+            row[0]: _Known(*row[1:])
+            for row in self.tables.rows(
+                "SELECT model_id, author, vector_group, initialisation, record_key, "
+                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL, datasets FROM models WHERE base = ?",
                 [self.key[0]],
             )
         }
 
     @staticmethod
     def _members(known: dict[int, _Known], held: Ids, uncentred: Uncentred) -> dict[str, Ids]:
-        """Ids (ascending) of the models of each group whose votes count."""
-        present = sorted([*held.tolist(), *uncentred.ids])
-        return {
-            group: np.array(
-                [one for one in present if one in known and known[one].counts and known[one].group == group],
-                dtype=np.int64,
-            )
-            for group in GROUPS
-        }
+        """Ids (ascending) of the models of each group whose votes count; an adapter may be in two."""
+        found: dict[str, list[int]] = {group: [] for group in GROUPS}
+        for one in sorted([*held.tolist(), *uncentred.ids]):
+            if one in known and known[one].counts:
+                found[known[one].group].append(one)
+                initialisation = known[one].initialisation
+                if initialisation is not None:
+                    found.setdefault(initialisation_group(initialisation), []).append(one)
+        return {group: np.array(ids, dtype=np.int64) for group, ids in found.items()}
 
     def _moved(
         self, members: dict[str, Ids], due: Sequence[str], uncentred: Uncentred, known: dict[int, _Known], gone: Ids
@@ -131,54 +161,60 @@ class Centring:
             for row, model_id in enumerate(ids.tolist()):
                 if model_id in coming:
                     changed[row] = coming[model_id]
-            shares, votes = vote_shares([known[one].author for one in ids.tolist()], changed)
+            few = 0.0 if group in GROUPS else FEW_MODELS
+            shares, votes = vote_shares([known[one].vote(group) for one in ids.tolist()], changed, few)
             means[group] = Mean(ids, shares, votes, length)
-        for ids, group, vectors in self._held(known, gone):
-            if group in means:
-                assert self.stored is not None
-                means[group].add(ids, self.stored.uncentred(vectors, group))
-        for ids, groups, vectors in uncentred.stretches():
-            for group, mean in means.items():
-                chosen = np.array([one == group for one in groups])
-                mean.add(ids[chosen], vectors[chosen])
-        before = self.stored.groups if self.stored is not None else {}
-        return joined_centres((group, means[group].centre() if group in means else before[group]) for group in GROUPS)
+        for ids, before, vectors in self._held(known, gone):
+            assert self.stored is not None
+            uncentred_ones = self.stored.uncentred(vectors, before)
+            for mean in means.values():
+                mean.add(ids, uncentred_ones)
+        for ids, _, vectors in uncentred.stretches():
+            for mean in means.values():
+                mean.add(ids, vectors)
+        stored = self.stored.groups if self.stored is not None else {}
+        moved = {group: means[group].centre() if group in means else stored[group] for group in GROUPS}
+        kept = {} if ADAPTER in due else {name: one for name, one in stored.items() if name not in GROUPS}
+        own = {name: mean.centre(moved[ADAPTER]) for name, mean in means.items() if name not in GROUPS}
+        return joined_centres((moved | kept | own).items())
 
     def _held(self, known: dict[int, _Known], gone: Ids) -> Iterator[tuple[Ids, str, NDArray[np.float32]]]:
-        """Published vectors that stay, group by group and block by block."""
+        """Published vectors that stay, block by block and by the group whose centre was subtracted from them."""
         for segment in self.vectors.segments:
+            assert self.stored is not None
             opened = OpenSegment(self.vectors.root, segment, self.vectors.masks)
             for block in blocks([opened.vectors()]):
-                groups = np.array([known[one].group if one in known else "" for one in block.ids.tolist()])
-                for group in GROUPS:
-                    chosen = (groups == group) & np.isin(block.ids, gone, invert=True)
-                    if chosen.any():
-                        yield block.ids[chosen], group, block.matrix[chosen]
+                groups = _groups_of(block.ids, known, self.stored)
+                stays = np.isin(block.ids, gone, invert=True)
+                for group, chosen in _by_group(groups):
+                    mine = chosen[stays[chosen]]
+                    if group and len(mine):
+                        yield block.ids[mine], group, block.matrix[mine]
 
     @staticmethod
-    def _add(incoming: Incoming, centre: Centre, uncentred: Uncentred) -> None:
-        for ids, groups, vectors in uncentred.stretches():
-            for group in GROUPS:
-                chosen = np.array([one == group for one in groups])
-                if chosen.any():
+    def _add(incoming: Incoming, centre: Centre, uncentred: Uncentred, known: dict[int, _Known]) -> None:
+        for ids, _, vectors in uncentred.stretches():
+            for group, chosen in _by_group(_groups_of(ids, known, centre)):
+                if group:
                     incoming.take(ids[chosen], centre.centred(vectors[chosen], group))
 
     def _write(self, centre: Centre, members: dict[str, Ids], due: Sequence[str], known: dict[int, _Known]) -> None:
         base, name = self.key
-        rows = {group: self._rows(group, centre.groups[group]) for group in due}
-        for group in due:
+        stored = self.stored.groups if self.stored is not None else {}
+        for group in (*due, *(name for name in stored if name not in centre.groups)):
             for table in _TABLES:
                 self.tables.run(
                     f"DELETE FROM {table} WHERE base = ? AND representation = ? AND vector_group = ?",
                     [*self.key, group],
                 )
-            self.tables.insert("internal.centres", rows[group])
+        for group in due:
+            self.tables.insert("internal.centres", self._rows(group, centre.groups[group]))
             self.tables.insert(
                 "internal.centre_members",
                 [
                     {
                         "base": base, "representation": name, "vector_group": group, "model_id": model_id,
-                        "record_key": known[model_id].record_key,
+                        "record_key": known[model_id].record_key, "vote": known[model_id].vote(group),
                     }
                     for model_id in members[group].tolist()
                 ],
@@ -192,3 +228,16 @@ class Centring:
             }
             for number, (block, votes) in enumerate(zip(centre.blocks, centre.votes, strict=True))
         ]  # fmt: skip
+
+
+def _groups_of(ids: Ids, known: dict[int, _Known], centre: Centre) -> list[str]:
+    """Whose centre is subtracted from each of these models; "" for one that the database does not know."""
+    found = (known.get(one) for one in ids.tolist())
+    return ["" if one is None else centre.group_of(one.group, one.initialisation) for one in found]
+
+
+def _by_group(groups: Sequence[str]) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Each group with its places, ascending."""
+    names = np.array(groups, dtype=object)
+    for group in dict.fromkeys(groups):
+        yield group, np.flatnonzero(names == group)

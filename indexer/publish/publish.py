@@ -18,6 +18,7 @@ from indexer.publish.arriving import Arriving, ArrivingVectors
 from indexer.publish.aside import Aside
 from indexer.publish.duplicate_groups import DuplicateGroups
 from indexer.publish.fitting import Fitting, Misfit, plain_json
+from indexer.publish.initialisations import renew_initialisations
 from indexer.publish.lineage_table import renew_lineage
 from indexer.publish.predictions_table import renew_predictions
 from indexer.publish.profile_tables import ProfileTables
@@ -147,6 +148,8 @@ class _Publisher:
             # Before the centre: a model that was uploaded again has one vote.
             if changed or withdrawn:
                 duplicates.renew(touched)
+            fresh = {ids[entry.listed.id] for entry in reread}
+            renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
             arriving.publish(stale, ids.values(), has_new_profiles)
         renew_lineage(self.tables, self.base, self.folder.lineage(self.base), self.fitting)
         renew_predictions(self.tables, self.base, self.folder.predictions(self.base), self.fitting)

@@ -18,6 +18,7 @@ from indexer.listing.listing import ListedModel
 from indexer.names import author_of
 from indexer.records.energy import RANK_THRESHOLDS
 from indexer.records.record import DeltaRecord, Record, WholeRecord
+from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import Outcome
 
 Row = dict[str, Any]
@@ -151,6 +152,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
     delta_norm = float(np.sqrt(sum(delta.norm**2 for delta in record.deltas)))
     zeros = [delta.norm == 0.0 for delta in record.deltas]
     names = record.head.get("label_names")
+    space = row_space_of(record)
     return {
         "model_id": model_id,
         "record_key": record_key,
@@ -159,6 +161,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
         "is_unrelated": False,
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "vector_group": record.vector_group,
+        "row_space": None if space is None else as_text(space),
         "has_spectra": record.has_spectra,
         "delta_norm": delta_norm,
         "relative_norm": delta_norm / base_norm if base_norm else None,

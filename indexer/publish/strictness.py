@@ -43,7 +43,7 @@ TOLERANCE_OF_HALVES = 2e-3
 
 # Set after the record was written into its row, from other models: they are not in the record.
 # And the last digit of a signature's numbers is a matter of the machine.
-_FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of", "signature"}
+_FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of", "signature", "initialisation"}
 _BLOCK = 1024
 
 
@@ -122,7 +122,10 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
             centres[one.base, one.representation] = centre
             yield from check_centre(folder, connection, one, centre)
     store = RecordStore(folder)
-    for row in connection.rows("SELECT model_id, model, base, record_key FROM fine_tunes WHERE status = 'indexed'"):
+    for row in connection.rows(
+        "SELECT model_id, model, base, fine_tunes.record_key, initialisation FROM fine_tunes "
+        "LEFT JOIN records USING (model_id) WHERE status = 'indexed'"
+    ):
         progress(f"record of {row['model']}")
         what = printable(str(row["model"]), 200)
         try:
@@ -136,7 +139,8 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
             vectors = opened.get((one.base, one.representation))
             if vectors is not None and one.base == row["base"]:
                 centre = centres.get((one.base, one.representation))
-                yield from _vector(one, centre, vectors, row["model_id"], what, record)
+                group = "" if centre is None else centre.group_of(record.vector_group, row["initialisation"])
+                yield from _vector(one, centre, vectors, row["model_id"], what, record, group)
     for (base, name), vectors in opened.items():
         progress(f"neighbours of {base}, {name}")
         yield from _neighbours(connection, base, name, vectors)
@@ -176,7 +180,7 @@ def _same(held: Any, made: Any) -> bool:
 
 
 def _vector(
-    one: Published, centre: Centre | None, vectors: Vectors, model_id: int, what: str, record: Record
+    one: Published, centre: Centre | None, vectors: Vectors, model_id: int, what: str, record: Record, group: str
 ) -> Iterator[Disagreement]:
     representation = representation_named(one.representation, one.choice.budget)
     if not representation.is_held_by(record):
@@ -186,7 +190,7 @@ def _vector(
     if expected is None or held is None:
         return  # missing and superfluous ones are told by `verify`
     if held.shape == expected.shape and centre is not None:
-        expected = centre.centred(uncentred[None, :], record.vector_group)[0]
+        expected = centre.centred(uncentred[None, :], group)[0]
     tolerance = TOLERANCE if centre is None else TOLERANCE_OF_HALVES
     if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
         yield Disagreement("vectors", what, f"its vector ({one.representation}) is not the one its record makes")

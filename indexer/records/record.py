@@ -129,7 +129,8 @@ class Record:
     ``wholes`` are there with the spectra, for the matrices that the base stores fused. ``sample`` holds some weights of
     every block matrix (see ``indexer.records.weight_sample``), of which ``moved`` differ from the base's; ``precision``
     is the narrowest dtype that holds all weights. None, 0 and "" for adapters and in records of earlier versions.
-    ``stands_on`` is there for adapters that name their base.
+    ``stands_on`` is there for adapters that name their base. ``row_space`` (K, 1 + m) says where the rows of LoRA's
+    factor A lie (``indexer.records.row_space``); None for others, and in records of earlier versions.
     """
 
     identity: Identity
@@ -150,6 +151,7 @@ class Record:
     moved: int = 0
     precision: str = ""
     stands_on: StandsOn | None = None
+    row_space: NDArray[np.float16] | None = None
 
     @property
     def is_adapter(self) -> bool:
@@ -207,8 +209,9 @@ def write_record(record: Record, path: Path) -> None:
         arrays[f"{whole.name}.weights"] = np.ascontiguousarray(whole.weights)
         if whole.spectrum is not None:
             arrays[f"{whole.name}.spectrum"] = np.ascontiguousarray(whole.spectrum)
-    if record.sample is not None:
-        arrays[_SAMPLE] = np.ascontiguousarray(record.sample)
+    for name, array in ((_SAMPLE, record.sample), (_ROW_SPACE, record.row_space)):
+        if array is not None:
+            arrays[name] = np.ascontiguousarray(array)
     arrays.update({f"vector:{tag}": np.ascontiguousarray(vector) for tag, vector in record.vectors.items()})
     header = {
         "identity": record.identity.as_row(),
@@ -276,6 +279,7 @@ def read_identity(path: Path) -> tuple[Identity, str]:
 
 
 _SAMPLE = "sample"
+_ROW_SPACE = "row_space"
 
 _PLAIN_FIELDS = (
     "head",
@@ -326,6 +330,7 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
         wholes=wholes,
         files=tuple(StoredFile(**row) for row in header["files"]),
         sample=arrays.get(_SAMPLE),
+        row_space=arrays.get(_ROW_SPACE),
         stands_on=StandsOn(**header["stands_on"]) if header.get("stands_on") else None,
         moved=int(header.get("moved", 0)),
         precision=str(header.get("precision", "")),

@@ -53,14 +53,31 @@ def _block(delta: DeltaRecord, side: str, length: int, draw: str) -> NDArray[np.
     if delta.norm == 0.0 or delta.u is None or delta.v is None:
         return np.zeros(length)
     left, right = {"input": (delta.v, delta.v), "output": (delta.u, delta.u), "delta": (delta.u, delta.v)}[side]
-    # Where a and b are the same vector the two hashes must still be independent.
-    first = _count_sketch(left.astype(np.float64), f"{draw}{delta.key}|first", length)
-    second = _count_sketch(right.astype(np.float64), f"{draw}{delta.key}|second", length)
-    products = np.fft.rfft(first, axis=0) * np.fft.rfft(second, axis=0)
-    weighted = products @ delta.s.astype(np.float64)
-    block = np.fft.irfft(weighted, n=length)
+    weights = delta.s.astype(np.float64)
+    block = tensor_sketch(left.astype(np.float64), right.astype(np.float64), weights, f"{draw}{delta.key}", length)
     norm = np.linalg.norm(block)
     return block / norm if norm else block
+
+
+def tensor_sketch(
+    left: NDArray[np.float64], right: NDArray[np.float64], weights: NDArray[np.float64], name: str, length: int
+) -> NDArray[np.float64]:
+    """(length,) the sketch of Σ w_i a_i ⊗ b_i, of columns a_i of (n, r) ``left`` and b_i of (k, r) ``right``.
+
+    ``name`` decides the hashes. Where a and b are the same vector the two hashes must still be independent.
+    """
+    first = _count_sketch(left, f"{name}|first", length)
+    second = _count_sketch(right, f"{name}|second", length)
+    products = np.fft.rfft(first, axis=0) * np.fft.rfft(second, axis=0)
+    return np.fft.irfft(products @ weights, n=length)
+
+
+def identity_sketch(count: int, name: str, length: int) -> NDArray[np.float64]:
+    """(length,) the ``tensor_sketch`` of the identity, Σ e_i ⊗ e_i over ``count`` coordinates."""
+    first, second = (_hashes(f"{name}|{which}", count, length).astype(np.intp) for which in ("first", "second"))
+    buckets = ((first >> 1) + (second >> 1)) % length
+    signs = np.where((first & 1) == (second & 1), 1.0, -1.0)
+    return np.bincount(buckets, weights=signs, minlength=length).astype(np.float64)
 
 
 def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_LENGTH) -> NDArray[np.float64]:

@@ -3,6 +3,11 @@
 All fine-tunes of a base share directions, and adapters share others. So from every block (unit norm) of a model the
 mean block of its group, adapters or full fine-tunes, is subtracted, and the rest scaled to unit norm again. The mean
 is one vote an author, shrunk by n/(n + 2) for n votes: of one model a third, of none nothing.
+
+LoRA factors that started from the same random A stay near it, so that adapters of one seed are alike whatever their
+data are. Where models of one initialisation name three data sets or more, the initialisation has a centre of its own:
+their mean, one vote a data set, drawn towards the centre of all adapters by half a model. With fewer nobody can tell
+what comes from the seed and what from the data, and the centre of all adapters serves.
 """
 
 from __future__ import annotations
@@ -21,8 +26,16 @@ Floats = NDArray[np.float32]
 ADAPTER, FULL = "adapter", "full"
 GROUPS = (ADAPTER, FULL)
 
-# Votes that pull a centre towards zero.
+# Votes that pull a centre towards zero, and models that pull that of an initialisation towards the adapters'.
 SHRINK = 2.0
+INITIALISATION_SHRINK = 0.5
+
+# Votes below which a block of an initialisation has no centre of its own.
+FEWEST_VOTES = 3
+
+# In an initialisation a vote of n models counts n/(n + 8): of one model alone it is mostly what that model has of its
+# own, which all others would then lack, and be alike by it.
+FEW_MODELS = 8.0
 
 # A block this near to its centre has no direction left but rounding.
 _NOTHING = 1e-6
@@ -49,11 +62,21 @@ class GroupCentre:
         return models > self.models and models >= GROWTH * self.models
 
 
+def initialisation_group(initialisation: int) -> str:
+    """The name of the group of models of one initialisation (``records.initialisation``)."""
+    return f"initialisation {initialisation}"
+
+
 @dataclass(frozen=True, eq=False)
 class Centre:
-    """The centres of all groups of one (base, representation)."""
+    """The centres of all groups of one (base, representation), by name: GROUPS, and some initialisations."""
 
     groups: Mapping[str, GroupCentre]
+
+    def group_of(self, vector_group: str, initialisation: int | None) -> str:
+        """Whose centre is subtracted from a model: its initialisation's where that has one, else its group's."""
+        own = vector_group if initialisation is None else initialisation_group(initialisation)
+        return own if own in self.groups else vector_group
 
     @property
     def version(self) -> str:
@@ -92,28 +115,34 @@ class Centre:
         return whole.reshape(len(vectors), -1).astype(np.float32)
 
 
-def cosine_of_strangers(votes: NDArray[np.integer]) -> NDArray[np.float64]:
+def cosine_of_strangers(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
     """What centring alone makes of the cosine of two voters whose blocks were at right angles, as was everybody's.
 
-    With n ≥ 2 votes the centre is Σb/(n + 2), which holds a part of both: −(n + 4)/(n·(n + 3)), −.6 for two votes.
+    With n ≥ 2 votes the centre is Σb/(n + s), which holds a part of both: −(n + 2s)/((n + s)² − n − 2s), −.6 for two
+    votes and s = 2. Of an initialisation that is so with what is left without the adapters' centre.
     """
     n = votes.astype(np.float64)
-    found: NDArray[np.float64] = -(n + 4) / (n * (n + 3))
+    found: NDArray[np.float64] = -(n + 2 * shrink) / ((n + shrink) ** 2 - n - 2 * shrink)
     return found
 
 
-def vote_shares(authors: Sequence[str], changed: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What each block of each model counts in the mean over authors, (n, b), and the votes (authors) of each, (b,).
+def vote_shares(
+    voters: Sequence[str], changed: NDArray[np.bool_], few: float = 0.0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What each block of each model counts in the mean over votes, (n, b), and the votes of each, (b,).
 
-    ``changed`` (n, b). Columns of the shares sum to 1, or to 0 where nobody changed the block.
+    ``voters``: whose vote each model has a share of, its author's mostly. ``changed`` (n, b). A vote of n models counts
+    n/(n + ``few``). Columns of the shares sum to 1, or to 0 where nobody changed the block.
     """
     numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(author, len(numbers)) for author in authors], dtype=np.intp)
+    codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
     counts = np.zeros((len(numbers), changed.shape[1]))
     np.add.at(counts, codes, changed)
     votes = (counts > 0).sum(axis=0)
-    shares = np.divide(changed, counts[codes], out=np.zeros(changed.shape), where=changed)
-    return np.divide(shares, votes, out=np.zeros_like(shares), where=votes > 0), votes
+    weights = np.divide(1, counts + few, out=np.zeros_like(counts), where=counts > 0)
+    shares = changed * weights[codes]
+    total = shares.sum(axis=0)
+    return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0), votes
 
 
 class Mean:
@@ -132,23 +161,31 @@ class Mean:
         blocks = vectors[counts].reshape(len(counts), *self.sum.shape)
         self.sum += np.einsum("nb,nbm->bm", self.shares[places[counts]], blocks.astype(np.float64))
 
-    def centre(self) -> GroupCentre:
-        """The mean so far, shrunk."""
-        shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
+    def centre(self, above: GroupCentre | None = None) -> GroupCentre:
+        """The mean so far, shrunk towards zero; of an initialisation towards the adapters' centre, ``above``."""
+        if above is None:
+            shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
+        else:
+            models = np.count_nonzero(self.shares, axis=0)
+            own = np.where(self.votes >= FEWEST_VOTES, models / (models + INITIALISATION_SHRINK), 0.0)[:, None]
+            shrunk = own * self.sum + (1 - own) * above.blocks
         return GroupCentre(shrunk.astype(np.float32), self.votes.astype(np.int64), len(self.ids))
 
 
-def centre_of(vectors: NDArray[np.floating], authors: Sequence[str], blocks: int) -> GroupCentre:
-    """The centre of (n, d) uncentred vectors of one group, all at once."""
+def centre_of(
+    vectors: NDArray[np.floating], voters: Sequence[str], blocks: int, above: GroupCentre | None = None
+) -> GroupCentre:
+    """The centre of (n, d) uncentred vectors of one group, all at once; ``above`` as in ``Mean.centre``."""
     changed = changed_blocks(vectors, blocks)
     kept = np.flatnonzero(changed.any(axis=1))
-    shares, votes = vote_shares([authors[row] for row in kept.tolist()], changed[kept])
+    few = 0.0 if above is None else FEW_MODELS
+    shares, votes = vote_shares([voters[row] for row in kept.tolist()], changed[kept], few)
     mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, vectors.shape[1] // blocks)
     mean.add(mean.ids, vectors[kept])
-    return mean.centre()
+    return mean.centre(above)
 
 
 def joined_centres(parts: Iterable[tuple[str, GroupCentre]]) -> Centre:
-    """Centres by group, in the order of GROUPS."""
+    """Centres by group, in the order of GROUPS; then those of initialisations."""
     found = dict(parts)
-    return Centre({name: found[name] for name in GROUPS if name in found})
+    return Centre({name: found[name] for name in (*GROUPS, *found) if name in found})

@@ -178,13 +178,17 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
     if not rows:
         return None
     groups = {}
-    for name in GROUPS:
-        mine = [row for row in rows if row[0] == name]
+    of_group: dict[str, list[Any]] = {name: [] for name in GROUPS}
+    for row in rows:
+        of_group.setdefault(row[0], []).append(row)
+    for name, mine in of_group.items():
         lengths = {len(numbers) for _, _, _, numbers in mine}
         if len(lengths) != 1:
             raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
         numbers = np.array([row[3] for row in mine], dtype=np.float32)
         groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1])
+    if len({one.blocks.shape for one in groups.values()}) != 1:
+        raise AtlasError(f"The centres of {base}, {representation}, are of different lengths.", HINT)
     centre = Centre(groups)
     if any(not np.isfinite(one.blocks).all() for one in groups.values()):
         raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
 from query.compare.facts import Fact, facts_of
-from query.compare.similarity import blocks, small_centre
+from query.compare.similarity import blocks, same_initialisation, small_centre
 from query.layers.layers import layers_of
 from query.layers.parts import Part
 from query.lookup import Asked, asked_model, unrelated_notes, with_vector
@@ -110,7 +110,7 @@ def compare(
         first, second = (with_vector(atlas, one, representation) for one in (first, second))
         alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
         of_layers, of_families = _by_part(atlas, first, second, representation)
-        notes = small_centre(atlas, first, second, representation)
+        notes = small_centre(atlas, first, second, representation) + same_initialisation(atlas, first, second)
     changed = (layers_of(atlas, first), layers_of(atlas, second))
     return Comparison(
         a=first.name,

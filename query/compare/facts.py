@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 FACTS = (
     "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
     "label_names", "problem_type", "created", "modified", "downloads", "delta_norm", "relative_norm", "base_cosine",
-    "dtype", "duplicate_group",
+    "dtype", "duplicate_group", "initialisation",
 )  # fmt: skip
 
 
@@ -55,4 +55,5 @@ def _known(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
         "relative_norm": float(norm / of_base) if of_base else 0.0,
         "base_cosine": record.base_cosine,
         "dtype": record.dtype,
+        "initialisation": asked.initialisation,
     }

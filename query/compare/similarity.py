@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.names import DeltaKey
-from query.lookup import Asked
+from query.lookup import Asked, initialisation_of
 from query.similar import group_of
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ def blocks(atlas: AtlasReader, base: str, first: Vector, second: Vector) -> Bloc
 
 
 def small_centre(atlas: AtlasReader, one: Asked, other: Asked, representation: str) -> tuple[str, ...]:
-    """A sentence where so few authors made the centre of two models that strangers come out far below zero."""
-    from indexer.vectors.centre import ADAPTER, cosine_of_strangers
+    """A sentence where so few votes made the centre of two models that strangers come out far below zero."""
+    from indexer.vectors.centre import ADAPTER, FEWEST_VOTES, GROUPS, INITIALISATION_SHRINK, SHRINK
+    from indexer.vectors.centre import cosine_of_strangers as of_strangers
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), group_of(atlas, one)
@@ -58,17 +59,34 @@ def small_centre(atlas: AtlasReader, one: Asked, other: Asked, representation: s
         return ()
     if one.model_id is None or other.model_id is None:  # read for this question, it had no vote
         return ()
+    mine, theirs = (centre.group_of(group, initialisation_of(atlas, each)[0]) for each in (one, other))
+    group = mine if mine == theirs else group
     votes = centre.groups[group].votes
     assert one.vector is not None
     assert other.vector is not None
-    mine, theirs = changed_blocks(np.stack([one.vector, other.vector]), len(votes))
-    heard = votes[mine & theirs & (votes > 1)]
-    strangers = float(cosine_of_strangers(heard).mean()) if len(heard) else 0.0
+    changed = changed_blocks(np.stack([one.vector, other.vector]), len(votes)).all(axis=0)
+    is_group = group in GROUPS
+    heard = votes[changed & (votes > (1 if is_group else FEWEST_VOTES - 1))]
+    strangers = float(of_strangers(heard, SHRINK if is_group else INITIALISATION_SHRINK).mean()) if len(heard) else 0.0
     if strangers > _FAR_BELOW:
         return ()
-    authors = f"{heard.min()}" if heard.min() == heard.max() else f"{heard.min()} to {heard.max()}"
-    kind = "adapters" if group == ADAPTER else "full fine-tunes"
+    count = f"{heard.min()}" if heard.min() == heard.max() else f"{heard.min()} to {heard.max()}"
+    kind = f"adapters of {count} authors" if group == ADAPTER else f"full fine-tunes of {count} authors"
+    if not is_group:
+        kind = f"adapters of their initialisation, on {count} data sets,"
     return (
-        f"Only {kind} of {authors} authors changed the matrices that both did. What these have in common is taken "
+        f"Only {kind} changed the matrices that both did. What these have in common is taken "
         f"away, and with so few that alone brings strangers to {strangers:.2f}, not to 0.",
+    )
+
+
+def same_initialisation(atlas: AtlasReader, one: Asked, other: Asked) -> tuple[str, ...]:
+    """A sentence where the LoRA factors of both started from the same random numbers."""
+    (mine, others), (theirs, _) = (initialisation_of(atlas, each) for each in (one, other))
+    if mine is None or mine != theirs:
+        return ()
+    beside = others - (other.model_id is not None)
+    return (
+        f"Both were made with the same initialisation{f', as {beside} others' if beside > 0 else ''}: "
+        "one tool, one seed. That says nothing of their data.",
     )

@@ -112,6 +112,8 @@ def add_adapter(model: transformers.PreTrainedModel, adapter: Adapter, task: str
     from peft import LoraConfig, get_peft_model  # needed by few runs, slow to import
 
     architecture = plan.architecture
+    if adapter.start is not None:
+        torch.manual_seed(adapter.start)
     settings = LoraConfig(
         task_type=PEFT_TASKS[task],
         r=adapter.rank,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 FOLDER = Path(__file__).parent
-SIZES = ("mini", "small", "full")  # each holds the one before it
+SIZES = ("mini", "small", "full", "seeds")  # each holds the one before it
 PACKAGES_THAT_DECIDE = ("numpy", "peft", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch", "transformers")
 NAME = "NAME"  # stands for the architecture in ids
 
@@ -121,6 +121,7 @@ class Adapter:
     dora: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, int] = field(default_factory=dict)
+    start: int | None = None  # seed drawn from anew just before A is, as many tools do; else that of the run goes on
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,150 @@
+"""Adapters of shared seeds: alike by their seed before, by their data once their initialisation has its own centre."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import duckdb
+import numpy as np
+import pytest
+
+from indexer.vectors.centre import FEW_MODELS, FEWEST_VOTES, INITIALISATION_SHRINK
+from query import Atlas
+from tests.planted_blocks import BASE, Tuned, plant, publish, unit
+from tests.vectors import loops
+
+SHAPE = (6, 64)
+CLOSE = 2e-3
+
+
+def adapters(datasets: int = 5, seeds: int = 2, each: int = 2, *, said: float = 1.0, rng: int = 0) -> list[Tuned]:
+    """Adapters of every data set and seed by other authors; a seed says twice as much as the data (times ``said``)."""
+    draw = np.random.default_rng(rng)
+    common, of_seed, of_data = (draw.normal(size=(count, *SHAPE)) for count in (1, seeds, datasets))
+    found = []
+    for dataset, seed, run in itertools.product(range(datasets), range(seeds), range(each)):
+        own = 0.7 * draw.normal(size=SHAPE)
+        blocks = unit(common[0] + 2 * of_seed[seed] + said * of_data[dataset] + own)
+        name = f"a{len(found)}/d{dataset}-s{seed}-{run}"
+        found.append(Tuned(name, blocks, (f"data-{dataset}",), "adapter", initialisation=1 + seed * each))
+    return found
+
+
+def unrecognised(models: list[Tuned]) -> list[Tuned]:
+    return [dataclasses.replace(one, initialisation=None) for one in models]
+
+
+def right_triples(folder, models: list[Tuned]) -> float:
+    """How often same data and another seed is more similar than other data and the same seed."""
+    with Atlas(folder) as atlas:
+        vectors = atlas.vectors(BASE)
+        blocks = {one.model: vectors.row(number).reshape(SHAPE) for number, one in enumerate(models, 1)}
+    right = total = 0
+    for asked, mate, other in itertools.permutations(models, 3):
+        is_mate = mate.datasets == asked.datasets and mate.initialisation != asked.initialisation
+        if is_mate and other.datasets != asked.datasets and other.initialisation == asked.initialisation:
+            total += 1
+            mine = blocks[asked.model]
+            right += loops.similarity(mine, blocks[mate.model]) > loops.similarity(mine, blocks[other.model])
+    return right / total
+
+
+def test_data_decide_and_not_seeds(tmp_path):
+    models = adapters()
+    assert right_triples(plant(tmp_path / "before", unrecognised(models)), models) < 0.05
+    after = plant(tmp_path / "after", models)
+    assert right_triples(after, models) > 0.95
+    with Atlas(after) as atlas, Atlas(tmp_path / "before") as before:
+        assert before.purity(BASE).purity < 0.4
+        assert atlas.purity(BASE).purity > 0.9
+        assert set(atlas.centre(BASE).groups) == {"adapter", "full", "initialisation 1", "initialisation 3"}
+
+
+def chances(folder, models: list[Tuned]) -> list[float]:
+    """How far purity is above chance, of all and across authors."""
+    with Atlas(folder) as atlas:
+        found = atlas.purity(BASE)
+        return [one.purity - one.chance for one in (found, found.cross_author)]
+
+
+def test_where_seeds_alone_say_anything_purity_stays_at_chance(tmp_path):
+    """Labels dealt at random among adapters of three seeds: nothing may be found."""
+    above = []
+    for number in range(4):
+        models = adapters(datasets=4, seeds=3, each=4, said=0.0, rng=number)
+        labels = np.random.default_rng(10 + number).permutation([one.datasets[0] for one in models])
+        dealt = [dataclasses.replace(one, datasets=(label,)) for one, label in zip(models, labels, strict=True)]
+        above.append(chances(plant(tmp_path / f"{number}", dealt), dealt))
+    assert np.abs(np.mean(above, axis=0)).max() < 0.04
+
+
+def test_a_label_that_often_is_a_seed_in_disguise_is_not_found(tmp_path):
+    """Three of five models of a label were made with one seed, and data say nothing."""
+    was, now = [], []
+    for number in range(3):
+        models = adapters(datasets=4, seeds=4, each=5, said=0.0, rng=number)
+        draw = np.random.default_rng(5 + number)
+        seeds = sorted({one.initialisation for one in models})
+        dealt = [
+            dataclasses.replace(one, datasets=(f"data-{draw.choice([one.initialisation] * 4 + seeds)}",))
+            for one in models
+        ]
+        was.append(chances(plant(tmp_path / f"before-{number}", unrecognised(dealt)), dealt))
+        now.append(chances(plant(tmp_path / f"after-{number}", dealt), dealt))
+    assert np.mean(was, axis=0).min() > 0.15
+    assert np.mean(now, axis=0).max() < 0.05
+
+
+@pytest.mark.parametrize("datasets", [1, 2])
+def test_an_initialisation_of_few_data_sets_has_no_centre_of_its_own(tmp_path, datasets):
+    """Nobody can tell a seed from one or two data sets: these models stay as they were."""
+    models = adapters(seeds=1, datasets=6, each=1)
+    few = [
+        dataclasses.replace(one, initialisation=1 if int(one.datasets[0][5:]) < datasets else None) for one in models
+    ]
+    vectors = []
+    for name, planted in (("before", unrecognised(few)), ("after", few)):
+        with Atlas(plant(tmp_path / name, planted)) as atlas:
+            vectors.append(atlas.vectors(BASE).matrix)
+    np.testing.assert_array_equal(*vectors)
+
+
+def own_centre(members: list[Tuned], above: np.ndarray) -> np.ndarray:
+    """One vote a data set, drawn towards the adapters' centre by half a model."""
+    votes = {names: [one.blocks for one in members if one.datasets == names] for names in {m.datasets for m in members}}
+    assert len(votes) >= FEWEST_VOTES
+    weights = [len(blocks) / (len(blocks) + FEW_MODELS) for blocks in votes.values()]
+    mean = np.average([np.mean(blocks, axis=0) for blocks in votes.values()], axis=0, weights=weights)
+    share = len(members) / (len(members) + INITIALISATION_SHRINK)
+    return share * mean + (1 - share) * above
+
+
+def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow_their_centre(tmp_path):
+    everyone = adapters(datasets=6, seeds=2, each=1, rng=2)
+    everyone = [dataclasses.replace(one, initialisation=1 + number % 2) for number, one in enumerate(everyone)]
+    single = everyone[4]  # the third of its initialisation: until then that is of two data sets
+    first, later = everyone[:4], everyone[4:]
+    folder = plant(tmp_path / "atlas", first)
+    said: list[str] = []
+    with Atlas(folder) as atlas:
+        assert set(atlas.centre(BASE).groups) == {"adapter", "full"}
+    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
+        publish(connection, folder, [single], 5, said)  # a quarter more adapters: their centre stays
+    assert len(said) == 1
+    assert "of 1 initialisations moves" in said[0]
+    above = loops.centre([one.blocks for one in first], [one.author for one in first])
+    with Atlas(folder) as atlas:
+        np.testing.assert_allclose(atlas.centre(BASE).groups["adapter"].blocks, above, atol=CLOSE)
+        mine = [one for one in everyone[:5] if one.initialisation == single.initialisation]
+        middle = own_centre(mine, above)
+        vectors = atlas.vectors(BASE)
+        for number, one in enumerate(everyone[:5], 1):
+            wanted = loops.centred(one.blocks, middle if one in mine else above)
+            np.testing.assert_allclose(vectors.row(number).reshape(SHAPE), wanted, atol=3 * CLOSE)
+    with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
+        publish(connection, folder, later[1:], 6, said)
+    again = plant(tmp_path / "again", everyone)
+    with Atlas(folder) as atlas, Atlas(again) as fresh:
+        assert set(atlas.centre(BASE).groups) == set(fresh.centre(BASE).groups)
+        np.testing.assert_allclose(atlas.vectors(BASE).matrix, fresh.vectors(BASE).matrix, atol=5 * CLOSE)
