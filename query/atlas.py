@@ -101,7 +101,7 @@ class Atlas(AtlasReader):
         return show(self, str(model), base)
 
     def models(self, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Holdings:
-        """The indexed models, the most downloaded first: a list of mappings with base, model, relation, datasets …
+        """The indexed models, the most downloaded first: a list of mappings with base, relation, datasets.
 
         ``search``: part of the id, in any case. ``dataset``: only those tuned on this one, by its canonical name.
         Raises AtlasError where the base is not there.

@@ -57,9 +57,8 @@ def models_of(atlas: AtlasReader, search: str, dataset: str | None, base: str | 
 def datasets_of(atlas: AtlasReader, search: str, base: str | None) -> Holdings:
     """The datasets that indexed models name, those of most models first; see :meth:`query.Atlas.datasets`."""
     canonical = None if base is None else atlas.base_named(base)
-    return Holdings(
-        "dataset", ("base", "dataset", "models", "authors"), tuple(atlas.rows(_DATASETS, [search, canonical]))
-    )
+    rows = tuple(atlas.rows(_DATASETS, [search, canonical]))
+    return Holdings("dataset", ("base", "dataset", "models", "authors"), rows)
 
 
 def place(atlas: AtlasReader) -> str:
