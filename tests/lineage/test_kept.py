@@ -95,8 +95,7 @@ def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkey
             asked["probability"],
         )
         assert row["told"]
-    with Atlas(own) as atlas:
-        found = Tools(atlas).lineage(child)
+    found = Tools(own).lineage(child)
     assert [(one["parent"], one["probability"]) for one in found["parents"]] == [
         (asked["parent"], asked["probability"])
     ]
