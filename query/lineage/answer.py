@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from query.lineage.edges import Edge
+from query.lineage.links import TUNED
 from query.results import Drawn, Rows, ThemeName
 from query.wording import counted
 
@@ -40,6 +41,16 @@ class Row:
     parent_id: int | None = None
     probability: float | None = None
     signals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """The step, with its parent."""
+        if self.parent is None:
+            return self.kind
+        if self.kind == TUNED:
+            return f"{self.kind}, {self.parent}"
+        how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
+        return f"{how} from {self.parent}{comma}{otherwise}"
 
     def as_row(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
@@ -85,9 +96,7 @@ class Lineage(Drawn):
         """Whom it was made from, and how."""
         if not self.rows:
             return f"The weights of {self.model} could not be read."
-        steps = "; ".join(
-            f"{row.kind}{f' from {row.parent}' if row.parent else ''} (its card: {row.card})" for row in self.rows
-        )
+        steps = "; ".join(f"{row.words} (its card: {row.card})" for row in self.rows)
         return f"{self.model}, by its weights: {steps}."
 
     @property
@@ -149,7 +158,8 @@ class Lineages(Rows[Lineage], Drawn):
     @property
     def headline(self) -> str:
         """How many were made from another fine-tune."""
-        continued = sum(any(row.parent_id is not None for row in one.rows) for one in self.items)
+        known = [any(row.parent_id is not None and row.direction == "known" for row in one.rows) for one in self.items]
+        continued = sum(known)
         return f"Of {counted(len(self.items), 'model')} of {self.base}, {continued:,} were made from another of them."
 
     @property

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 
-from query.lineage.links import CONTINUED, CONTINUED_OR_RUN, MERGE, TUNED, Link
+from query.lineage.links import CONTINUED, MERGE, RELATED, TUNED, Link
+from query.lineage.thresholds import Limits
 
 # From here on a step counts as found: below, no card is said to contradict it or to keep it back.
 SURE = 0.9
 
+_LIMITS = Limits()
+
 # Of every kind of evidence, how many steps of the forests that calibrate were right, and how many were told.
 COUNTS = {
-    "exact": (22, 22),
-    "dropped entries": (10, 10),
-    "inherited": (38, 38),
-    "few inherited": (0, 0),
-    "size alone": (0, 0),
+    "exact": (101, 102),
+    "dropped entries": (51, 51),
+    "inherited": (119, 122),
+    "few inherited": (10, 10),
+    "size alone": (5, 6),
+    "run alone": (4, 28),
     "record alone": (0, 0),
-    "either way": (0, 0),
-    "base": (55, 55),
+    "either way": (1, 2),
+    "base": (96, 100),
 }
 # Of a step that sizes and angles tell: 1 / (1 + exp(-SLOPE · (share of words − MIDDLE))).
-SLOPE, MIDDLE = 20.0, 0.75
+SLOPE, MIDDLE = 25.0, 0.78
 
 
 def probability(link: Link) -> float:
@@ -47,12 +51,14 @@ def grade(link: Link) -> str:
     """What kind of evidence a step stands on: "words" or a key of COUNTS."""
     if link.kind == TUNED:
         return "base"
-    if link.kind not in (CONTINUED, CONTINUED_OR_RUN):
+    if link.kind not in RELATED:
         if not link.direction:
             return "either way"
         return "dropped entries" if link.kind == MERGE and link.method == "ties or dare" else "exact"
     if not link.signals:
         return "record alone"
-    if link.signals["equal"] or link.signals.get("shared", 0) >= 8:
+    if link.signals["equal"] or link.signals.get("shared", 0) >= _LIMITS.shared:
         return "inherited" if link.proven else "few inherited"
-    return "words" if link.signals["words"] >= 32 else "size alone"
+    if link.signals["words"] >= _LIMITS.flat_rows:
+        return "words"
+    return "size alone" if link.kind == CONTINUED else "run alone"

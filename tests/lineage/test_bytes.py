@@ -60,6 +60,7 @@ def test_the_asked_model_all_candidates_and_the_base_fit_into_30_mb(large, monke
     parts = Parts(base)
     read = parts.read(ModelRef.parse(str(model)), None, "finetune")
     monkeypatch.setattr(parts, "_published", SimpleNamespace(base=str(model), commit=None))
+    monkeypatch.setattr(ModelRef, "of_atlas", staticmethod(ModelRef.parse))  # a folder stands for the base's repository
     embeddings = parts.read_base()
     assert limits.budget == 30_000_000
     assert read.bytes_read * (1 + limits.most_models) + embeddings.bytes_read <= limits.budget

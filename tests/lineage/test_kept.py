@@ -36,8 +36,8 @@ def test_all_without_a_hub_keeps_every_edge_and_says_so_once(forest, own, tmp_pa
     with RawServer(b"") as hub:  # it hangs up on everybody
         ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
     assert ran.code == 1
-    # Five models were tried, four times each, and not all of the forest.
-    assert 5 <= len(hub.requests) <= 5 * 4 < len(before)
+    # Five models were asked for, and not all of the forest.
+    assert len({"/".join(one.split("/")[1:3]) for one in hub.requests}) == 5 < len(before)
     assert edges(own) == before
     assert len(ran.err.strip().splitlines()) == 1
     assert "could not be asked (the Hub does not answer" in ran.err
@@ -95,8 +95,7 @@ def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkey
             asked["probability"],
         )
         assert row["told"]
-    with Atlas(own) as atlas:
-        found = Tools(atlas).lineage(child)
+    found = Tools(own).lineage(child)
     assert [(one["parent"], one["probability"]) for one in found["parents"]] == [
         (asked["parent"], asked["probability"])
     ]

@@ -8,9 +8,10 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from query.lineage.answer import Row
 from query.lineage.decide import Judge
 from query.lineage.kinship import rows_between
-from query.lineage.links import CONTINUED, CONTINUED_OR_RUN, Reading
+from query.lineage.links import CONTINUED, CONTINUED_OR_RUN, TUNED, Reading
 from query.lineage.probability import SURE, probability
 from query.lineage.sisters import tail_cosine
 from query.lineage.thresholds import Limits
@@ -150,6 +151,9 @@ def test_where_words_do_not_tell_a_sister_run_explains_the_evidence_as_well():
         (link,) = Judge(candidate(9), m, BASE, None, Limits(), dates=True).verdict([Reading(other, sister)]).links
         assert (link.kind, link.direction) == (kind, kind == CONTINUED)
         assert probability(link) < SURE
+    row = Row("a/b", CONTINUED_OR_RUN, 1.0, 0.2, "unsure", None, "unknown", "")
+    assert row.words == "continued from a/b, or a run with the same data and seed"
+    assert replace(row, kind=TUNED).words == "tuned from the base, a/b"
 
 
 def test_a_copy_in_8_bits_is_no_nearer_relative_than_what_it_is_a_copy_of():
