@@ -25,8 +25,8 @@ Sketches = NDArray[np.float32]
 BUDGET = 2_048
 _SHORTEST = 4
 
-# Two adapters of one initialisation agree by .4 to 1 (ranks 4 to 16, the lowest at rates that all but undo what they
-# learn), others by .06 at most; and it must be so many times what the hashes alone make of two with nothing in common.
+# Two adapters of one initialisation agree by .5 to 1 (ranks 4 to 16, the lowest at rates that move A the furthest),
+# others by .06 at most; and it must be so many times what the hashes alone make of two with nothing in common.
 ALIKE = 0.3
 _CERTAIN = 5.0
 

@@ -38,7 +38,7 @@ def unrecognised(models: list[Tuned]) -> list[Tuned]:
 def right_triples(folder, models: list[Tuned]) -> float:
     """How often same data and another seed is more similar than other data and the same seed."""
     with Atlas(folder) as atlas:
-        vectors = atlas.vectors(BASE)
+        vectors = atlas.index(BASE).vectors()
         blocks = {one.model: vectors.row(number).reshape(SHAPE) for number, one in enumerate(models, 1)}
     right = total = 0
     for asked, mate, other in itertools.permutations(models, 3):
@@ -106,7 +106,7 @@ def test_an_initialisation_of_few_data_sets_has_no_centre_of_its_own(tmp_path, d
     vectors = []
     for name, planted in (("before", unrecognised(few)), ("after", few)):
         with Atlas(plant(tmp_path / name, planted)) as atlas:
-            vectors.append(atlas.vectors(BASE).matrix)
+            vectors.append(atlas.index(BASE).vectors().matrix)
     np.testing.assert_array_equal(*vectors)
 
 
@@ -138,7 +138,7 @@ def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow
         np.testing.assert_allclose(atlas.centre(BASE).groups["adapter"].blocks, above, atol=CLOSE)
         mine = [one for one in everyone[:5] if one.initialisation == single.initialisation]
         middle = own_centre(mine, above)
-        vectors = atlas.vectors(BASE)
+        vectors = atlas.index(BASE).vectors()
         for number, one in enumerate(everyone[:5], 1):
             wanted = loops.centred(one.blocks, middle if one in mine else above)
             np.testing.assert_allclose(vectors.row(number).reshape(SHAPE), wanted, atol=3 * CLOSE)
@@ -147,4 +147,6 @@ def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow
     again = plant(tmp_path / "again", everyone)
     with Atlas(folder) as atlas, Atlas(again) as fresh:
         assert set(atlas.centre(BASE).groups) == set(fresh.centre(BASE).groups)
-        np.testing.assert_allclose(atlas.vectors(BASE).matrix, fresh.vectors(BASE).matrix, atol=5 * CLOSE)
+        np.testing.assert_allclose(
+            atlas.index(BASE).vectors().matrix, fresh.index(BASE).vectors().matrix, atol=5 * CLOSE
+        )
