@@ -86,10 +86,23 @@ def test_similar_prints_every_format(built, form):
     assert ran.code == 0, ran.err
     if form == "json":
         assert [list(row) for row in ran.json] == [
-            ["rank", "model", "similarity", "background", "author", "relation", "datasets", "matrices"]
+            [
+                "rank",
+                "model",
+                "similarity",
+                "background",
+                "background_pairs",
+                "background_floor",
+                "author",
+                "relation",
+                "datasets",
+                "matrices",
+            ]
         ] * 3
     else:
-        assert len(ran.out.strip().splitlines()) == (3 if form == "jsonl" else 4)
+        assert (
+            len(ran.out.strip().splitlines()) == {"jsonl": 3, "csv": 4, "table": 6}[form]
+        )  # a table stands below a sentence
 
 
 def test_a_copy_of_the_base_has_no_neighbours_but_an_answer(built, expected):

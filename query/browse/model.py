@@ -25,7 +25,7 @@ MOST = 500  # entries of a list that others fill: tags, evaluation results, chil
 _EXACT = 2**53  # a browser rounds larger integers
 # Advice for a terminal or for Python: half of a sentence, or all of it.
 _OTHERWISE = re.compile(r",? or (raise|use) `[^`]+`")
-_ELSEWHERE = re.compile(r"`\w+(=[^`]*)?`|--debug|query sql")
+_ELSEWHERE = re.compile(r"`[^`]+`|--debug|query sql")
 
 # What of ``show`` the page tells as facts; the rest has a section of its own, or is the program's business.
 _FACTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from query.extras import require
+from indexer.errors import require
 from query.figures import THEMES, draw, styled_grid, write_output
 from scripts.reproduce.bases import REPRESENTATIONS
 from scripts.reproduce.results import BaseResults, Results
@@ -17,7 +17,7 @@ APART = 0.16  # of a row: how far the two marks stand from its middle
 
 def draw_purity(results: Results, out: Path) -> None:
     """Purity with its interval against chance, plain and across authors; ``out`` is .png, .svg or .pdf."""
-    require("matplotlib", "A figure")
+    require("A figure", "matplotlib")
     from matplotlib.lines import Line2D
 
     ink, bases = THEMES[THEME].ink, results.bases

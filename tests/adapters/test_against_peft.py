@@ -22,6 +22,9 @@ from tests.adapters.written import change_config, read
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
+# PEFT warns of what is tested here: odd starts, biases of factors.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
 
 def lora_config(**settings: Any) -> LoraConfig:
     """PEFT takes seconds to load: whoever shares out the tests shall not wait for it."""

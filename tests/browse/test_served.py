@@ -155,7 +155,7 @@ def test_what_a_page_leaves_out_is_counted(own):
     with duckdb.connect(str(own / "atlas.duckdb")) as connection:
         connection.execute("INSERT INTO tags SELECT 2, format('tag{:04}', n) FROM range(700) AS found(n)")
         connection.execute(
-            "INSERT INTO lineage SELECT model_id, 'e', 2, 'tuned from', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now() "
+            "INSERT INTO lineage SELECT model_id, 'e', 2, 'tuned from', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now(), 0.99 "
             "FROM range(10000, 10700) AS found(model_id)"
         )
         connection.execute(

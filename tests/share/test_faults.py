@@ -118,11 +118,12 @@ def test_another_push_of_the_same_atlas_is_not_disturbed(ann, atlas):
 
 def test_no_bar_of_a_library_is_drawn_where_ours_would_not_be(ann, atlas, monkeypatch, capsys):
     from huggingface_hub import constants
-    from huggingface_hub.utils import are_progress_bars_disabled
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     # As for a person: tests switch the library's bars off by a variable, which it reads at import.
     for module in (sys.modules["huggingface_hub.utils.tqdm"], constants):
         monkeypatch.setattr(module, "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    enable_progress_bars()  # a test before may have left them off
     ann.push(atlas, with_records=True)
     assert capsys.readouterr().err == ""
     assert not are_progress_bars_disabled()  # of whoever called it
