@@ -232,8 +232,9 @@ function lineagePart(known) {
   const box = sectionOf("Lineage", element("p", {}, names));
   if (!parents.length) box.append(element("p", {}, "The atlas stores no lineage of it."));
   else {
-    box.append(tableOf(["made from", "how", "weight", "left over", "card", "direction", "because"], parents.map((one) => element("tr", {},
+    box.append(tableOf(["made from", "how", "probability", "weight", "left over", "card", "direction", "because"], parents.map((one) => element("tr", {},
       modelCell(one.id, one.model), element("td", {}, one.method ? `${one.kind} (${one.method})` : one.kind),
+      element("td", { className: "number" }, one.probability === null ? "–" : one.probability.toFixed(2)),
       element("td", { className: "number" }, one.coefficient.toFixed(2)), element("td", { className: "number" }, one.left.toFixed(3)),
       element("td", {}, one.card), element("td", {}, one.direction), element("td", {}, one.because ?? ""),
     ))));
