@@ -42,6 +42,13 @@ near = atlas.similar(model, k=5, other_authors=True)
 near""",
     """A list of neighbours, each with its fields:""",
     """>>> [(one.model, round(one.similarity, 2), one.datasets) for one in near[:2]]""",
+    """## The vectors themselves
+
+With names. Where models changed different matrices a cosine of whole rows is wrong; `similarity()` is the one that
+`similar` uses.""",
+    """>>> vectors = atlas.vectors()
+print(vectors.matrix.shape, vectors.blocks)
+vectors.similarity([model]).round(2)[0, :5], vectors.models[:5]""",
     """## Do models tuned on the same data lie together?""",
     """>>> purity = atlas.purity()
 purity""",
