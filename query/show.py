@@ -125,7 +125,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     shown, others = found[0], 0
     weights = atlas.rows(
         "SELECT * EXCLUDE (model_id, record_key, row_space), "
-        "(SELECT count(*) - 1 FROM records AS other WHERE other.initialisation = records.initialisation) AS others "
+        "(SELECT count(*) FROM records AS other WHERE other.initialisation = records.initialisation "
+        "AND other.model_id <> records.model_id) AS others "
         "FROM records WHERE model_id = ?",
         [model_id],
     )
