@@ -164,7 +164,9 @@ def _notes(atlas: AtlasReader, asked: Asked, found: list[Neighbour]) -> tuple[st
     """What the similarities do not say: another origin, few shared matrices, no background."""
     notes = []
     if any(one.is_shrunk for one in found):
-        notes.append("where two models changed few of the same matrices (column matrices), similarity is shrunk to 0")
+        notes.append(
+            "similarity is shrunk towards 0 where two models changed few of the same matrices (column matrices)"
+        )
     if found and found[0].matrices is not None and all(one.background is None for one in found):
         notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
     return (*notes, *unrelated_notes(atlas, asked))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
-from indexer.storage.whole_files import beside
+from indexer.storage.whole_files import beside, replacing
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.safetensors_index import SafetensorsIndex, read_index
 from indexer.weights.stored_tensor import DTYPE_NAMES
@@ -157,14 +156,7 @@ def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     front = with_checksum(len(text).to_bytes(8, "little") + text, data)
-    temporary = beside(path)
-    try:
-        with temporary.open("wb") as target, data.open("rb") as source:
-            target.write(front)
-            while chunk := source.read(1 << 22):
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as target, data.open("rb") as source:
+        target.write(front)
+        while chunk := source.read(1 << 22):
+            target.write(chunk)

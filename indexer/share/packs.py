@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import open_regular, regular_status
 from indexer.share.contents import is_packable
-from indexer.storage.whole_files import beside
+from indexer.storage.whole_files import replacing
 from indexer.untrusted import load_json, printable
 
 INDEX = "records/packs.json"
@@ -177,18 +177,9 @@ def unpack(pack: Pack, source: Path, root: Path) -> None:
 
 def _take_out(file: BinaryIO, left: int, target: Path, pack: str) -> None:
     """The next ``left`` bytes of a pack become a file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = beside(target)
-    try:
-        with temporary.open("xb") as out:
-            while left and (part := file.read(min(left, _COPIED))):
-                out.write(part)
-                left -= len(part)
+    with replacing(target, sync=False) as out:
+        while left and (part := file.read(min(left, _COPIED))):
+            out.write(part)
+            left -= len(part)
         if left:
             raise AtlasError(f"{pack} ends within {target.name}.", _ASK)
-        temporary.replace(target)
-    except OSError as error:
-        error.filename = error.filename or str(target)  # a full disk does not say where it is
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -8,8 +8,9 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from indexer.atlas import AtlasFolder
 
@@ -23,21 +24,32 @@ def beside(path: Path, kind: str = "tmp") -> Path:
     return path.with_name(f".{path.name}.{host}.{secrets.token_hex(6)}.{kind}")
 
 
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Write ``payload`` beside ``path``, sync it, and rename it into place."""
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A new file beside ``path``, to be written to; it takes the place of ``path`` where the block ends without error.
+
+    ``sync``: only once it is on the disk. Raises OSError, which names ``path`` where it names no file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = beside(path)
     try:
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
+        with temporary.open("xb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk does not say where it is
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Write ``payload`` beside ``path``, sync it, and rename it into place."""
+    with replacing(path) as file:
+        file.write(payload)
 
 
 def remove_leftovers(folder: AtlasFolder) -> None:
