@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from indexer.errors import AtlasError
-from query.holdings import Holdings, datasets_of, in_a_line, in_a_notebook, models_of, place
 from query.reader import AtlasReader
+from query.summary import Inventory, datasets_of, in_a_line, in_a_notebook, models_of, place
 
 if TYPE_CHECKING:
     from query.batches import Answered
@@ -100,7 +100,7 @@ class Atlas(AtlasReader):
 
         return show(self, str(model), base)
 
-    def models(self, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Holdings:
+    def models(self, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Inventory:
         """The indexed models, the most downloaded first: a list of mappings with base, relation, datasets.
 
         ``search``: part of the id, in any case. ``dataset``: only those tuned on this one, by its canonical name.
@@ -108,7 +108,7 @@ class Atlas(AtlasReader):
         """
         return models_of(self, search, dataset, base)
 
-    def datasets(self, search: str = "", *, base: str | None = None) -> Holdings:
+    def datasets(self, search: str = "", *, base: str | None = None) -> Inventory:
         """The datasets that indexed models name, those of most models first, with their models and authors.
 
         ``search``: part of the name, in any case. Raises AtlasError where the base is not there.

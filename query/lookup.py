@@ -28,7 +28,7 @@ READERS = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResolvedModel:
     """The model asked about: its id where it is indexed, its record where it was read for this question.
 
     ``vector`` is as the published ones are, centred with their centre; it is None for a copy of the base, and where it
@@ -46,7 +46,7 @@ class Asked:
     initialisation: int | None = None
 
 
-def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> Asked:
+def resolve_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> ResolvedModel:
     """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder (no ModelRef of an atlas's name).
 
     Raises AtlasError where it is unknown, has no record, or cannot be read.
@@ -57,7 +57,7 @@ def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, rep
         _refuse_misnamed(atlas, reference)
         return _read_now(atlas, reference, base, representation)
     if known.status == "indexed":
-        return Asked(known.model, known.base, known.author, known.model_id, known.is_copy)
+        return ResolvedModel(known.model, known.base, known.author, known.model_id, known.is_copy)
     if known.status == "skipped" and known.reason == "gated":
         raise AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
     if known.status == "skipped":
@@ -67,7 +67,7 @@ def asked_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, rep
     return _read_now(atlas, reference, base or known.base, representation)
 
 
-def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> Asked:
+def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> ResolvedModel:
     """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
     require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
     from indexer.deltas.single import describe, read_model
@@ -95,7 +95,7 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
     same = _held_as(atlas, identity.commit, identity.base) if reference.folder is not None else None
     if reference.folder is None and atlas.holds(identity.model, identity.base):
         same = atlas.find(ModelRef(identity.model), identity.base)
-    return Asked(
+    return ResolvedModel(
         name=identity.model,
         base=identity.base,
         author=author_of(identity.model),
@@ -129,7 +129,7 @@ def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
     return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
 
 
-def initialisation_of(atlas: AtlasReader, asked: Asked) -> tuple[int | None, int]:
+def initialisation_of(atlas: AtlasReader, asked: ResolvedModel) -> tuple[int | None, int]:
     """The asked model's initialisation, and how many other models of the atlas have it."""
     found = asked.initialisation
     if asked.record is None:
@@ -223,7 +223,7 @@ def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
     return Reference(model, None, "finetune", canonical, row["commit"])
 
 
-def unrelated(atlas: AtlasReader, asked: Asked) -> str:
+def unrelated(atlas: AtlasReader, asked: ResolvedModel) -> str:
     """Why the weights of ``asked`` were not made from its base's, in a clause; empty where they were."""
     record = asked.record
     if record is None:
@@ -247,7 +247,7 @@ def unrelated(atlas: AtlasReader, asked: Asked) -> str:
     return f"{asked.name} is not made from {asked.base}{measured}"
 
 
-def unrelated_notes(atlas: AtlasReader, *models: Asked) -> tuple[str, ...]:
+def unrelated_notes(atlas: AtlasReader, *models: ResolvedModel) -> tuple[str, ...]:
     """A note for each of the models that is unrelated to its base."""
     found = (unrelated(atlas, one) for one in models)
     return tuple(f"{why}: its change and its neighbours say little of its data" for why in found if why)
@@ -264,7 +264,7 @@ def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
     return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
 
 
-def refuse_copy(asked: Asked) -> None:
+def refuse_copy(asked: ResolvedModel) -> None:
     """Raise AtlasError where the model is a copy of its base, which no vector can place."""
     if asked.is_copy:
         raise AtlasError(
@@ -272,7 +272,7 @@ def refuse_copy(asked: Asked) -> None:
         )
 
 
-def with_vector(atlas: AtlasReader, asked: Asked, representation: str) -> Asked:
+def with_vector(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> ResolvedModel:
     """The same with its vector looked up. Raises AtlasError where the atlas has none."""
     if asked.vector is not None:
         return asked

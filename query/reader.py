@@ -45,7 +45,7 @@ class IndexedModel:
 
 
 @dataclass(frozen=True)
-class Crawled:
+class CrawlSource:
     """Where a base's fine-tunes were listed: the Hub's address without a slash at its end, and the command's options.
 
     ``options`` is None where the atlas does not keep them.
@@ -55,7 +55,7 @@ class Crawled:
     options: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, specs: Sequence[Any]) -> Crawled:
+    def of(cls, specs: Sequence[Any]) -> CrawlSource:
         """From the specs of a base's builds, the latest first; one that is not as written is passed over."""
         for spec in specs:
             if not isinstance(spec, dict) or "options" not in spec:
@@ -104,7 +104,7 @@ class AtlasReader:
         self._opened = self._reading()
 
     @property
-    def is_overtaken(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether another generation was published since this one was opened."""
         return self._file_now() != self._file_then
 
@@ -172,10 +172,10 @@ class AtlasReader:
             f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).", "Say which with `base='ID'`."
         )
 
-    def crawl_of(self, base: str) -> Crawled:
+    def crawl_of(self, base: str) -> CrawlSource:
         """Which Hub the latest crawl of ``base`` asked, and how; the public Hub where the atlas does not say."""
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
-        return Crawled.of([json.loads(row["spec"] or "{}") for row in rows])
+        return CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
 
     def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
         """The model as the atlas holds it, also by the end of its id that no other has; None where it is not listed.

@@ -25,16 +25,16 @@ ThemeName = Literal["light", "dark"]
 class Result:
     """The answer to a question. A subclass says ``headline``, ``to_dict`` and ``to_rows``; the rest follows.
 
-    ``COLUMNS``: of ``to_rows``, in order, also where there is no row. ``LEAST_TELLING``: columns of its tables that a
-    narrow terminal leaves out, the first one first. ``ANSWERS_FIRST``: on a terminal, too, ``headline`` stands above
+    ``COLUMNS``: of ``to_rows``, in order, also where there is no row. ``OPTIONAL_COLUMNS``: columns of its tables that a
+    narrow terminal leaves out, the first one first. ``SHOW_HEADLINE``: on a terminal, too, ``headline`` stands above
     the table. ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format;
     ``to_dict`` has them under ``notes``, and so has JSON where the answer is an object. JSON that is a list of rows has
     no place for them.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
-    LEAST_TELLING: ClassVar[tuple[str, ...]] = ()
-    ANSWERS_FIRST: ClassVar[bool] = False
+    OPTIONAL_COLUMNS: ClassVar[tuple[str, ...]] = ()
+    SHOW_HEADLINE: ClassVar[bool] = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from query.lineage.stored import stored_lineage
-from query.lookup import Asked, base_in_hint, held_folder, unknown_model, unrelated_notes
+from query.lookup import ResolvedModel, base_in_hint, held_folder, unknown_model, unrelated_notes
 from query.results import Result
 from query.wording import percent
 
@@ -35,8 +35,8 @@ _FLAGS = {"is_copy": "copy of the base", "is_unrelated": "unrelated to the base"
 class ShownModel(Result, Mapping[str, Any]):
     """Everything known of one model: a mapping with the keys of the command's JSON."""
 
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
 
     facts: Mapping[str, Any]
 
@@ -138,7 +138,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
     shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
     shown |= _claims(atlas, model_id) | _measured(atlas, model_id) | _stored(atlas, model_id)
-    asked = Asked(shown["model"], shown["base"], shown["author"], model_id, bool(shown.get("is_copy")))
+    asked = ResolvedModel(shown["model"], shown["base"], shown["author"], model_id, bool(shown.get("is_copy")))
     notes = list(unrelated_notes(atlas, asked))
     if others:
         told = f"{others:,} others" if others > 1 else "another"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
-from query.lookup import Asked, asked_model, refuse_copy, unrelated_notes, with_vector
+from query.lookup import ResolvedModel, refuse_copy, resolve_model, unrelated_notes, with_vector
 from query.results import Rows
 from query.wording import rarity
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # As many neighbours as a publish stores of each model.
 STORED = 50
-TOLD_REASONS = 3
+REASONS_SHOWN = 3
 _FIRST = ("rank", "model", "similarity", "background", "background_pairs", "background_floor")
 
 # Models that share fewer changed matrices have their similarity shrunk (``indexer.vectors.masks``, which needs numpy).
@@ -31,7 +31,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Because:
+class Contributions:
     """Why two models are close: what each family and each layer adds to their similarity (sums to it)."""
 
     families: dict[str, float]
@@ -59,7 +59,7 @@ class Neighbour:
     background_pairs: int | None = None
     matrices: int | None = None
     is_shrunk: bool = False
-    because: Because | None = field(default=None, compare=False)
+    because: Contributions | None = field(default=None, compare=False)
 
     @property
     def background_floor(self) -> float | None:
@@ -80,8 +80,8 @@ class SimilarModels(Rows[Neighbour]):
     """The models most like ``model``, nearest first: a list of :class:`Neighbour` that can also be shown."""
 
     COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
-    LEAST_TELLING = ("author", "relation", "layers", "families", "rank", "datasets")
-    ANSWERS_FIRST = True
+    OPTIONAL_COLUMNS = ("author", "relation", "layers", "families", "rank", "datasets")
+    SHOW_HEADLINE = True
 
     model: str
     base: str
@@ -112,7 +112,7 @@ class SimilarModels(Rows[Neighbour]):
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows; of the reasons the three families and layers that add most, or all."""
         return [
-            _for_people(one, row, None if details else TOLD_REASONS)
+            _for_people(one, row, None if details else REASONS_SHOWN)
             for one, row in zip(self.items, self.to_rows(), strict=True)
         ]
 
@@ -152,7 +152,7 @@ def similar(
     # The condition is judged in a process of its own: meanwhile vectors can be opened here.
     condition = _asked_condition(atlas, where)
     try:
-        asked = asked_model(atlas, model, base, representation)
+        asked = resolve_model(atlas, model, base, representation)
         found = _similar(atlas, asked, k, condition, other_authors, representation, explain)
     finally:
         if condition is not None:
@@ -160,7 +160,7 @@ def similar(
     return SimilarModels(asked.name, asked.base, representation, tuple(found), _notes(atlas, asked, found))
 
 
-def _notes(atlas: AtlasReader, asked: Asked, found: list[Neighbour]) -> tuple[str, ...]:
+def _notes(atlas: AtlasReader, asked: ResolvedModel, found: list[Neighbour]) -> tuple[str, ...]:
     """What the similarities do not say: another origin, few shared matrices, no background."""
     notes = []
     if any(one.is_shrunk for one in found):
@@ -174,7 +174,7 @@ def _notes(atlas: AtlasReader, asked: Asked, found: list[Neighbour]) -> tuple[st
 
 def _similar(
     atlas: AtlasReader,
-    asked: Asked,
+    asked: ResolvedModel,
     k: int,
     condition: Condition | None,
     other_authors: bool,
@@ -201,7 +201,9 @@ def _asked_condition(atlas: AtlasReader, where: str | None) -> Condition | None:
     return asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
 
 
-def _allowed(atlas: AtlasReader, asked: Asked, condition: Condition | None, other_authors: bool) -> NDArray[np.int64]:
+def _allowed(
+    atlas: AtlasReader, asked: ResolvedModel, condition: Condition | None, other_authors: bool
+) -> NDArray[np.int64]:
     """Ids that may be found, ascending, decided before the search."""
     statement = (
         "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
@@ -215,7 +217,7 @@ def _allowed(atlas: AtlasReader, asked: Asked, condition: Condition | None, othe
     return allowed if condition is None else np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
 
 
-def stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: str) -> list[Neighbour]:
+def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
     """The ``k`` ≤ 50 nearest, straight from the database: neither FAISS nor the vectors are opened."""
     if not atlas.is_published(asked.base, representation):
         atlas.published(asked.base, representation)  # which says what is
@@ -237,7 +239,7 @@ def stored_neighbours(atlas: AtlasReader, asked: Asked, k: int, representation: 
 
 
 def _known(
-    atlas: AtlasReader, asked: Asked, near: list[tuple[int, float]], representation: str
+    atlas: AtlasReader, asked: ResolvedModel, near: list[tuple[int, float]], representation: str
 ) -> dict[int, dict[str, Any]]:
     """By id what the database says of some models and of how similar each is to the one asked about."""
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
@@ -256,7 +258,9 @@ def _known(
     return {row.pop("model_id"): row for row in rows}
 
 
-def _shared_of_stored(atlas: AtlasReader, asked: Asked, representation: str) -> Callable[[int], tuple[int, int]]:
+def _shared_of_stored(
+    atlas: AtlasReader, asked: ResolvedModel, representation: str
+) -> Callable[[int], tuple[int, int]]:
     """How many blocks the asked model shares with another, and how many there are, from the database alone."""
     (found,) = atlas.rows(
         "SELECT blocks FROM representations WHERE base = ? AND representation = ?", [asked.base, representation]
@@ -277,7 +281,7 @@ def _shared_of_stored(atlas: AtlasReader, asked: Asked, representation: str) -> 
 
 
 def _described(
-    atlas: AtlasReader, asked: Asked, found: list[tuple[int, float]], representation: str, explain: bool
+    atlas: AtlasReader, asked: ResolvedModel, found: list[tuple[int, float]], representation: str, explain: bool
 ) -> list[Neighbour]:
     assert asked.vector is not None
     ids = [model_id for model_id, _ in found]
@@ -299,7 +303,7 @@ def _described(
     ]
 
 
-def group_of(atlas: AtlasReader, asked: Asked) -> str:
+def group_of(atlas: AtlasReader, asked: ResolvedModel) -> str:
     """Whose centre was subtracted from the asked model's vector."""
     if asked.group:
         return asked.group
@@ -307,7 +311,7 @@ def group_of(atlas: AtlasReader, asked: Asked) -> str:
     return str(rows[0]["vector_group"])
 
 
-def _reasons(atlas: AtlasReader, asked: Asked, ids: list[int], representation: str) -> dict[int, Because]:
+def _reasons(atlas: AtlasReader, asked: ResolvedModel, ids: list[int], representation: str) -> dict[int, Contributions]:
     """Split each similarity into what every delta's block adds: ⟨a, b⟩ = Σ ⟨a_block, b_block⟩, over what they share."""
     from indexer.names import DeltaKey
 
@@ -332,7 +336,7 @@ def _reasons(atlas: AtlasReader, asked: Asked, ids: list[int], representation: s
             layer = f"{key.stack}.{key.layer}" if key.stack else str(key.layer)
             families[key.family_key] = families.get(key.family_key, 0.0) + float(part)
             layers[layer] = layers.get(layer, 0.0) + float(part)
-        reasons[model_id] = Because(_largest_first(families), _largest_first(layers))
+        reasons[model_id] = Contributions(_largest_first(families), _largest_first(layers))
     return reasons
 
 
@@ -346,7 +350,7 @@ def _largest_first(parts: dict[str, float]) -> dict[str, float]:
 
 
 def similarity_of(
-    atlas: AtlasReader, one: Asked, other: Asked, representation: str = "input"
+    atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str = "input"
 ) -> tuple[float, float | None, int | None, int | None]:
     """How similar two models of one base are, the background of that and its pairs, and the matrices both changed.
 

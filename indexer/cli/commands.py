@@ -9,13 +9,13 @@ from indexer.cli.examples import EXAMPLES
 from indexer.cli.profile import profile
 from indexer.cli.share import SHARING
 from indexer.cli.upkeep import UPKEEP
-from indexer.console.terminal import AtlasGroup, heed_sigterm
+from indexer.console.terminal import AtlasGroup, handle_sigterm
 
 
 @click.group(cls=AtlasGroup, examples=EXAMPLES)
 def main() -> None:
     """Build an atlas of fine-tuned models: crawl, read, vectorise, publish."""
-    heed_sigterm()
+    handle_sigterm()
 
 
 for command in (*BUILDING, profile, *UPKEEP, *SHARING):

@@ -27,11 +27,13 @@ ROOM_FOR_TEXT = 24  # columns that a text should have before other columns are l
 NARROWEST_TEXT = 8  # columns of a terminal below which a text column says nothing
 
 
-def emit(result: Any, output: str, *, columns: Sequence[str] | None = None, least_telling: Sequence[str] = ()) -> None:
+def emit(
+    result: Any, output: str, *, columns: Sequence[str] | None = None, optional_columns: Sequence[str] = ()
+) -> None:
     """Print an object (a mapping, a dataclass) or many as table, json, jsonl or csv.
 
     An iterator is printed as it goes where the format is jsonl. ``columns`` names them for a table and a CSV
-    even where there is no row. ``least_telling``: columns left out of a table on a narrow terminal, the first first.
+    even where there is no row. ``optional_columns``: columns left out of a table on a narrow terminal, the first first.
     """
     is_one = isinstance(result, Mapping) or dataclasses.is_dataclass(result)
     rows = (as_plain(row) for row in ([result] if is_one else result))
@@ -47,7 +49,7 @@ def emit(result: Any, output: str, *, columns: Sequence[str] | None = None, leas
         elif output == "csv":
             _write(_csv(plain, columns))
         elif plain:
-            left_out = _sheet(plain[0], least_telling) if is_one else _table(plain, columns, least_telling)
+            left_out = _sheet(plain[0], optional_columns) if is_one else _table(plain, columns, optional_columns)
             if left_out:
                 say(f"no room for {', '.join(dict.fromkeys(left_out))}: widen the terminal, or --format json")
     if not count:
@@ -156,7 +158,7 @@ def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> 
 
 
 def _table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, least_telling: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, optional_columns: Sequence[str] = ()
 ) -> list[str]:
     """A line for each row; on a terminal too narrow for that, a line for each value. The columns left out.
 
@@ -164,7 +166,7 @@ def _table(
     ROOM_FOR_TEXT is cut from, columns are left out; then the names of columns of numbers are cut in their middle.
     """
     names = _names(rows, columns)
-    kept = _with_room(rows, names, least_telling)
+    kept = _with_room(rows, names, optional_columns)
     cells = [[cell_text(row.get(name)) for name in kept] for row in rows]
     is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in kept]
     heads = [clean(name) for name in kept]
@@ -203,7 +205,7 @@ def _whole(rows: Sequence[Mapping[str, Any]], names: Sequence[str], is_numeric: 
     ]
 
 
-def _with_room(rows: Sequence[Mapping[str, Any]], names: list[str], least_telling: Sequence[str]) -> list[str]:
+def _with_room(rows: Sequence[Mapping[str, Any]], names: list[str], optional_columns: Sequence[str]) -> list[str]:
     """The columns that a terminal has room for, those left out that tell least; all where that does not help."""
     if not sys.stdout.isatty():
         return names
@@ -214,14 +216,14 @@ def _with_room(rows: Sequence[Mapping[str, Any]], names: list[str], least_tellin
         for name, whole in zip(names, _whole(rows, names, is_numeric), strict=True)
     }  # fmt: skip
     kept = list(names)
-    for name in (name for name in least_telling if name in needed):
+    for name in (name for name in optional_columns if name in needed):
         if sum(needed[one] + 2 for one in kept) - 2 <= shutil.get_terminal_size().columns:
             break
         kept.remove(name)
     return kept or names
 
 
-def _sheet(row: Mapping[str, Any], least_telling: Sequence[str], title: str = "") -> list[str]:
+def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str = "") -> list[str]:
     """One object: a line for each value, then the objects and the tables in it, each under its name."""
     left_out: list[str] = []
     nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
@@ -237,9 +239,9 @@ def _sheet(row: Mapping[str, Any], least_telling: Sequence[str], title: str = ""
         _write("\n" if number or values else "")
         _write(f"{click.style(heading, bold=True) if is_coloured(sys.stdout) else heading}\n")
         if isinstance(value, dict):
-            left_out += _sheet(value, least_telling, heading)
+            left_out += _sheet(value, optional_columns, heading)
         else:
-            left_out += _table(value, None, least_telling)
+            left_out += _table(value, None, optional_columns)
     return left_out
 
 

@@ -13,7 +13,7 @@ SILENCE_SECONDS = 600.0
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
-def stand_in_for_closed() -> None:
+def replace_closed_streams() -> None:
     """Put the null device in place of every standard stream that is missing, descriptor and all.
 
     Python leaves None for such a stream. A descriptor that stays free is worse: the next file that is opened gets

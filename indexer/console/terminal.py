@@ -21,7 +21,7 @@ import click
 
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
-from indexer.console.streams import stand_in_for_closed
+from indexer.console.streams import replace_closed_streams
 from indexer.console.typed import as_typed
 from indexer.errors import AtlasError, BadArgument, ModelError
 from indexer.version import __version__
@@ -153,7 +153,7 @@ class AtlasGroup(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run, turning every way of ending into an exit code and at most one or two lines."""
-        stand_in_for_closed()
+        replace_closed_streams()
         verbosity.quiet = verbosity.verbose = verbosity.debug = False
         options["standalone_mode"] = False
         try:
@@ -175,7 +175,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, taken like Ctrl-C."""
 
 
-def heed_sigterm() -> None:
+def handle_sigterm() -> None:
     """From now on SIGTERM (of a batch system, of systemd) ends a command as Ctrl-C does, not in the midst of it."""
 
     def stop(_number: int, _frame: object) -> None:

@@ -42,7 +42,7 @@ class HeldAtlas:
     def renew(self) -> None:
         """Hold what was published last."""
         with self._lock:
-            if self._atlas.is_overtaken:
+            if self._atlas.is_outdated:
                 self._atlas.refresh()
                 self._columns.clear()
                 self._stop_placing()
@@ -52,7 +52,7 @@ class HeldAtlas:
         """Which generation is held, whether a newer one is published, and how far the map of ``base`` is."""
         placing = self.placing(base)
         with self._open() as atlas:
-            told = {"generation": atlas.generation, "isOvertaken": atlas.is_overtaken}
+            told = {"generation": atlas.generation, "isOvertaken": atlas.is_outdated}
         return told | {"places": placing.state, "why": placing.why}
 
     def placing(self, base: str) -> Placing:

@@ -12,7 +12,7 @@ from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
 from query.depth.profiled import read_profiled
 from query.layers.layers import stored_layers
-from query.lookup import Asked
+from query.lookup import ResolvedModel
 from query.show import shown_model
 from query.similar import STORED, stored_neighbours
 
@@ -80,7 +80,7 @@ def _layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> dict[st
 def _neighbours(atlas: AtlasReader, model_id: int, model: str, base: str) -> list[dict[str, Any]]:
     if not atlas.is_published(base, "input"):
         return []
-    asked = Asked(model, base, "", model_id, False)
+    asked = ResolvedModel(model, base, "", model_id, False)
     rows = [one.as_row() for one in stored_neighbours(atlas, asked, STORED, "input")]
     ids = {
         row["model"]: row["model_id"]

@@ -36,7 +36,7 @@ def names_on_stdin() -> list[str]:
     return names
 
 
-def tell_batch(
+def print_batch(
     found: Iterable[Answered[T]], count: int, output: str, rows_of: Callable[[Answered[T]], list[dict[str, Any]]]
 ) -> None:
     """Print the rows of each answer as they come, or a row with its error. Raises AtlasError where one had none."""

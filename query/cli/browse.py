@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from indexer.console.terminal import atlas_option, heed_sigterm, say
+from indexer.console.terminal import atlas_option, handle_sigterm, say
 from query.cli.options import base_option, opened_atlas
 
 
@@ -22,7 +22,7 @@ def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: 
     """
     from query.browse.browse import browse as serve
 
-    heed_sigterm()
+    handle_sigterm()
 
     def told(address: str) -> None:
         click.echo(address)

@@ -9,7 +9,15 @@ import click
 from indexer.console.completion import complete_model
 from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, output_options
-from query.cli.options import Question, base_option, details_option, opened_atlas, seed_option, tell, theme_option
+from query.cli.options import (
+    Question,
+    base_option,
+    details_option,
+    opened_atlas,
+    print_result,
+    seed_option,
+    theme_option,
+)
 
 if TYPE_CHECKING:
     from query.results import ThemeName
@@ -68,12 +76,12 @@ def depth(
             found = opened.depth_study(base)
             if file is not None:
                 found.write(file, theme=theme)
-            tell(found, output, details=details, file=file)
+            print_result(found, output, details=details, file=file)
             return
         one = opened.depth(model, against=against, base=base)
         if file is not None:
             one.write(file, theme=theme)
-        tell(one, output, details=details, file=file)
+        print_result(one, output, details=details, file=file)
 
 
 @click.command(cls=Question)
@@ -123,7 +131,7 @@ def invert(
         found = opened.invert(model, text, layers=_layers(layers), **options)
         if file is not None:
             found.write(file, theme=theme)
-        tell(found, output, file=file)
+        print_result(found, output, file=file)
 
 
 @click.command(cls=Question)
@@ -153,7 +161,7 @@ def features(
     with opened_atlas(atlas) as opened:
         found = opened.features(model, layers=_layers(layers), **options)
         found.write(file, theme=theme)
-        tell(found, output, file=file)
+        print_result(found, output, file=file)
 
 
 DEPTHS = (depth, invert, features)

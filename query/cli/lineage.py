@@ -6,7 +6,7 @@ import click
 
 from indexer.console.completion import complete_model
 from indexer.console.terminal import atlas_option, output_options, say
-from query.cli.options import Question, base_option, opened_atlas, tell
+from query.cli.options import Question, base_option, opened_atlas, print_result
 
 
 @click.command(cls=Question)
@@ -49,7 +49,7 @@ def lineage(
         if model is None:
             told_base = opened.base_named(base)
             answers = opened.lineages(told_base, dates=not no_dates)
-            tell(answers, output)
+            print_result(answers, output)
             # Behind the answers: where another process is writing, what was found out is not lost.
             if not no_dates:
                 store(opened, told_base, tuple(answers))
@@ -57,7 +57,7 @@ def lineage(
         else:
             unanswered = 0
             answer = opened.lineage(model, base, dates=not no_dates, fresh=fresh)
-            tell(answer, output)
+            print_result(answer, output)
             told_base = answer.base
             if output == "table" and answer.told is None:
                 say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {answer.models_read} models")

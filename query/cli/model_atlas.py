@@ -6,7 +6,7 @@ import click
 
 from indexer.cli.commands import main as index
 from indexer.cli.examples import EXAMPLES as BUILDING
-from indexer.console.terminal import AtlasGroup, heed_sigterm
+from indexer.console.terminal import AtlasGroup, handle_sigterm
 from query.cli.examples import EXAMPLES as ASKING
 from query.cli.questions import main as query
 
@@ -18,7 +18,7 @@ _EXAMPLES = {name: f"model-atlas {text.partition(' ')[2]}" for name, text in (BU
 def main(context: click.Context) -> None:
     """Build an atlas of fine-tuned models and ask it: the subcommands of `index` and `query` in one command."""
     if context.invoked_subcommand in index.commands:
-        heed_sigterm()
+        handle_sigterm()
 
 
 for command in (*index.commands.values(), *query.commands.values()):

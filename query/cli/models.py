@@ -15,15 +15,15 @@ from query.cli.options import (
     base_option,
     limit_option,
     opened_atlas,
+    print_result,
     representation_option,
-    tell,
     theme_option,
 )
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
-    from query.holdings import Holdings
     from query.results import ThemeName
+    from query.summary import Inventory
 
 # As query.layers.parts.MEASURES, which stays unread until a question needs it.
 MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")
@@ -46,7 +46,7 @@ def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeN
         found = opened.layers(model, base)
         if file is not None:
             found.write(file, theme, of)
-        tell(found, output, file=file, table=found.table(of=of))
+        print_result(found, output, file=file, table=found.table(of=of))
 
 
 @click.command(cls=Question)
@@ -62,7 +62,7 @@ def compare(a: str, b: str, base: str | None, representation: str, atlas: str, o
     Each is an indexed id, any other Hub id, or a local folder; both of one base.
     """
     with opened_atlas(atlas) as opened:
-        tell(opened.compare(a, b, base=base, representation=representation), output)
+        print_result(opened.compare(a, b, base=base, representation=representation), output)
 
 
 @click.command()
@@ -93,13 +93,13 @@ def datasets(search: str, base: str | None, limit: int | None, atlas: str, outpu
         _list(opened, opened.datasets(search, base=base), output, limit)
 
 
-def _list(atlas: Atlas, found: Holdings, output: str, limit: int | None) -> None:
+def _list(atlas: Atlas, found: Inventory, output: str, limit: int | None) -> None:
     """Print what an atlas holds, on a terminal the first of it."""
     if limit is None and output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
     columns = [one for one in found.columns if one != "base" or output != "table" or len(atlas.bases()) > 1]
     shown = [{name: row[name] for name in columns} for row in found[:limit]]
-    emit(shown, output, columns=columns, least_telling=found.LEAST_TELLING)
+    emit(shown, output, columns=columns, optional_columns=found.OPTIONAL_COLUMNS)
     if len(shown) < len(found):
         say(f"the first {len(shown)} of {len(found):,}; for all: --limit N, --format csv, or a pipe")
 

@@ -82,7 +82,7 @@ def opened_atlas(folder: str) -> Atlas:
     return opened
 
 
-def tell(
+def print_result(
     result: Result,
     output: str,
     *,
@@ -102,10 +102,10 @@ def tell(
         shown = result.table(details=details) if table is None else table
         if isinstance(shown, dict):
             shown = {name: value for name, value in shown.items() if name != "notes"}  # they follow in sentences
-        if result.ANSWERS_FIRST and result.headline:
-            write_sentence(result.headline)
+        if result.SHOW_HEADLINE and result.headline:
+            print_sentence(result.headline)
         emit({**shown, **written} if isinstance(shown, dict) else shown, output,
-             columns=result.COLUMNS if shown == [] else None, least_telling=result.LEAST_TELLING)  # fmt: skip
+             columns=result.COLUMNS if shown == [] else None, optional_columns=result.OPTIONAL_COLUMNS)  # fmt: skip
     elif output == "json":
         told = result.to_json() if whole is None else whole
         told = told | {"notes": [as_typed(note) for note in told["notes"]]} if _has_notes(told) else told
@@ -120,7 +120,7 @@ def _has_notes(told: Any) -> bool:
     return isinstance(told, dict) and isinstance(told.get("notes"), list)
 
 
-def write_sentence(sentence: str) -> None:
+def print_sentence(sentence: str) -> None:
     """A sentence and an empty line; broken where a terminal ends, whole where it is piped."""
     words = clean(as_typed(sentence).replace("\u00a0", " "))
     is_terminal = sys.stdout.isatty()

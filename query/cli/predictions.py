@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.terminal import emit, say
-from query.cli.batch import tell_batch
+from query.cli.batch import print_batch
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -30,7 +30,7 @@ def predict_batch(
     kept: list[Prediction] = []
     found = _noted(predict_many(opened, asked, base=base, are_indexed=names is None, **options), kept)
     try:
-        tell_batch(found, len(asked), output, lambda one: _rows(one, output))
+        print_batch(found, len(asked), output, lambda one: _rows(one, output))
         if output == "table":
             say("the first answer for each model; every answer: --format jsonl")
     finally:

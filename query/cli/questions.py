@@ -12,7 +12,7 @@ from indexer.console.ranges import FiniteRange
 from indexer.console.streams import read_stdin
 from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
-from query.cli.batch import STDIN, names_on_stdin, tell_batch
+from query.cli.batch import STDIN, names_on_stdin, print_batch
 from query.cli.browse import browse
 from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES
@@ -25,10 +25,10 @@ from query.cli.options import (
     details_option,
     limit_option,
     opened_atlas,
+    print_result,
+    print_sentence,
     representation_option,
-    tell,
     theme_option,
-    write_sentence,
 )
 from query.cli.serve import serve
 from query.cli.studies import STUDIES
@@ -69,9 +69,9 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     with opened_atlas(atlas) as opened:
         if names is not None:
             many = opened.similar_many(names, options.pop("k"), **options)
-            tell_batch(many, len(names), output, lambda one: _beside(one, output))
+            print_batch(many, len(names), output, lambda one: _beside(one, output))
             return
-        tell(opened.similar(model, options.pop("k"), **options), output)
+        print_result(opened.similar(model, options.pop("k"), **options), output)
 
 
 @main.command(cls=Question)
@@ -120,7 +120,7 @@ def purity(
             result.write(file, theme)
         by = "confusion" if confusions else by
         rows, table = result.lines(by), result.table(details=details, by=by)
-        tell(result, output, rows=rows, whole=whole, table=table, file=file)
+        print_result(result, output, rows=rows, whole=whole, table=table, file=file)
 
 
 @main.command(cls=Question)
@@ -133,7 +133,7 @@ def show(model: str, base: str | None, details: bool, atlas: str, output: str) -
     """Everything known of MODEL: the facts that people ask for, or all (--details, or any other format)."""
     with opened_atlas(atlas) as opened:
         shown = opened.show(model, base)
-        tell(shown, output, details=details, rows=[shown.to_dict()] if output == "jsonl" else None)
+        print_result(shown, output, details=details, rows=[shown.to_dict()] if output == "jsonl" else None)
 
 
 @main.command(cls=Question)
@@ -167,7 +167,7 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
         emit(found, output)
         return
     for one in found:
-        write_sentence(f"{one['word']}{' (' + one['where'] + ')' if one.get('where') else ''}: {one['meaning']}")
+        print_sentence(f"{one['word']}{' (' + one['where'] + ')' if one.get('where') else ''}: {one['meaning']}")
     if command is not None:
         say(f"the command {word}: query {word} --help")
 

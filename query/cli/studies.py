@@ -15,9 +15,9 @@ from query.cli.options import (
     base_option,
     details_option,
     opened_atlas,
+    print_result,
     representation_option,
     seed_option,
-    tell,
     theme_option,
 )
 from query.cli.predictions import keep_predictions, predict_batch
@@ -44,7 +44,7 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
     """Group the fine-tunes of a base by their vectors, and measure how well groups, datasets and authors agree."""
     with opened_atlas(atlas) as opened:
         found = opened.clusters(base, **options)
-        tell(found, output, details=details, rows=found.to_rows(by))
+        print_result(found, output, details=details, rows=found.to_rows(by))
 
 
 @click.command("map", cls=Question)
@@ -77,7 +77,7 @@ def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeNa
     with opened_atlas(atlas) as opened:
         drawn = opened.map(base, **options)
         drawn.write(file, theme=theme)
-        tell(drawn, output, file=file)
+        print_result(drawn, output, file=file)
         if file.suffix.lower() == TABLE:
             say(f"to look at it: {viewer_command(file)}")
 
@@ -108,7 +108,7 @@ def rank(
         study = opened.rank(base, **options)
         if file is not None:
             study.write(file, theme=theme)
-        tell(study, output, details=details, file=file)
+        print_result(study, output, details=details, file=file)
 
 
 @click.command(cls=Question)
@@ -158,14 +158,14 @@ def predict(
             return
         if model is not None:
             prediction = opened.predict(model, base=base, **options)
-            tell(prediction, output, details=details)
+            print_result(prediction, output, details=details)
             if store:
                 keep_predictions(opened, [prediction])
             return
         evaluation = opened.evaluate_prediction(base, **options)
         if file is not None:
             evaluation.write(file, theme=theme)
-        tell(evaluation, output, details=details, file=file)
+        print_result(evaluation, output, details=details, file=file)
 
 
 @click.command(cls=Question)
@@ -182,7 +182,7 @@ def report(base: str | None, out: str, seed: int, atlas: str, output: str) -> No
     with opened_atlas(atlas) as opened:
         page = opened.report(base, seed=seed)
         page.write(file)
-        tell(page, output, file=file, table=page.to_dict())
+        print_result(page, output, file=file, table=page.to_dict())
 
 
 @click.command()
@@ -200,7 +200,7 @@ def export(base: str | None, representation: str, out: str, atlas: str, output: 
     with opened_atlas(atlas) as opened:
         vectors = opened.vectors(base, representation)
         vectors.write(file)
-        tell(vectors, output, file=file, table=vectors.to_dict())
+        print_result(vectors, output, file=file, table=vectors.to_dict())
 
 
 STUDIES = (clusters, draw_map, rank, predict, report, export)

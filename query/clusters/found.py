@@ -28,8 +28,8 @@ class Clusters(Result):
     k-means was asked for or chose, else None. ``agreement``: every number with its chance level.
     """
 
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("share", "authors", "cohesion", "among", "p", "nearest", "undocumented")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("share", "authors", "cohesion", "among", "p", "nearest", "undocumented")
 
     base: str
     representation: str

@@ -12,7 +12,7 @@ from query.compare.facts import Fact, facts_of
 from query.compare.similarity import blocks, same_initialisation, small_centre
 from query.layers.layers import layers_of
 from query.layers.parts import Part
-from query.lookup import Asked, asked_model, unrelated_notes, with_vector
+from query.lookup import ResolvedModel, resolve_model, unrelated_notes, with_vector
 from query.results import Result
 from query.similar import similarity_of
 from query.wording import rarity
@@ -42,7 +42,7 @@ class Comparison(Result):
     """
 
     COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
-    ANSWERS_FIRST = True
+    SHOW_HEADLINE = True
 
     a: str
     b: str
@@ -97,7 +97,7 @@ def compare(
 
     Raises AtlasError where one is unknown or cannot be read, and where they are of different bases.
     """
-    first, second = (asked_model(atlas, name, base, representation) for name in (a, b))
+    first, second = (resolve_model(atlas, name, base, representation) for name in (a, b))
     if first.base != second.base:
         raise AtlasError(
             f"{first.name} is a fine-tune of {first.base}, {second.name} of {second.base}: models of different bases "
@@ -133,7 +133,7 @@ Means = dict[str, float | None]
 
 
 def _by_part(
-    atlas: AtlasReader, first: Asked, second: Asked, representation: str
+    atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str
 ) -> tuple[Means, Means] | tuple[None, None]:
     """The similarity by layer and by family."""
     assert first.vector is not None

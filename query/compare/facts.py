@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from query.lookup import Asked
+    from query.lookup import ResolvedModel
     from query.reader import AtlasReader
 
 # Columns of the models view, in the order in which they are told.
@@ -31,14 +31,14 @@ class Fact:
         return self.a is not None and self.b is not None and self.a != self.b
 
 
-def facts_of(atlas: AtlasReader, first: Asked, second: Asked) -> tuple[Fact, ...]:
+def facts_of(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[Fact, ...]:
     """Those that are known of one of the two at least."""
     one, other = _known(atlas, first), _known(atlas, second)
     told = (Fact(name, one.get(name), other.get(name)) for name in FACTS)
     return tuple(fact for fact in told if fact.a not in (None, []) or fact.b not in (None, []))
 
 
-def _known(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
+def _known(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
     if asked.record is None:
         return atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [asked.model_id])[0]
     record = asked.record

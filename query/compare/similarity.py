@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.names import DeltaKey
-from query.lookup import Asked, initialisation_of
+from query.lookup import ResolvedModel, initialisation_of
 from query.similar import group_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def blocks(atlas: AtlasReader, base: str, first: Vector, second: Vector) -> Bloc
     return Blocks(keys, cosines)
 
 
-def small_centre(atlas: AtlasReader, one: Asked, other: Asked, representation: str) -> tuple[str, ...]:
+def small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
     """A sentence where so few votes made the centre of two models that strangers come out far below zero."""
     from indexer.vectors.centre import ADAPTER, FEWEST_VOTES, GROUPS, INITIALISATION_SHRINK, SHRINK
     from indexer.vectors.centre import cosine_of_strangers as of_strangers
@@ -80,7 +80,7 @@ def small_centre(atlas: AtlasReader, one: Asked, other: Asked, representation: s
     )
 
 
-def same_initialisation(atlas: AtlasReader, one: Asked, other: Asked) -> tuple[str, ...]:
+def same_initialisation(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel) -> tuple[str, ...]:
     """A sentence where the LoRA factors of both started from the same random numbers."""
     (mine, others), (theirs, _) = (initialisation_of(atlas, each) for each in (one, other))
     if mine is None or mine != theirs:

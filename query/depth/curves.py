@@ -19,8 +19,8 @@ class LayerCurves(Drawn):
     asked, or says nothing here.
     """
 
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("drift", "cka", "tolerance_own", "verified", "reach")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
 
     model: str
     base: str

@@ -52,8 +52,8 @@ class DepthFindings(Drawn):
     expected by chance.
     """
 
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
 
     base: str
     probe: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class FoundFeatures(Drawn):
     """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
-    ANSWERS_FIRST = True
+    SHOW_HEADLINE = True
 
     model: str
     recipe: str

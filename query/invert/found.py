@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class FoundWords(Drawn):
     """What each layer gives back of ``input``; ``words`` are its tokens."""
 
-    LEAST_TELLING = ("top", "closer_ratio")
-    ANSWERS_FIRST = True
+    OPTIONAL_COLUMNS = ("top", "closer_ratio")
+    SHOW_HEADLINE = True
 
     model: str
     input: str
@@ -65,7 +65,7 @@ class FoundWords(Drawn):
 class FoundImages(Drawn):
     """What each layer gives back of ``target`` (images, channels, height, width), from 0 to 1."""
 
-    ANSWERS_FIRST = True
+    SHOW_HEADLINE = True
 
     model: str
     recipe: str

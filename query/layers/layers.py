@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.names import DeltaKey
 from query.layers.parts import Change, Part
-from query.lookup import Asked, asked_model, unrelated_notes
+from query.lookup import ResolvedModel, resolve_model, unrelated_notes
 from query.results import Drawn, ThemeName
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Layers(Drawn):
     """Where one model changed; ``norm`` is that of all deltas together. ``deltas`` in the order of the base's."""
 
     COLUMNS = tuple(Change.__dataclass_fields__)
-    ANSWERS_FIRST = True
+    SHOW_HEADLINE = True
 
     model: str
     base: str
@@ -100,10 +100,10 @@ def layers(atlas: AtlasReader, model: str, base: str | None = None) -> Layers:
 
     Raises AtlasError where it is unknown, has no record, or cannot be read.
     """
-    return layers_of(atlas, asked_model(atlas, model, base, "input"))
+    return layers_of(atlas, resolve_model(atlas, model, base, "input"))
 
 
-def layers_of(atlas: AtlasReader, asked: Asked) -> Layers:
+def layers_of(atlas: AtlasReader, asked: ResolvedModel) -> Layers:
     """The same of a model that was looked up, or read, before."""
     found = _stored(atlas, asked.model_id) if asked.record is None else _measured(asked.record)
     return replace(layers_from(asked.name, asked.base, found), notes=unrelated_notes(atlas, asked))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Of a table's columns, the one that a narrow terminal can do without first.
-LEAST_TELLING = ("left", "coefficient", "method", "direction", "because", "probability")
+OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Lineage(Drawn):
     the rows are then those that the atlas keeps, or none.
     """
 
-    LEAST_TELLING = LEAST_TELLING
-    ANSWERS_FIRST = True
+    OPTIONAL_COLUMNS = OPTIONAL_COLUMNS
+    SHOW_HEADLINE = True
 
     model: str
     base: str
@@ -149,8 +149,8 @@ class Lineage(Drawn):
 class Lineages(Rows[Lineage], Drawn):
     """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
 
-    LEAST_TELLING = LEAST_TELLING
-    ANSWERS_FIRST = True
+    OPTIONAL_COLUMNS = OPTIONAL_COLUMNS
+    SHOW_HEADLINE = True
 
     base: str
     items: tuple[Lineage, ...]

@@ -58,7 +58,7 @@ class PlacedModels(Drawn):
     """
 
     COLUMNS = tuple(MapPoint.__dataclass_fields__)
-    LEAST_TELLING = ("model_id", "downloads", "relation", "value", "author")
+    OPTIONAL_COLUMNS = ("model_id", "downloads", "relation", "value", "author")
 
     base: str
     representation: str

@@ -73,8 +73,8 @@ class Evaluation(Drawn):
     """
 
     COLUMNS = tuple(JudgedModel.__dataclass_fields__)
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
 
     base: str
     representation: str

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from query.extras import to_frame
-from query.lookup import Asked
+from query.lookup import ResolvedModel
 from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
 from query.predict.documented import Documented, Documents
@@ -73,8 +73,8 @@ class Prediction(Result):
     atlas. ``declared``: what the model names itself; ``repeats``: models with the same weights, and what they name.
     """
 
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("calibrated", "declared", "models", "authors", "votes", "head", "vectors")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "head", "vectors")
 
     model: str
     base: str
@@ -161,7 +161,7 @@ def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, represent
     rows = atlas.rows("SELECT model, base, author, is_copy FROM models WHERE model_id = ?", [model_id])
     if not rows:
         raise AtlasError(f"The atlas holds no record of a model {model_id}.", "")
-    asked = Asked(rows[0]["model"], rows[0]["base"], rows[0]["author"], model_id, rows[0]["is_copy"])
+    asked = ResolvedModel(rows[0]["model"], rows[0]["base"], rows[0]["author"], model_id, rows[0]["is_copy"])
     subject = subject_of(atlas, asked, representation)
     return _predict_with(atlas, subject, Documented(atlas, representation), k)
 

@@ -14,7 +14,7 @@ from indexer.records.difference import difference_of, norms_fit, relative_differ
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
-from query.lookup import Asked, asked_model, thresholds, unrelated, with_vector
+from query.lookup import ResolvedModel, resolve_model, thresholds, unrelated, with_vector
 from query.predict.head_evidence import Head, head_of
 from query.predict.sweeps import Floats
 
@@ -55,10 +55,10 @@ def read_subject(atlas: AtlasReader, model: str | ModelRef, base: str | None, re
 
     Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
     """
-    return subject_of(atlas, asked_model(atlas, model, base, representation), representation)
+    return subject_of(atlas, resolve_model(atlas, model, base, representation), representation)
 
 
-def subject_of(atlas: AtlasReader, asked: Asked, representation: str) -> Subject:
+def subject_of(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Subject:
     """The same of a model that was looked up before."""
     atlas.published(asked.base, representation)
     facts = _read_facts(asked) if asked.record else _stored_facts(atlas, asked)
@@ -80,7 +80,7 @@ def subject_of(atlas: AtlasReader, asked: Asked, representation: str) -> Subject
     )
 
 
-def _stored_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
+def _stored_facts(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
     return atlas.rows(
         "SELECT head_class, label_count, label_names, problem_type, datasets, delta_norm, "
         "duplicate_group FROM models WHERE model_id = ?",
@@ -88,7 +88,7 @@ def _stored_facts(atlas: AtlasReader, asked: Asked) -> dict[str, Any]:
     )[0]
 
 
-def _read_facts(asked: Asked) -> dict[str, Any]:
+def _read_facts(asked: ResolvedModel) -> dict[str, Any]:
     """The same of a model that was read just now."""
     record = asked.record
     assert record is not None
@@ -103,14 +103,14 @@ def _read_facts(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _why_silent(atlas: AtlasReader, asked: Asked) -> str:
+def _why_silent(atlas: AtlasReader, asked: ResolvedModel) -> str:
     """Why its delta says nothing of its data; empty where it does."""
     if asked.is_copy:
         return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
     return unrelated(atlas, asked)
 
 
-def _repeats(atlas: AtlasReader, asked: Asked, facts: Mapping[str, Any]) -> tuple[Repeat, ...]:
+def _repeats(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Repeat, ...]:
     """Documented models with the same weights: by the atlas's flags, or by its record where it was read now."""
     if asked.record is None:
         rows = atlas.rows(

@@ -84,8 +84,8 @@ class PurityScore:
 class PurityResult(Drawn, PurityScore):
     """Purity of one base in one representation; ``cross_author`` is the same among other authors' models."""
 
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
 
     base: str = ""
     representation: str = ""

@@ -59,8 +59,8 @@ class RanksByFamily(Drawn):
     """
 
     COLUMNS = COLUMNS
-    ANSWERS_FIRST = True
-    LEAST_TELLING = ("form", "loo_error", "aicc", "parameters")
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("form", "loo_error", "aicc", "parameters")
 
     base: str
     of: str

@@ -13,7 +13,7 @@ from indexer.errors import AtlasError
 from query.report.markup import Column, Html, Part, code, element, joined, listed, model, table
 
 if TYPE_CHECKING:
-    from query.reader import AtlasReader, Crawled
+    from query.reader import AtlasReader, CrawlSource
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Source:
     seed: int
 
     @cached_property
-    def crawled(self) -> Crawled:
+    def crawled(self) -> CrawlSource:
         """Which Hub was asked, and how."""
         return self.atlas.crawl_of(self.base)
 

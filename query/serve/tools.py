@@ -15,7 +15,6 @@ from indexer.console.typed import as_called, as_typed
 from indexer.errors import AtlasError, ModelError
 from indexer.names import is_hub_id
 from query.atlas import Atlas
-from query.holdings import contents
 from query.results import Result
 from query.serve.answers import (
     Ancestry,
@@ -34,6 +33,7 @@ from query.serve.answers import (
     bounded,
     rounded,
 )
+from query.summary import contents
 
 MOST_NEIGHBOURS = 200
 MOST_ROWS = 1_000
@@ -85,7 +85,7 @@ class Tools:
     def _atlas(self) -> Atlas:
         if self._opened is None:
             self._opened = Atlas(self._folder)
-        elif self._opened.is_overtaken:
+        elif self._opened.is_outdated:
             self._opened.refresh()
         return self._opened
 

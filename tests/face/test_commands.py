@@ -104,7 +104,7 @@ def test_a_table_says_the_answer_first_and_details_on_request(planted):
 def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(planted):
     rows = [{"rank": 1, "model": "some-author/a-model-with-a-long-name-of-sixty-columns-or-so", "similarity": 0.5,
              "author": "some-author", "relation": "finetune"}]  # fmt: skip
-    code = f"emit({rows!r}, 'table', least_telling=('author', 'relation', 'rank'))"
+    code = f"emit({rows!r}, 'table', optional_columns=('author', 'relation', 'rank'))"
     wide, narrow = plain_lines(at_terminal(code, 120)), plain_lines(at_terminal(code, 80))
     assert wide[0].split() == ["rank", "model", "similarity", "author", "relation"]
     assert narrow[0].split() == ["rank", "model", "similarity"]
@@ -113,10 +113,10 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(planted):
 
 
 def test_lineage_says_the_answer_first(capsys):
-    from query.cli.options import tell
+    from query.cli.options import print_result
     from query.lineage.answer import Lineage, Row
 
     row = Row("org/parent", "continued", 1.0, 0.1, "not declared", None, "known", "shared change")
-    tell(Lineage("org/child", "org/base", 1, (row,), 0, 0), "table")
+    print_result(Lineage("org/child", "org/base", 1, (row,), 0, 0), "table")
     lead = capsys.readouterr().out.splitlines()[0]
     assert lead == "org/child, by its weights: continued from org/parent (its card: not declared)."

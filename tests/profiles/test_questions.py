@@ -169,9 +169,9 @@ def test_a_sentence_names_the_layers_that_are_the_bases_own():
 
 
 def first_line(found, capsys):
-    from query.cli.options import tell
+    from query.cli.options import print_result
 
-    tell(found, "table")
+    print_result(found, "table")
     return capsys.readouterr().out.splitlines()[0]
 
 

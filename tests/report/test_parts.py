@@ -10,7 +10,7 @@ import pytest
 
 from query import Atlas, wording
 from query.figures import new_figure
-from query.reader import Crawled
+from query.reader import CrawlSource
 from query.report.markup import element, joined, model
 from query.report.pictures import add_picture
 from query.report.section import Writer
@@ -54,7 +54,7 @@ def test_parts_are_escaped_unless_they_are_markup():
     assert str(joined("<", None, 3)) == "&lt;3"
     assert 'href="https://huggingface.co/owner/name"' in str(model("owner/name", "https://huggingface.co/owner/name"))
     for strange in ("/home/me/model", "../x", "a/b/c", "owner/na me", "javascript:x", "owner/..", "", "a" * 500):
-        assert Crawled().page_of(strange) is None
+        assert CrawlSource().page_of(strange) is None
         assert "href" not in str(model(strange, None))
 
 
@@ -73,7 +73,7 @@ def test_parts_are_escaped_unless_they_are_markup():
     ],
 )
 def test_links_go_to_the_hub_that_was_crawled(specs, endpoint, options):
-    crawled = Crawled.of(specs)
+    crawled = CrawlSource.of(specs)
     assert (crawled.endpoint, crawled.options) == (endpoint, options)
     assert crawled.page_of("owner/name") == f"{endpoint}/owner/name"
 

@@ -11,7 +11,7 @@ import pytest
 from indexer.vectors.background import Background
 from indexer.vectors.centre import FULL, Centre, centre_of, cosine_of_strangers
 from query import Atlas
-from query.lookup import asked_model
+from query.lookup import resolve_model
 from query.similar import similarity_of
 from tests.planted_blocks import BASE, Tuned, family, plant, publish, unit
 from tests.vectors import loops
@@ -139,7 +139,7 @@ def test_sql_and_python_read_a_background_alike(atlas):
 
 def test_two_models_compared_are_told_as_neighbours_are(atlas):
     (near,) = atlas.similar("a0/d0-0", 1)
-    asked = [asked_model(atlas, name, None, "input") for name in ("a0/d0-0", near.model)]
+    asked = [resolve_model(atlas, name, None, "input") for name in ("a0/d0-0", near.model)]
     similarity, background, _, matrices = similarity_of(atlas, *asked)
     assert similarity == pytest.approx(near.similarity, abs=1e-5)
     assert background == pytest.approx(near.background, abs=1e-4)

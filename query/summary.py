@@ -27,10 +27,10 @@ _DATASETS = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Holdings(Rows[dict[str, Any]]):
+class Inventory(Rows[dict[str, Any]]):
     """Models, or datasets, that an atlas holds: a list of mappings with the ``columns``."""
 
-    LEAST_TELLING = ("authors", "relation", "downloads", "datasets")
+    OPTIONAL_COLUMNS = ("authors", "relation", "downloads", "datasets")
 
     kind: str
     columns: tuple[str, ...]
@@ -47,18 +47,18 @@ class Holdings(Rows[dict[str, Any]]):
         return [dict(item) for item in self.items]
 
 
-def models_of(atlas: AtlasReader, search: str, dataset: str | None, base: str | None) -> Holdings:
+def models_of(atlas: AtlasReader, search: str, dataset: str | None, base: str | None) -> Inventory:
     """The indexed models, the most downloaded first; see :meth:`query.Atlas.models`."""
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
-    return Holdings("model", ("base", "model", "relation", "datasets", "downloads"), rows)
+    return Inventory("model", ("base", "model", "relation", "datasets", "downloads"), rows)
 
 
-def datasets_of(atlas: AtlasReader, search: str, base: str | None) -> Holdings:
+def datasets_of(atlas: AtlasReader, search: str, base: str | None) -> Inventory:
     """The datasets that indexed models name, those of most models first; see :meth:`query.Atlas.datasets`."""
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_DATASETS, [search, canonical]))
-    return Holdings("dataset", ("base", "dataset", "models", "authors"), rows)
+    return Inventory("dataset", ("base", "dataset", "models", "authors"), rows)
 
 
 def place(atlas: AtlasReader) -> str:
