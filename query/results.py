@@ -23,13 +23,12 @@ ThemeName = Literal["light", "dark"]
 
 
 class Result:
-    """The answer to a question. A subclass says ``headline``, ``to_dict`` and ``to_rows``; the rest follows.
+    """The answer to a question. Subclasses define ``headline``, ``to_rows`` and, if needed, ``to_dict``.
 
-    ``COLUMNS``: of ``to_rows``, in order, also where there is no row. ``OPTIONAL_COLUMNS``: columns of its tables that a
-    narrow terminal leaves out, the first one first. ``SHOW_HEADLINE``: on a terminal, too, ``headline`` stands above
-    the table. ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format;
-    ``to_dict`` has them under ``notes``, and so has JSON where the answer is an object. JSON that is a list of rows has
-    no place for them.
+    ``COLUMNS``: the columns of ``to_rows``, in order, also where there is no row. ``OPTIONAL_COLUMNS``: columns that a
+    narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline`` above the table. ``notes``: sentences to
+    read with the answer. Every command prints them on stderr, whatever the format; ``to_dict`` has them under
+    ``notes``, and so has JSON where the answer is an object. JSON that is a list of rows has no place for them.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
@@ -39,12 +38,12 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The answer in a sentence or two; empty where none says it."""
+        """The answer in a sentence or two; may be empty."""
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        raise NotImplementedError
+        """The documented JSON object: by default all fields."""
+        return asdict(self) if is_dataclass(self) else {}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
@@ -130,9 +129,16 @@ class Rows(Result, Sequence[Row], Generic[Row]):
         return hash(self.items)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each item."""
-        return [asdict(item) for item in self.items if is_dataclass(item) and not isinstance(item, type)]
+        """A row for each item: its ``as_row()`` where it has one, else its fields."""
+        return [_row(item) for item in self.items]
 
     def to_json(self) -> Any:
         """The rows: the answer is a list."""
         return self.to_rows()
+
+
+def _row(item: Any) -> dict[str, Any]:
+    if hasattr(item, "as_row"):
+        row: dict[str, Any] = item.as_row()
+        return row
+    return asdict(item) if is_dataclass(item) and not isinstance(item, type) else dict(item)

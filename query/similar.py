@@ -105,10 +105,6 @@ class SimilarModels(Rows[Neighbour]):
         asked = {"model": self.model, "base": self.base, "representation": self.representation}
         return asked | {"neighbours": self.to_rows(), "notes": list(self.notes)}
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each neighbour, with the keys of the command's JSON."""
-        return [neighbour.as_row() for neighbour in self.items]
-
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows; of the reasons the three families and layers that add most, or all."""
         return [

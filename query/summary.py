@@ -42,10 +42,6 @@ class Inventory(Rows[dict[str, Any]]):
         """How many there are."""
         return counted(len(self.items), self.kind)
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each."""
-        return [dict(item) for item in self.items]
-
 
 def models_of(atlas: AtlasReader, search: str, dataset: str | None, base: str | None) -> Inventory:
     """The indexed models, the most downloaded first; see :meth:`query.Atlas.models`."""

@@ -69,10 +69,6 @@ class Comparison(Result):
         rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
         return f"{told}; {rare} pairs of unrelated models are at least as similar."
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
-
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """Layers, families and facts; ``details``: everything."""
         told = self.to_dict()
