@@ -15,8 +15,8 @@ from sklearn import metrics
 from query.clusters import silhouette
 from query.clusters.agreement import compared, compared_across, p_value, silhouette_of
 from query.clusters.silhouette import shuffled_silhouettes, silhouettes
+from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import codes_of
-from query.statistics.sweeps import Sweeps
 
 
 def rng(seed=0):
@@ -279,7 +279,7 @@ def test_across_chance_is_that_of_all_moves():
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("xyz")), min_size=1, max_size=15), st.integers(0, 5))
 def test_a_move_keeps_every_list_one_groups(models, seed):
     groups, labels = codes_of([g for g, _ in models]), [label for _, label in models]
-    sweeps = Sweeps(groups, labels)
+    sweeps = AuthorRuns(groups, labels)
     carried = codes_of(labels)[sweeps.first]
 
     def lists(carried):
@@ -287,7 +287,7 @@ def test_a_move_keeps_every_list_one_groups(models, seed):
 
     assert lists(sweeps.permuted(carried, rng(seed))) == lists(carried)
     assert sweeps.sizes.sum() == len(models)
-    for model, sweep in enumerate(sweeps.of):
+    for model, sweep in enumerate(sweeps.of_model):
         first = sweeps.first[sweep]
         assert (groups[first], labels[first]) == (groups[model], labels[model])
 

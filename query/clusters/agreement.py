@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from query.clusters.silhouette import Floats, shuffled_silhouettes, silhouettes
+from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import Integers, codes_of
-from query.statistics.sweeps import Sweeps
 
 MEASURES = ("ari", "ami", "homogeneity", "completeness")
 FEW_WAYS = 20  # moves of sweeps, below which p cannot be small
@@ -120,7 +120,7 @@ def compared_across(
     cluster those on one dataset? One uploader's sweep, however large and alike, adds no pair. With the roles
     exchanged: does an author's hand show where the dataset is another? With N pairs of different groups, P of
     them in one cluster, Q of one name and A both, the value is (A - PQ/N) / ((P + Q)/2 - PQ/N), which over all
-    pairs is the ARI. Its mean under chance need not be zero. Permuted are whole sweeps (``Sweeps.permuted``).
+    pairs is the ARI. Its mean under chance need not be zero. Permuted are whole sweeps (``AuthorRuns.permuted``).
     """
     part = np.array([i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp)
     separate = _outliers_apart(clusters[part])
@@ -129,11 +129,11 @@ def compared_across(
     together = _pairs(separate) - _pairs(separate, group)
     if not (_says_something(separate) and codes.max() and _pairs(codes) - _pairs(codes, group)):
         return _row(labels, "ari", among, None, len(part), "sweeps"), 0
-    sweeps = Sweeps(group, codes.tolist())
+    sweeps = AuthorRuns(group, codes.tolist())
     carried = codes[sweeps.first]
     values = np.empty(1 + draws)
     for draw in range(1 + draws):
-        dealt = (sweeps.permuted(carried, rng) if draw else carried)[sweeps.of]
+        dealt = (sweeps.permuted(carried, rng) if draw else carried)[sweeps.of_model]
         alike = _pairs(dealt) - _pairs(dealt, group)
         both = _pairs(separate, dealt) - _pairs(separate, dealt, group)
         by_chance = together * alike / everything

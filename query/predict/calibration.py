@@ -167,7 +167,7 @@ def evaluate_documents(
         representation=representation,
         k=k,
         models=len(documents.models),
-        sweeps=len(sweeps.sets),
+        sweeps=len(sweeps.labels),
         authors=len(set(documents.authors)),
         datasets=len(sweeps.answers),
         with_head=sum(head.kind is not None for head in documents.heads),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from query.predict.documented import Documents
 from query.predict.head_evidence import HeadMatches, head_matches
-from query.predict.sweeps import Floats, Nearness, Sweeps, cast_votes, nearness, sweeps_of
+from query.predict.sweeps import DatasetRuns, Floats, Nearness, cast_votes, nearness
 from query.statistics.neighbours import Booleans, Integers
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Witnesses:
 
     documents: Documents
     rows: Integers
-    sweeps: Sweeps
+    sweeps: DatasetRuns
     near: Nearness
     matches: HeadMatches
     k: int
@@ -69,7 +69,7 @@ class Witnesses:
     def of(cls, documents: Documents, k: int, rows: Integers | None = None) -> Witnesses:
         """Those of ``rows`` (of all documents, if not said): one product of vectors and one sort."""
         chosen = np.arange(len(documents.models)) if rows is None else rows
-        sweeps = sweeps_of(documents.authors, documents.datasets)
+        sweeps = DatasetRuns(documents.authors, documents.datasets)
         return cls(
             documents=documents,
             rows=chosen,
@@ -114,7 +114,7 @@ def _log(shares: Floats, present: Booleans) -> Reals:
     return np.log(np.where(present, shares, 1).astype(np.float64))
 
 
-def _truth(sweeps: Sweeps, rows: Integers, present: Booleans) -> Reals:
+def _truth(sweeps: DatasetRuns, rows: Integers, present: Booleans) -> Reals:
     """Shares of the answers in what the models name; a task that is no answer counts as its collection."""
     own = sweeps.of_model[rows]
     truth = np.zeros(present.shape)

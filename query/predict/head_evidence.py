@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query.predict.sweeps import Floats, Sweeps
+from query.predict.sweeps import DatasetRuns, Floats
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
 SMOOTHING = 0.5  # sweeps that a dataset is taken to have beyond those it has, of the average kind
@@ -82,7 +82,7 @@ class HeadMatches:
         overlap = np.where(allowed, names.matching / np.maximum(names.comparable, 1e-9), 0)
         return np.where(self.has_names, overlap.max(axis=1, initial=0), np.nan).astype(np.float64)
 
-    def log_ratios(self, allowed: Booleans, sweeps: Sweeps) -> NDArray[np.float64]:
+    def log_ratios(self, allowed: Booleans, sweeps: DatasetRuns) -> NDArray[np.float64]:
         """(rows, answers): ln P(head | dataset) / P(head), from the sweeps ``allowed`` (rows, sweeps) to speak."""
         total = np.zeros((len(allowed), len(sweeps.answers)))
         for link in self.links:
@@ -95,7 +95,7 @@ class HeadMatches:
         return total
 
 
-def head_matches(heads: Sequence[Head], rows: Integers, sweeps: Sweeps) -> HeadMatches:
+def head_matches(heads: Sequence[Head], rows: Integers, sweeps: DatasetRuns) -> HeadMatches:
     """Compare the heads of ``rows`` with those of every sweep; ``heads`` has an entry for every model."""
     has_kind = [True if head.kind else None for head in heads]
     kinds = [head.kind for head in heads]
@@ -117,7 +117,7 @@ def head_matches(heads: Sequence[Head], rows: Integers, sweeps: Sweeps) -> HeadM
 def _matching(
     values: Sequence[Hashable | None],
     rows: Integers,
-    sweeps: Sweeps,
+    sweeps: DatasetRuns,
     likeness: Callable[[Sequence[Any]], Floats] | None = None,
 ) -> Floats:
     """(rows, sweeps): the share of a sweep's members that have the value of the row; nothing matches None.
@@ -129,13 +129,13 @@ def _matching(
     numbers: dict[Any, int] = {}
     codes = np.array([-1 if value is None else numbers.setdefault(value, len(numbers)) for value in values], np.intp)
     members = np.flatnonzero((sweeps.of_model >= 0) & (codes >= 0))
-    sizes = np.bincount(sweeps.of_model[sweeps.of_model >= 0], minlength=len(sweeps.sets))
+    sizes = np.bincount(sweeps.of_model[sweeps.of_model >= 0], minlength=len(sweeps.labels))
     sweep = sweeps.of_model[members]
     weights = (1 / sizes[sweep]).astype(np.float32)
-    table = csr_array((weights, (codes[members], sweep)), (len(numbers), len(sweeps.sets))).toarray()
+    table = csr_array((weights, (codes[members], sweep)), (len(numbers), len(sweeps.labels))).toarray()
     if likeness is not None and numbers:
         table = likeness(list(numbers)) @ table
-    nobody = np.zeros((1, len(sweeps.sets)), np.float32)
+    nobody = np.zeros((1, len(sweeps.labels)), np.float32)
     shares: Floats = np.concatenate([table, nobody])[codes[rows]]
     return shares
 

@@ -11,7 +11,7 @@ from query.predict.answers import EVIDENCE
 from query.predict.evidence import Evidence, Reals, Witnesses
 from query.predict.learning import learn
 from query.predict.scoring import Judged, judge, judge_chance
-from query.predict.sweeps import Sweeps
+from query.predict.sweeps import DatasetRuns
 from query.statistics.intervals import units_of
 from query.statistics.neighbours import Integers
 
@@ -73,7 +73,7 @@ def _whole_truth(evidence: Evidence) -> Reals:
     return np.concatenate([evidence.truth, 1 - evidence.known[:, None]], axis=1)
 
 
-def _majority(sweeps: Sweeps, shown: Evidence, none: float) -> Reals:
+def _majority(sweeps: DatasetRuns, shown: Evidence, none: float) -> Reals:
     """Each dataset by its share of all sweeps, whatever the model looks like.
 
     The model's own sweep is counted too. Without it just the dataset that is right would be rarer than it is: where

@@ -17,7 +17,7 @@ from query.predict.documented import Documented, Documents
 from query.predict.evidence import Evidence, Reals, Witnesses
 from query.predict.learning import TOO_FEW, Learnt, learn, lessons
 from query.predict.subject import Repeat, Subject, read_subject, subject_of
-from query.predict.sweeps import Sweeps, own_datasets, sweeps_of
+from query.predict.sweeps import DatasetRuns, own_datasets
 from query.results import Result
 from query.statistics.likeness import similarities
 from query.wording import counted, percent
@@ -184,7 +184,7 @@ def predict_subject(subject: Subject, documents: Documents, *, k: int, represent
         )
     vector = np.zeros(documents.vectors.shape[1], np.float32) if subject.vector is None else subject.vector
     everyone = documents.with_undocumented(vector, subject.name, subject.author, subject.head)
-    sweeps = sweeps_of(everyone.authors, everyone.datasets)
+    sweeps = DatasetRuns(everyone.authors, everyone.datasets)
     mine = int(sweeps.authors[-1])
     rows = np.append(lessons(sweeps.of_model, sweeps.authors == mine), len(everyone.models) - 1)
     witnesses = Witnesses.of(everyone, k, rows)
@@ -226,7 +226,7 @@ def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
             Voter(
                 model=documents.models[nearest],
                 author=documents.authors[nearest],
-                datasets=sweeps.sets[sweep],
+                datasets=sweeps.labels[sweep],
                 similarity=float(similarity.max()),
                 vote=float(weight),
             )
@@ -235,7 +235,7 @@ def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
 
 
 def _answers(
-    subject: Subject, learnt: Learnt, evidence: Evidence, sweeps: Sweeps, voters: Sequence[Voter], kind: str
+    subject: Subject, learnt: Learnt, evidence: Evidence, sweeps: DatasetRuns, voters: Sequence[Voter], kind: str
 ) -> tuple[Answer, ...]:
     """All answers that somebody else names, and "none of these", the most probable first."""
     chances: dict[str, Reals] = {name: each[0] for name, each in learnt.probabilities(evidence).items()}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from query.statistics.author_runs import AuthorRuns
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
@@ -27,20 +28,16 @@ SHARPNESS = 3  # power of a vote; with 1 the many who are far outvote the few wh
 _BLOCK = 1 << 23  # similarities held at a time
 
 
-@dataclass(frozen=True)
-class Sweeps:
-    """The sweeps among n models; ``of_model`` (n,) is a model's sweep, -1 where it names no dataset.
+class DatasetRuns(AuthorRuns):
+    """The sweeps among n models, labelled by what each model is tuned on; -1 for a model that names no dataset.
 
     A model of several datasets gives each an equal share; a collection (``glue``) beside one of its tasks
-    (``glue/mrpc``) gets none. ``answers``: all datasets, sorted; ``authors`` (n,): a code for each author;
-    ``author`` (sweeps,): whose sweep it is; ``sets``: the datasets of each sweep.
+    (``glue/mrpc``) gets none. ``answers``: all datasets, sorted.
     """
 
-    of_model: Integers
-    authors: Integers
-    author: Integers
-    sets: tuple[tuple[str, ...], ...]
-    answers: tuple[str, ...]
+    def __init__(self, authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> None:
+        super().__init__(codes_of(authors), [own_datasets(names) or None for names in datasets])
+        self.answers: tuple[str, ...] = tuple(sorted({name for names in self.labels for name in names}))
 
     @cached_property
     def shares(self) -> csr_array:
@@ -48,11 +45,11 @@ class Sweeps:
         from scipy.sparse import csr_array
 
         column = {name: number for number, name in enumerate(self.answers)}
-        columns = [column[name] for names in self.sets for name in names]
-        sizes = [len(names) for names in self.sets]
+        columns = [column[name] for names in self.labels for name in names]
+        sizes = [len(names) for names in self.labels]
         weights = np.repeat([1 / size for size in sizes], sizes).astype(np.float32)
         starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.intp)])
-        return csr_array((weights, np.array(columns, dtype=np.intp), starts), (len(self.sets), len(self.answers)))
+        return csr_array((weights, np.array(columns, dtype=np.intp), starts), (len(self.labels), len(self.answers)))
 
     @cached_property
     def parents(self) -> dict[int, int]:
@@ -85,22 +82,6 @@ class Sweeps:
         return allowed
 
 
-def sweeps_of(authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> Sweeps:
-    """The sweeps among models, numbered in the order in which their first members stand."""
-    codes = codes_of(authors)
-    own = [own_datasets(names) for names in datasets]
-    keys = [(int(author), names) for author, names in zip(codes, own, strict=True) if names]
-    distinct = list(dict.fromkeys(keys))
-    numbers = {key: number for number, key in enumerate(distinct)}
-    return Sweeps(
-        of_model=np.array([numbers.get((int(a), names), -1) for a, names in zip(codes, own, strict=True)], np.intp),
-        authors=codes,
-        author=np.array([author for author, _ in distinct], dtype=np.intp),
-        sets=tuple(names for _, names in distinct),
-        answers=tuple(sorted({name for _, names in distinct for name in names})),
-    )
-
-
 def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
     """A model's datasets, sorted, without the collections of which it names a task."""
     return tuple(sorted(name for name in names if not any(other.startswith(f"{name}/") for other in names)))
@@ -118,11 +99,11 @@ class Nearness:
         return Nearness(self.order[places], self.similarity[places])
 
 
-def nearness(vectors: Floats, rows: Integers, sweeps: Sweeps, blocks: int = 0) -> Nearness:
+def nearness(vectors: Floats, rows: Integers, sweeps: DatasetRuns, blocks: int = 0) -> Nearness:
     """How near every sweep is: the similarity of its nearest member. Ties go to the sweep that comes first."""
     members = np.flatnonzero(sweeps.of_model >= 0)
     members = members[np.argsort(sweeps.of_model[members], kind="stable")]
-    starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.sets)))
+    starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.labels)))
     order = np.empty((len(rows), len(starts)), dtype=np.int32)
     similarity = np.empty(order.shape, dtype=np.float32)
     step = max(1, _BLOCK // max(1, len(members)))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import Booleans, Integers, Order, codes_of, count_matches, marked
-from query.statistics.sweeps import Sweeps
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,7 +54,7 @@ class LabelledOrder:
         self.share_left, self.share_right = (pairs.astype(np.int32) for pairs in np.nonzero(self.share))
         self.is_one_each = bool((self.share_left == self.share_right).all())
 
-        self.sweeps = Sweeps(excluded, labels)
+        self.sweeps = AuthorRuns(excluded, labels)
         self.sweep_kinds = self.kinds[self.sweeps.first]
         self.own_left, self.own_right = self._pairs_within_lists()
         self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
@@ -78,14 +78,14 @@ class LabelledOrder:
         everyone = self._sharing(np.bincount(sweep_kinds, weights=counted, minlength=len(self.share)))
         shared = self.share[sweep_kinds[self.own_left], sweep_kinds[self.own_right]]
         own = np.bincount(self.own_left, weights=shared * counted[self.own_right])
-        return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of]
+        return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of_model]
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
         """Scored models, how many neighbours each was looked at with, their purity and their chance."""
         matching = self.matching(sweep_kinds)
         scored = np.flatnonzero(matching)
         limits = matching if self.looked_at is None else self.looked_at
-        hits = self._hits(sweep_kinds[self.sweeps.of], scored, limits[scored], matching[scored])
+        hits = self._hits(sweep_kinds[self.sweeps.of_model], scored, limits[scored], matching[scored])
         return scored, limits[scored], hits / limits[scored], matching[scored] / self.pool[scored]
 
     def reaches(self, sweep_kinds: Integers, least: float) -> bool:
@@ -98,7 +98,7 @@ class LabelledOrder:
         scored = np.flatnonzero(matching)
         if not len(scored):
             return False
-        kinds, totals = sweep_kinds[self.sweeps.of], matching[scored]
+        kinds, totals = sweep_kinds[self.sweeps.of_model], matching[scored]
         limits = (matching if self.looked_at is None else self.looked_at)[scored]
         chance = totals / self.pool[scored]
         cost = np.minimum(limits, len(kinds) - limits)

@@ -41,7 +41,7 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last of each row is nobody's
     for unit in range(count):
         stays = units != unit
-        matching = trial.matching(trial.sweep_kinds, np.bincount(trial.sweeps.of, weights=stays))
+        matching = trial.matching(trial.sweep_kinds, np.bincount(trial.sweeps.of_model, weights=stays))
         pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
         looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
         limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)

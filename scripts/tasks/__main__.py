@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.records.representation import representation_named
 from query import Atlas
+from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import codes_of
-from query.statistics.sweeps import Sweeps
 from scripts.vectors.variants import read_family
 
 # Data sets of scripts/family/plan.toml that have source and packages in common, so that only the label differs.
@@ -121,11 +121,11 @@ def shared(text: Text, blocks: Floats) -> SameTask:
     authors = codes_of(text.authors)
     near = [_others(table, authors, row) for row in range(len(table))]
     observed, chance = _share(near, text.tasks)
-    sweeps, rng = Sweeps(authors, text.tasks.tolist()), np.random.default_rng(0)
+    sweeps, rng = AuthorRuns(authors, text.tasks.tolist()), np.random.default_rng(0)
     carried = text.tasks[sweeps.first]
     at_least = np.zeros(2)
     for _ in range(DRAWS):
-        dealt = rng.permutation(text.tasks), sweeps.permuted(carried, rng)[sweeps.of]
+        dealt = rng.permutation(text.tasks), sweeps.permuted(carried, rng)[sweeps.of_model]
         drawn = np.array([_share(near, tasks) for tasks in dealt])
         at_least += drawn[:, 0] - drawn[:, 1] >= observed - chance - 1e-12
     p_models, p_sweeps = ((1 + at_least) / (1 + DRAWS)).tolist()

@@ -11,7 +11,7 @@ import pytest
 from query.predict.evidence import COMMON_SHARE, Witnesses
 from query.predict.head_evidence import SMOOTHING, Head, head_of
 from query.predict.predict import predict_subject
-from query.predict.sweeps import own_datasets, sweeps_of
+from query.predict.sweeps import DatasetRuns, own_datasets
 from tests.planted_documents import CLASSIFIER, documents
 from tests.predict.subjects import answer, subject
 
@@ -117,7 +117,7 @@ def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collectio
 def test_a_collection_beside_its_task_has_no_share():
     assert own_datasets(frozenset({"glue", "glue/mrpc", "imdb"})) == ("glue/mrpc", "imdb")
     assert own_datasets(frozenset({"glue", "gluee"})) == ("glue", "gluee")
-    sweeps = sweeps_of(
+    sweeps = DatasetRuns(
         ["ann", "ann", "bob", "ann"], [frozenset({"x"}), frozenset({"y"}), frozenset({"x"}), frozenset()]
     )
     assert sweeps.of_model.tolist() == [0, 1, 2, -1]
