@@ -20,7 +20,7 @@ from indexer.records.representation import representation_named
 from query import Atlas
 from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import codes_of
-from scripts.vectors.variants import read_family
+from scripts.vectors import read_family
 
 # Data sets of scripts/family/plan.toml that have source and packages in common, so that only the label differs.
 TEXTS = (("docs/numeric-docstrings", "docs/numeric-kinds"), ("errors/exception-types", "errors/raised-by"))
@@ -52,7 +52,7 @@ class Text:
 class SameTask:
     """Share of a model's m nearest of its text that have its task, where m have it; and what chance gives.
 
-    ``p_models``: tasks are dealt out anew among models. ``p_sweeps``: an author's models on one task move as one.
+    ``p_models``: tasks are permuted among models. ``p_sweeps``: the models of one author on one task keep their order together.
     """
 
     share: float
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Atlas(options.atlas) as atlas:
             print(HEAD)
             for base, tasks in itertools.product(atlas.bases(), TEXTS):
-                print(told(base, tasks, read_text(atlas, base, tasks)), flush=True)
+                print(table_row(base, tasks, read_text(atlas, base, tasks)), flush=True)
     except AtlasError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
@@ -94,7 +94,7 @@ def read_text(atlas: Atlas, base: str, tasks: Sequence[str]) -> Text:
     )
 
 
-def told(base: str, tasks: Sequence[str], text: Text) -> str:
+def table_row(base: str, tasks: Sequence[str], text: Text) -> str:
     """A row of the table."""
     everything = np.ones(len(text.layers), dtype=bool)
     late = text.layers > text.layers.max() / 2
@@ -121,12 +121,12 @@ def shared(text: Text, blocks: Floats) -> SameTask:
     authors = codes_of(text.authors)
     near = [_others(table, authors, row) for row in range(len(table))]
     observed, chance = _share(near, text.tasks)
-    sweeps, rng = AuthorRuns(authors, text.tasks.tolist()), np.random.default_rng(0)
-    carried = text.tasks[sweeps.first]
+    runs, rng = AuthorRuns(authors, text.tasks.tolist()), np.random.default_rng(0)
+    of_runs = text.tasks[runs.first]
     at_least = np.zeros(2)
     for _ in range(DRAWS):
-        dealt = rng.permutation(text.tasks), sweeps.permuted(carried, rng)[sweeps.of_model]
-        drawn = np.array([_share(near, tasks) for tasks in dealt])
+        permuted = rng.permutation(text.tasks), sweeps.permuted(of_runs, rng)[sweeps.of_model]
+        drawn = np.array([_share(near, tasks) for tasks in permuted])
         at_least += drawn[:, 0] - drawn[:, 1] >= observed - chance - 1e-12
     p_models, p_sweeps = ((1 + at_least) / (1 + DRAWS)).tolist()
     return SameTask(observed, chance, p_models, p_sweeps)

@@ -1,1 +1,0 @@
-"""How well vectors of several makes group real fine-tunes by their data; docs/vectors.md has the table."""
