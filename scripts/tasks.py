@@ -125,7 +125,7 @@ def shared(text: Text, blocks: Floats) -> SameTask:
     of_runs = text.tasks[runs.first]
     at_least = np.zeros(2)
     for _ in range(DRAWS):
-        permuted = rng.permutation(text.tasks), sweeps.permuted(of_runs, rng)[sweeps.of_model]
+        permuted = rng.permutation(text.tasks), runs.permuted(of_runs, rng)[runs.of_model]
         drawn = np.array([_share(near, tasks) for tasks in permuted])
         at_least += drawn[:, 0] - drawn[:, 1] >= observed - chance - 1e-12
     p_models, p_sweeps = ((1 + at_least) / (1 + DRAWS)).tolist()
