@@ -1,8 +1,8 @@
 -- The atlas's database: every table, view and macro, with a comment on each column.
--- This file is run as it stands to make a new atlas.duckdb; no other code creates anything.
--- What people ask is in the schema main; what the program keeps for itself is in the schema internal.
+-- A new atlas.duckdb is made by running this file; no other code creates tables, views or macros.
+-- The schema main is for queries; the schema internal is the program's own bookkeeping.
 -- Times are UTC. A row of fine_tunes is one (model, base) pair; its integer model_id ties everything else to it.
--- All of it is one transaction: statement by statement it would be written to the disk six hundred times.
+-- One transaction, because DuckDB would otherwise write to disk after each of some six hundred statements.
 
 BEGIN TRANSACTION;
 
@@ -15,12 +15,12 @@ CREATE TABLE atlas_info (
     tool_version VARCHAR,
     next_model_id INTEGER NOT NULL
 );
-COMMENT ON TABLE atlas_info IS 'One row: which schema this file has and which publish made it.';
-COMMENT ON COLUMN atlas_info.schema_version IS 'Version of schema.sql; a reader refuses a newer one.';
+COMMENT ON TABLE atlas_info IS 'One row: the schema version of this file and the publish that made it.';
+COMMENT ON COLUMN atlas_info.schema_version IS 'Version of schema.sql. A reader refuses every other version.';
 COMMENT ON COLUMN atlas_info.generation IS 'Grows by one with every publish.';
 COMMENT ON COLUMN atlas_info.published IS 'When this generation was published.';
 COMMENT ON COLUMN atlas_info.tool_version IS 'Version of vectors-in-the-wild that published it.';
-COMMENT ON COLUMN atlas_info.next_model_id IS 'The next integer id to give; ids are never used twice.';
+COMMENT ON COLUMN atlas_info.next_model_id IS 'The next free model_id; ids are never reused.';
 
 CREATE TABLE bases (
     base VARCHAR NOT NULL,
@@ -33,14 +33,14 @@ CREATE TABLE bases (
     block_bytes BIGINT,
     config JSON
 );
-COMMENT ON TABLE bases IS 'Base models: one row for each.';
+COMMENT ON TABLE bases IS 'Base models: one row each.';
 COMMENT ON COLUMN bases.base IS 'Canonical id on the Hub, e.g. FacebookAI/roberta-base.';
 COMMENT ON COLUMN bases."commit" IS 'Commit whose weights the deltas are taken against.';
-COMMENT ON COLUMN bases.aliases IS 'Other ids that mean this base: old short ids and the ids it was asked by.';
+COMMENT ON COLUMN bases.aliases IS 'Other ids of this base: old short ids, and ids under which it was requested.';
 COMMENT ON COLUMN bases.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN bases.architecture IS 'The architecture data file that describes its tensors.';
 COMMENT ON COLUMN bases.layers IS 'Number of layers by stack; the stack is empty where there is one.';
-COMMENT ON COLUMN bases.deltas IS 'Names of its deltas in the order in which per-delta vectors concatenate them.';
+COMMENT ON COLUMN bases.deltas IS 'Names of its deltas, in the order in which vectors concatenate them.';
 COMMENT ON COLUMN bases.block_bytes IS 'Bytes of its block matrices as stored.';
 COMMENT ON COLUMN bases.config IS 'Its config.json.';
 
@@ -72,41 +72,41 @@ CREATE TABLE fine_tunes (
     record_key VARCHAR,
     first_seen TIMESTAMP,
     last_seen TIMESTAMP,
-    gone BOOLEAN NOT NULL DEFAULT false,
+    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,
     oddities VARCHAR[],
     fingerprint VARCHAR
 );
-COMMENT ON TABLE fine_tunes IS 'Every model found for a base, whatever became of it: one row for each (model, base).';
-COMMENT ON COLUMN fine_tunes.model_id IS 'Integer id, unique for each (model, base), never used twice; also the id in the FAISS files.';
+COMMENT ON TABLE fine_tunes IS 'Every model found for a base, indexed or not: one row per (model, base).';
+COMMENT ON COLUMN fine_tunes.model_id IS 'Integer id, unique per (model, base) and never reused; also the id in the FAISS files.';
 COMMENT ON COLUMN fine_tunes.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN fine_tunes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN fine_tunes.author IS 'Account that owns it; "local" for a folder.';
-COMMENT ON COLUMN fine_tunes."commit" IS 'Commit of the model that this row speaks of.';
-COMMENT ON COLUMN fine_tunes.subfolder IS 'Folder in the repository that was asked for; empty for the root.';
-COMMENT ON COLUMN fine_tunes.status IS 'indexed, skipped (can never be a record at this commit), failed (will be tried again), or listed (not tried yet).';
-COMMENT ON COLUMN fine_tunes.reason IS 'Why it was skipped or failed: a code to group by.';
-COMMENT ON COLUMN fine_tunes.detail IS 'Why, in a sentence.';
-COMMENT ON COLUMN fine_tunes.attempts IS 'How often it was tried.';
-COMMENT ON COLUMN fine_tunes.tried IS 'When it was last tried.';
-COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed.';
-COMMENT ON COLUMN fine_tunes.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (of this machine), or record (put back from its record).';
-COMMENT ON COLUMN fine_tunes.parent IS 'The model it was directly tuned from, where that is not the base itself.';
+COMMENT ON COLUMN fine_tunes."commit" IS 'Commit of the model that this row describes.';
+COMMENT ON COLUMN fine_tunes.subfolder IS 'Requested folder in the repository; empty for the root.';
+COMMENT ON COLUMN fine_tunes.status IS 'indexed, skipped (cannot be indexed at this commit), failed (will be retried), or listed (not tried yet).';
+COMMENT ON COLUMN fine_tunes.reason IS 'Why it was skipped or failed, as a code to group by.';
+COMMENT ON COLUMN fine_tunes.detail IS 'Why it was skipped or failed, as a sentence.';
+COMMENT ON COLUMN fine_tunes.attempts IS 'Number of attempts.';
+COMMENT ON COLUMN fine_tunes.tried IS 'Time of the last attempt.';
+COMMENT ON COLUMN fine_tunes.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
+COMMENT ON COLUMN fine_tunes.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
+COMMENT ON COLUMN fine_tunes.parent IS 'The model it was tuned from directly, if that is not the base.';
 COMMENT ON COLUMN fine_tunes.created IS 'When the repository was created.';
 COMMENT ON COLUMN fine_tunes.modified IS 'When it was last changed.';
 COMMENT ON COLUMN fine_tunes.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN fine_tunes.likes IS 'Likes, as listed.';
-COMMENT ON COLUMN fine_tunes.gated IS 'auto or manual where access must be asked for; null where it is open.';
-COMMENT ON COLUMN fine_tunes.private IS 'Whether only its owner''s accounts see it on the Hub; null where that is not known.';
-COMMENT ON COLUMN fine_tunes.licence IS 'Licence of the card.';
-COMMENT ON COLUMN fine_tunes.languages IS 'Languages of the card.';
-COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as the Hub shows it.';
-COMMENT ON COLUMN fine_tunes.library IS 'Library tag: transformers, peft, sentence-transformers …';
+COMMENT ON COLUMN fine_tunes.gated IS 'auto or manual if access must be requested; null if it is open.';
+COMMENT ON COLUMN fine_tunes.private IS 'Whether only its owner can see it on the Hub; null if unknown.';
+COMMENT ON COLUMN fine_tunes.licence IS 'Licence given by the card.';
+COMMENT ON COLUMN fine_tunes.languages IS 'Languages given by the card.';
+COMMENT ON COLUMN fine_tunes.pipeline_tag IS 'Task, as shown by the Hub.';
+COMMENT ON COLUMN fine_tunes.library IS 'Library tag: transformers, peft, sentence-transformers, …';
 COMMENT ON COLUMN fine_tunes.record_key IS 'Name of its file under records/.';
-COMMENT ON COLUMN fine_tunes.first_seen IS 'When a crawl first listed it.';
-COMMENT ON COLUMN fine_tunes.last_seen IS 'When a crawl last listed it.';
-COMMENT ON COLUMN fine_tunes.gone IS 'It has left the Hub since; what was learnt stays.';
-COMMENT ON COLUMN fine_tunes.oddities IS 'What was malformed in its listing row, and how it was read.';
-COMMENT ON COLUMN fine_tunes.fingerprint IS 'Digest of what this row was made from: a publish rewrites only rows where it changed.';
+COMMENT ON COLUMN fine_tunes.first_seen IS 'When a crawl first saw it.';
+COMMENT ON COLUMN fine_tunes.last_seen IS 'When a crawl last saw it.';
+COMMENT ON COLUMN fine_tunes.deleted_at_hub IS 'Whether it has since been deleted at the Hub; its record stays.';
+COMMENT ON COLUMN fine_tunes.oddities IS 'Malformed fields of its listing row, and how they were interpreted.';
+COMMENT ON COLUMN fine_tunes.fingerprint IS 'Digest of the inputs of this row: a publish rewrites a row only when it changes.';
 
 CREATE TABLE records (
     model_id INTEGER NOT NULL,
@@ -138,38 +138,38 @@ CREATE TABLE records (
     device VARCHAR,
     made TIMESTAMP
 );
-COMMENT ON TABLE records IS 'What the weights of an indexed model said: one row for each record.';
+COMMENT ON TABLE records IS 'Measurements of the weights of an indexed model: one row per record.';
 COMMENT ON COLUMN records.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN records.record_key IS 'Name of its file under records/.';
-COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null where they cannot say (adapters).';
+COMMENT ON COLUMN records.verified IS 'Whether its weights confirm the claimed base; null where that cannot be tested (adapters).';
 COMMENT ON COLUMN records.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
-COMMENT ON COLUMN records.is_copy IS 'All deltas are zero: a copy of the base.';
-COMMENT ON COLUMN records.is_unrelated IS 'The weights'' cosine with the base is below the threshold, or it is an adapter of another base: trained from scratch, or from something else.';
-COMMENT ON COLUMN records.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
-COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change came as LoRA factors), or full (all others: a LoRA merged into full weights, a half-frozen model, and an adapter together with the full fine-tune that it stands on). Where enough models of its initialisation are there, that has a centre of its own, see internal.centres.';
-COMMENT ON COLUMN records.signature IS 'Its uncentred vector folded into 120 bytes (base64): only models with like signatures are compared matrix by matrix, to find duplicates.';
-COMMENT ON COLUMN records.row_space IS 'Where the rows of its LoRA factors A lie, sketched (base64): models whose A started from the same random numbers have like ones. Null where the change is not that of LoRA factors, merged or not.';
-COMMENT ON COLUMN records.initialisation IS 'Models with the same number have LoRA factors that started from the same random A: one tool and one seed made them, which says nothing of their data. The model_id of the first of them; null where no other model has it.';
-COMMENT ON COLUMN records.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
-COMMENT ON COLUMN records.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
-COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
-COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas together.';
+COMMENT ON COLUMN records.is_copy IS 'Whether all deltas are zero: a copy of the base.';
+COMMENT ON COLUMN records.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
+COMMENT ON COLUMN records.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN records.vector_group IS 'The group whose centre is subtracted from its vector: adapter (its change is stored as LoRA factors), or full (all others: a LoRA merged into full weights, a partly frozen model, an adapter of a full fine-tune). An initialisation shared by enough models has its own centre, see internal.centres.';
+COMMENT ON COLUMN records.signature IS 'Its uncentred vector hashed to 120 bytes (base64). Only models with similar signatures are compared matrix by matrix to find duplicates.';
+COMMENT ON COLUMN records.row_space IS 'Sketch (base64) of the row space of its LoRA factors A. Models whose A started from the same random numbers have similar sketches. Null if the change is not a LoRA, merged or not.';
+COMMENT ON COLUMN records.initialisation IS 'Models with the same number have LoRA factors A that started from the same random numbers: same tool and same seed, which says nothing about their data. The number is the model_id of the first such model; null if no other model shares it.';
+COMMENT ON COLUMN records.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
+COMMENT ON COLUMN records.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
+COMMENT ON COLUMN records.duplicate_of IS 'The model_id of the earlier upload that it repeats; null if it repeats none.';
+COMMENT ON COLUMN records.delta_norm IS 'Frobenius norm of all its deltas taken together.';
 COMMENT ON COLUMN records.relative_norm IS 'delta_norm over the Frobenius norm of the base''s block matrices.';
 COMMENT ON COLUMN records.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN records.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
 COMMENT ON COLUMN records.label_count IS 'Number of labels in its config.json.';
-COMMENT ON COLUMN records.label_names IS 'Names of the labels, where they are more than LABEL_0, LABEL_1 …';
+COMMENT ON COLUMN records.label_names IS 'Names of the labels, unless they are the default LABEL_0, LABEL_1, …';
 COMMENT ON COLUMN records.problem_type IS 'problem_type of its config.json.';
-COMMENT ON COLUMN records.dtype IS 'The dtype most of the file is stored in.';
-COMMENT ON COLUMN records.weight_files IS 'The files that were read, with their LFS ids where known.';
+COMMENT ON COLUMN records.dtype IS 'The dtype of most of the stored weights.';
+COMMENT ON COLUMN records.weight_files IS 'The files that were read, with their LFS ids if known.';
 COMMENT ON COLUMN records.bytes_read IS 'Bytes read to make the record.';
-COMMENT ON COLUMN records.block_bytes IS 'Bytes of its block matrices, or of an adapter''s factors.';
-COMMENT ON COLUMN records.seconds IS 'Seconds it took to read and to vectorise.';
+COMMENT ON COLUMN records.block_bytes IS 'Bytes of its block matrices, or of the factors of an adapter.';
+COMMENT ON COLUMN records.seconds IS 'Seconds spent reading and vectorising it.';
 COMMENT ON COLUMN records.device IS 'Where the SVD ran: cpu or cuda.';
 COMMENT ON COLUMN records.made IS 'When the record was made.';
 
 CREATE TABLE tags (model_id INTEGER NOT NULL, tag VARCHAR NOT NULL);
-COMMENT ON TABLE tags IS 'Every tag of the Hub, as written (control characters made visible).';
+COMMENT ON TABLE tags IS 'Every tag at the Hub, as written (control characters are escaped).';
 COMMENT ON COLUMN tags.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN tags.tag IS 'The tag.';
 
@@ -180,12 +180,12 @@ CREATE TABLE model_datasets (
     raw VARCHAR NOT NULL,
     source VARCHAR NOT NULL
 );
-COMMENT ON TABLE model_datasets IS 'Data sets that a model names, under one canonical name each.';
+COMMENT ON TABLE model_datasets IS 'Datasets that a model names, each under one canonical name.';
 COMMENT ON COLUMN model_datasets.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name; null where what was written is no name.';
-COMMENT ON COLUMN model_datasets.parent IS 'The dataset it is a subtask of: glue for glue/mrpc. The model then has a row for the parent too.';
-COMMENT ON COLUMN model_datasets.raw IS 'The name as the card or the tag wrote it.';
-COMMENT ON COLUMN model_datasets.source IS 'Where it was written: tag, card or model-index.';
+COMMENT ON COLUMN model_datasets.dataset IS 'Canonical name: glue, glue/mrpc, squad, owner/name; null if the text is not a dataset name.';
+COMMENT ON COLUMN model_datasets.parent IS 'The dataset that it is a subtask of: glue for glue/mrpc. The model also has a row for the parent.';
+COMMENT ON COLUMN model_datasets.raw IS 'The name as written in the card or tag.';
+COMMENT ON COLUMN model_datasets.source IS 'Where it is written: tag, card or model-index.';
 
 CREATE TABLE evaluations (
     model_id INTEGER NOT NULL,
@@ -198,15 +198,15 @@ CREATE TABLE evaluations (
     "value" DOUBLE,
     verified BOOLEAN
 );
-COMMENT ON TABLE evaluations IS 'Evaluation results that the card''s model-index reports.';
+COMMENT ON TABLE evaluations IS 'Evaluation results reported in the model-index of the card.';
 COMMENT ON COLUMN evaluations.model_id IS 'The model, see fine_tunes.';
 COMMENT ON COLUMN evaluations.task IS 'Task type, e.g. text-classification.';
-COMMENT ON COLUMN evaluations.dataset IS 'Canonical dataset name, where it has one.';
+COMMENT ON COLUMN evaluations.dataset IS 'Canonical dataset name, if there is one.';
 COMMENT ON COLUMN evaluations.dataset_raw IS 'The dataset as written.';
 COMMENT ON COLUMN evaluations.config IS 'Configuration of the dataset, e.g. mrpc.';
-COMMENT ON COLUMN evaluations.split IS 'Split it was measured on.';
+COMMENT ON COLUMN evaluations.split IS 'Dataset split that was used.';
 COMMENT ON COLUMN evaluations.metric IS 'Metric type, e.g. accuracy.';
-COMMENT ON COLUMN evaluations."value" IS 'Its value, where it is a number.';
+COMMENT ON COLUMN evaluations."value" IS 'Its value; null if it is not a number.';
 COMMENT ON COLUMN evaluations.verified IS 'Whether the Hub verified it.';
 
 CREATE TABLE deltas (
@@ -231,29 +231,29 @@ CREATE TABLE deltas (
     weight_rank_95 INTEGER,
     weight_rank_99 INTEGER
 );
-COMMENT ON TABLE deltas IS 'One weight change: δW of one (stack, layer, family) of one model.';
+COMMENT ON TABLE deltas IS 'Weight changes: one row per δW, that is per (stack, layer, family) of a model.';
 COMMENT ON COLUMN deltas.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty where the base has one stack.';
+COMMENT ON COLUMN deltas.stack IS 'encoder or decoder; empty if the base has one stack.';
 COMMENT ON COLUMN deltas.layer IS 'Block index, from 0.';
 COMMENT ON COLUMN deltas.family IS 'query, key, value, output, gate, feedforward1, feedforward2, cross_query …';
 COMMENT ON COLUMN deltas.out_features IS 'Rows of δW.';
 COMMENT ON COLUMN deltas.in_features IS 'Columns of δW.';
 COMMENT ON COLUMN deltas.norm IS 'Frobenius norm of δW.';
 COMMENT ON COLUMN deltas.relative_norm IS 'norm over the Frobenius norm of the base''s matrix.';
-COMMENT ON COLUMN deltas.energy IS 'Share of norm² that the kept singular values hold.';
+COMMENT ON COLUMN deltas.energy IS 'Share of norm² held by the stored singular values.';
 COMMENT ON COLUMN deltas.singular_values IS 'The largest singular values of δW, descending.';
-COMMENT ON COLUMN deltas.rank_50 IS 'Smallest rank that holds 50 % of the energy; null where it is beyond the kept ones and no spectrum is stored.';
-COMMENT ON COLUMN deltas.rank_80 IS 'Smallest rank that holds 80 % of the energy, where known.';
-COMMENT ON COLUMN deltas.rank_90 IS 'Smallest rank that holds 90 % of the energy, where known.';
-COMMENT ON COLUMN deltas.rank_95 IS 'Smallest rank that holds 95 % of the energy, where known.';
-COMMENT ON COLUMN deltas.rank_99 IS 'Smallest rank that holds 99 % of the energy, where known.';
-COMMENT ON COLUMN deltas.weight_rank_50 IS 'The same of W itself, at 50 %; null where its spectrum is not stored (index build --spectra).';
-COMMENT ON COLUMN deltas.weight_rank_80 IS 'The same of W itself, at 80 %, where known.';
-COMMENT ON COLUMN deltas.weight_rank_90 IS 'The same of W itself, at 90 %, where known.';
-COMMENT ON COLUMN deltas.weight_rank_95 IS 'The same of W itself, at 95 %, where known.';
-COMMENT ON COLUMN deltas.weight_rank_99 IS 'The same of W itself, at 99 %, where known.';
+COMMENT ON COLUMN deltas.rank_50 IS 'Smallest rank that holds 50 % of the energy; null if it exceeds the stored singular values.';
+COMMENT ON COLUMN deltas.rank_80 IS 'Smallest rank that holds 80 % of the energy, if known.';
+COMMENT ON COLUMN deltas.rank_90 IS 'Smallest rank that holds 90 % of the energy, if known.';
+COMMENT ON COLUMN deltas.rank_95 IS 'Smallest rank that holds 95 % of the energy, if known.';
+COMMENT ON COLUMN deltas.rank_99 IS 'Smallest rank that holds 99 % of the energy, if known.';
+COMMENT ON COLUMN deltas.weight_rank_50 IS 'The same for W itself, at 50 %; null if its spectrum is not stored (index build --spectra).';
+COMMENT ON COLUMN deltas.weight_rank_80 IS 'The same for W itself, at 80 %, if known.';
+COMMENT ON COLUMN deltas.weight_rank_90 IS 'The same for W itself, at 90 %, if known.';
+COMMENT ON COLUMN deltas.weight_rank_95 IS 'The same for W itself, at 95 %, if known.';
+COMMENT ON COLUMN deltas.weight_rank_99 IS 'The same for W itself, at 99 %, if known.';
 
-CREATE TABLE wholes (
+CREATE TABLE fused_matrices (
     model_id INTEGER NOT NULL,
     stack VARCHAR NOT NULL,
     layer INTEGER NOT NULL,
@@ -273,25 +273,25 @@ CREATE TABLE wholes (
     weight_rank_95 INTEGER,
     weight_rank_99 INTEGER
 );
-COMMENT ON TABLE wholes IS 'A matrix that the base stores fused (GPT-2''s c_attn), taken whole; only of records with spectra.';
-COMMENT ON COLUMN wholes.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN wholes.stack IS 'encoder or decoder; empty where the base has one stack.';
-COMMENT ON COLUMN wholes.layer IS 'Block index, from 0.';
-COMMENT ON COLUMN wholes.family IS 'Names of its parts: query_key_value, gate_feedforward1 …';
-COMMENT ON COLUMN wholes.families IS 'The families that it consists of; each has a row of its own in deltas.';
-COMMENT ON COLUMN wholes.out_features IS 'Rows of δW, those of all parts.';
-COMMENT ON COLUMN wholes.in_features IS 'Columns of δW.';
-COMMENT ON COLUMN wholes.norm IS 'Frobenius norm of δW.';
-COMMENT ON COLUMN wholes.rank_50 IS 'Smallest rank that holds 50 % of the energy of its δW; 0 where that is zero.';
-COMMENT ON COLUMN wholes.rank_80 IS 'Smallest rank that holds 80 % of the energy of its δW; 0 where that is zero.';
-COMMENT ON COLUMN wholes.rank_90 IS 'Smallest rank that holds 90 % of the energy of its δW; 0 where that is zero.';
-COMMENT ON COLUMN wholes.rank_95 IS 'Smallest rank that holds 95 % of the energy of its δW; 0 where that is zero.';
-COMMENT ON COLUMN wholes.rank_99 IS 'Smallest rank that holds 99 % of the energy of its δW; 0 where that is zero.';
-COMMENT ON COLUMN wholes.weight_rank_50 IS 'The same of W itself, at 50 %.';
-COMMENT ON COLUMN wholes.weight_rank_80 IS 'The same of W itself, at 80 %.';
-COMMENT ON COLUMN wholes.weight_rank_90 IS 'The same of W itself, at 90 %.';
-COMMENT ON COLUMN wholes.weight_rank_95 IS 'The same of W itself, at 95 %.';
-COMMENT ON COLUMN wholes.weight_rank_99 IS 'The same of W itself, at 99 %.';
+COMMENT ON TABLE fused_matrices IS 'Matrices that the base stores fused (such as c_attn of GPT-2), measured as a whole; only for records with spectra.';
+COMMENT ON COLUMN fused_matrices.model_id IS 'The model, see fine_tunes.';
+COMMENT ON COLUMN fused_matrices.stack IS 'encoder or decoder; empty if the base has one stack.';
+COMMENT ON COLUMN fused_matrices.layer IS 'Block index, from 0.';
+COMMENT ON COLUMN fused_matrices.family IS 'Names of its parts: query_key_value, gate_feedforward1, …';
+COMMENT ON COLUMN fused_matrices.families IS 'The families that it consists of; each also has its own row in deltas.';
+COMMENT ON COLUMN fused_matrices.out_features IS 'Rows of δW, summed over its parts.';
+COMMENT ON COLUMN fused_matrices.in_features IS 'Columns of δW.';
+COMMENT ON COLUMN fused_matrices.norm IS 'Frobenius norm of δW.';
+COMMENT ON COLUMN fused_matrices.rank_50 IS 'Smallest rank that holds 50 % of the energy of δW; 0 if δW is zero.';
+COMMENT ON COLUMN fused_matrices.rank_80 IS 'Smallest rank that holds 80 % of the energy of δW; 0 if δW is zero.';
+COMMENT ON COLUMN fused_matrices.rank_90 IS 'Smallest rank that holds 90 % of the energy of δW; 0 if δW is zero.';
+COMMENT ON COLUMN fused_matrices.rank_95 IS 'Smallest rank that holds 95 % of the energy of δW; 0 if δW is zero.';
+COMMENT ON COLUMN fused_matrices.rank_99 IS 'Smallest rank that holds 99 % of the energy of δW; 0 if δW is zero.';
+COMMENT ON COLUMN fused_matrices.weight_rank_50 IS 'The same for W itself, at 50 %.';
+COMMENT ON COLUMN fused_matrices.weight_rank_80 IS 'The same for W itself, at 80 %.';
+COMMENT ON COLUMN fused_matrices.weight_rank_90 IS 'The same for W itself, at 90 %.';
+COMMENT ON COLUMN fused_matrices.weight_rank_95 IS 'The same for W itself, at 95 %.';
+COMMENT ON COLUMN fused_matrices.weight_rank_99 IS 'The same for W itself, at 99 %.';
 
 CREATE TABLE representations (
     base VARCHAR NOT NULL,
@@ -308,20 +308,20 @@ CREATE TABLE representations (
     index_memory BIGINT NOT NULL,
     promised_recall DOUBLE NOT NULL
 );
-COMMENT ON TABLE representations IS 'Published vectors: one row for each (base, representation); their files: see indexes.';
+COMMENT ON TABLE representations IS 'Published vectors: one row per (base, representation). The view indexes lists their files.';
 COMMENT ON COLUMN representations.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN representations.representation IS 'Name: input, input_v1, output, delta, seed, seed_scaled, spectrum, depth.';
-COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions never meet.';
-COMMENT ON COLUMN representations.rank IS 'Singular triplets that the vectors were made from.';
+COMMENT ON COLUMN representations.version IS 'Version of the representation; vectors of different versions are never compared.';
+COMMENT ON COLUMN representations.rank IS 'Number of singular triplets that the vectors were computed from.';
 COMMENT ON COLUMN representations.length IS 'Length of a vector.';
-COMMENT ON COLUMN representations.vectors IS 'Models that have a vector (a zero delta has none).';
-COMMENT ON COLUMN representations.per_delta IS 'Whether a vector is a concatenation of equally long blocks in the order of bases.deltas.';
-COMMENT ON COLUMN representations.blocks IS 'Blocks that are compared one by one (the mean cosine of those that both models changed); 0 where the cosine of the whole vector counts.';
-COMMENT ON COLUMN representations.budget IS 'About how many numbers a vector was to have (--vector-length); null where nobody said.';
-COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null where none was.';
-COMMENT ON COLUMN representations.index_choice IS 'auto, exact, or the FAISS factory string that was asked for (index build --index).';
-COMMENT ON COLUMN representations.index_memory IS 'Bytes that a compressed index may take in a reader''s memory.';
-COMMENT ON COLUMN representations.promised_recall IS 'Below this recall@10 no compressed index is published.';
+COMMENT ON COLUMN representations.vectors IS 'Number of models with a vector (a copy of the base has none).';
+COMMENT ON COLUMN representations.per_delta IS 'Whether a vector concatenates equally long blocks in the order of bases.deltas.';
+COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector.';
+COMMENT ON COLUMN representations.budget IS 'Requested length of a vector (--vector-length), approximately; null if none was requested.';
+COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null if none was.';
+COMMENT ON COLUMN representations.index_choice IS 'The requested index (index build --index): auto, exact, or a FAISS factory string.';
+COMMENT ON COLUMN representations.index_memory IS 'Bytes that a compressed index may occupy in the memory of a reader.';
+COMMENT ON COLUMN representations.promised_recall IS 'The lowest recall@10 at which a compressed index is published.';
 
 CREATE TABLE internal.segments (
     base VARCHAR NOT NULL,
@@ -334,15 +334,15 @@ CREATE TABLE internal.segments (
     faiss_sha256 VARCHAR NOT NULL,
     faiss_bytes BIGINT NOT NULL
 );
-COMMENT ON TABLE internal.segments IS 'FAISS files of exact vectors, never changed once written; merged into larger ones now and then.';
+COMMENT ON TABLE internal.segments IS 'FAISS files of exact vectors. A file is never changed; small files are merged into larger ones from time to time.';
 COMMENT ON COLUMN internal.segments.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.segments.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.segments.segment IS 'Age: the oldest has the smallest number.';
-COMMENT ON COLUMN internal.segments.vectors IS 'Vectors in the file, those that count no more (removed_vectors) included.';
-COMMENT ON COLUMN internal.segments.in_compressed IS 'Whether the compressed index proposes its vectors; where not, it is searched exactly.';
-COMMENT ON COLUMN internal.segments.centre IS 'Version of the centre that was subtracted from its vectors, which are then kept in 16 bits: that of the representation; null where none was.';
-COMMENT ON COLUMN internal.segments.faiss_file IS 'Name of the FAISS file beside this database.';
-COMMENT ON COLUMN internal.segments.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN internal.segments.segment IS 'Number of the segment; older segments have smaller numbers.';
+COMMENT ON COLUMN internal.segments.vectors IS 'Vectors in the file, including those listed in removed_vectors.';
+COMMENT ON COLUMN internal.segments.in_compressed IS 'Whether its vectors are in the compressed index; if not, the segment is searched exactly.';
+COMMENT ON COLUMN internal.segments.centre IS 'Version of the centre that was subtracted from its vectors, the same as that of the representation. Centred vectors are stored in 16 bits. Null if not centred.';
+COMMENT ON COLUMN internal.segments.faiss_file IS 'Name of the FAISS file in the folder of this database.';
+COMMENT ON COLUMN internal.segments.faiss_sha256 IS 'sha256 of that file, verified before it is loaded.';
 COMMENT ON COLUMN internal.segments.faiss_bytes IS 'Its size in bytes.';
 
 CREATE TABLE internal.removed_vectors (
@@ -351,10 +351,10 @@ CREATE TABLE internal.removed_vectors (
     segment INTEGER NOT NULL,
     model_id INTEGER NOT NULL
 );
-COMMENT ON TABLE internal.removed_vectors IS 'Vectors of a segment that count no more: withdrawn, or replaced by one in a newer segment.';
+COMMENT ON TABLE internal.removed_vectors IS 'Vectors of a segment that are no longer valid: withdrawn, or replaced by a newer segment.';
 COMMENT ON COLUMN internal.removed_vectors.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.removed_vectors.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.removed_vectors.segment IS 'The segment that holds the vector, see segments.';
+COMMENT ON COLUMN internal.removed_vectors.segment IS 'The segment that contains the vector, see internal.segments.';
 COMMENT ON COLUMN internal.removed_vectors.model_id IS 'The model, see fine_tunes.';
 
 CREATE TABLE internal.vector_masks (
@@ -363,11 +363,11 @@ CREATE TABLE internal.vector_masks (
     changed VARCHAR NOT NULL,
     model_ids INTEGER[] NOT NULL
 );
-COMMENT ON TABLE internal.vector_masks IS 'Models some blocks of whose vectors are zero, because they left matrices untouched (adapters, half-frozen models); those of all others are all there.';
+COMMENT ON TABLE internal.vector_masks IS 'Models whose vectors have zero blocks, because they left some matrices unchanged (adapters, partly frozen models). Models that are not listed have all blocks.';
 COMMENT ON COLUMN internal.vector_masks.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.vector_masks.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.vector_masks.changed IS 'A digit for each block, in the order of bases.deltas: 1 where the matrix was changed.';
-COMMENT ON COLUMN internal.vector_masks.model_ids IS 'The models of which that is so, see fine_tunes.';
+COMMENT ON COLUMN internal.vector_masks.changed IS 'One digit per block, in the order of bases.deltas: 1 if the matrix was changed.';
+COMMENT ON COLUMN internal.vector_masks.model_ids IS 'The models with this pattern, see fine_tunes.';
 
 CREATE TABLE internal.centres (
     base VARCHAR NOT NULL,
@@ -378,14 +378,14 @@ CREATE TABLE internal.centres (
     votes INTEGER NOT NULL,
     numbers FLOAT[] NOT NULL
 );
-COMMENT ON TABLE internal.centres IS 'What is subtracted from every block of a vector before it is scaled to unit norm again: the mean block of the model''s group, one vote an author, times votes/(votes + 2). Of adapters of one initialisation it is their own mean, one vote a data set, drawn towards that of all adapters. It moves only when its group has grown by half.';
+COMMENT ON TABLE internal.centres IS 'The centre that is subtracted from every block before the block is rescaled to unit norm: the mean block of the group of the model, with one vote per author, times votes/(votes + 2). For adapters of one initialisation it is their own mean, with one vote per dataset, shrunk towards the mean of all adapters. It is recomputed only when the group has grown by half.';
 COMMENT ON COLUMN internal.centres.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centres.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.centres.vector_group IS 'adapter or full, see records.vector_group; or initialisation N, of the models whose records.initialisation is N.';
-COMMENT ON COLUMN internal.centres.block IS 'Which block, from 0, in the order of bases.deltas.';
-COMMENT ON COLUMN internal.centres.models IS 'Models of the group when this was made: no copies, unrelated models and repeats.';
-COMMENT ON COLUMN internal.centres.votes IS 'Authors of models that changed the matrix; of an initialisation the data sets that they name, or the author where one names none.';
-COMMENT ON COLUMN internal.centres.numbers IS 'The mean of the blocks of unit norm, shrunk.';
+COMMENT ON COLUMN internal.centres.vector_group IS 'adapter or full, see records.vector_group; or initialisation N, for models whose records.initialisation is N.';
+COMMENT ON COLUMN internal.centres.block IS 'Number of the block, from 0, in the order of bases.deltas.';
+COMMENT ON COLUMN internal.centres.models IS 'Models of the group when the centre was computed, without copies, unrelated models and duplicates.';
+COMMENT ON COLUMN internal.centres.votes IS 'Number of authors of models that changed the matrix; for an initialisation, the number of datasets that its models name (or the author of a model that names none).';
+COMMENT ON COLUMN internal.centres.numbers IS 'The shrunk mean of the unit-norm blocks.';
 
 CREATE TABLE internal.centre_members (
     base VARCHAR NOT NULL,
@@ -395,15 +395,15 @@ CREATE TABLE internal.centre_members (
     record_key VARCHAR NOT NULL,
     vote VARCHAR NOT NULL
 );
-COMMENT ON TABLE internal.centre_members IS 'The models that a centre was made of, which a later publish may know otherwise.';
+COMMENT ON TABLE internal.centre_members IS 'The models that a centre was computed from, as they were then; a later publish may have changed them.';
 COMMENT ON COLUMN internal.centre_members.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.centre_members.representation IS 'Name of the representation.';
 COMMENT ON COLUMN internal.centre_members.vector_group IS 'adapter, full, or initialisation N.';
 COMMENT ON COLUMN internal.centre_members.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN internal.centre_members.record_key IS 'Its record then.';
-COMMENT ON COLUMN internal.centre_members.vote IS 'Which vote it had a share of: its author, or (of an initialisation) the data sets that it named.';
+COMMENT ON COLUMN internal.centre_members.record_key IS 'Its record at that time.';
+COMMENT ON COLUMN internal.centre_members.vote IS 'The vote that it shared in: its author or, for an initialisation, the datasets that it named.';
 
-CREATE TABLE backgrounds (
+CREATE TABLE null_similarity (
     base VARCHAR NOT NULL,
     representation VARCHAR NOT NULL,
     one_group VARCHAR NOT NULL,
@@ -412,14 +412,14 @@ CREATE TABLE backgrounds (
     similarity FLOAT NOT NULL,
     share DOUBLE NOT NULL
 );
-COMMENT ON TABLE backgrounds IS 'How similar strangers are: models by other authors that both name data sets, and none in common. Points of the distribution; none where there are too few pairs. Made anew with the centre.';
-COMMENT ON COLUMN backgrounds.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN backgrounds.representation IS 'Name of the representation.';
-COMMENT ON COLUMN backgrounds.one_group IS 'Group of one of the two, see records.vector_group: the first by the alphabet.';
-COMMENT ON COLUMN backgrounds.other_group IS 'Group of the other.';
-COMMENT ON COLUMN backgrounds.pairs IS 'Pairs that were looked at.';
-COMMENT ON COLUMN backgrounds.similarity IS 'A similarity.';
-COMMENT ON COLUMN backgrounds.share IS 'The share of pairs at least so similar: (1 + their number)/(1 + pairs).';
+COMMENT ON TABLE null_similarity IS 'The null distribution of similarity: that of pairs of unrelated models, by different authors and with no dataset in common (both name some). Each row is one point of the distribution; there are no rows where there are too few pairs. Recomputed whenever the centre changes.';
+COMMENT ON COLUMN null_similarity.base IS 'Canonical id of the base.';
+COMMENT ON COLUMN null_similarity.representation IS 'Name of the representation.';
+COMMENT ON COLUMN null_similarity.one_group IS 'Group of one of the two models, see records.vector_group; the alphabetically first.';
+COMMENT ON COLUMN null_similarity.other_group IS 'Group of the other model.';
+COMMENT ON COLUMN null_similarity.pairs IS 'Number of pairs that were compared.';
+COMMENT ON COLUMN null_similarity.similarity IS 'A similarity.';
+COMMENT ON COLUMN null_similarity.share IS 'Share of pairs that are at least as similar: (1 + their number)/(1 + pairs).';
 
 CREATE TABLE internal.compressed_indexes (
     base VARCHAR NOT NULL,
@@ -435,18 +435,18 @@ CREATE TABLE internal.compressed_indexes (
     faiss_sha256 VARCHAR,
     faiss_bytes BIGINT
 );
-COMMENT ON TABLE internal.compressed_indexes IS 'Where vectors are many: an index that proposes candidates, which are then compared exactly. Without a file: one that did not keep its promise, and is not used.';
+COMMENT ON TABLE internal.compressed_indexes IS 'Compressed indexes, used where there are many vectors: they propose candidates, which are then compared exactly. A row without a file is an index that missed the requested recall and is not used.';
 COMMENT ON COLUMN internal.compressed_indexes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.compressed_indexes.representation IS 'Name of the representation.';
 COMMENT ON COLUMN internal.compressed_indexes.factory IS 'FAISS factory string of the index.';
-COMMENT ON COLUMN internal.compressed_indexes.parameters IS 'FAISS search parameters, e.g. nprobe=16; empty where the index has none.';
-COMMENT ON COLUMN internal.compressed_indexes.candidates IS 'Models that it proposes, to be compared exactly, for ten results.';
-COMMENT ON COLUMN internal.compressed_indexes.trained_on IS 'Models in the atlas when it was trained.';
-COMMENT ON COLUMN internal.compressed_indexes.vectors IS 'Vectors in it.';
-COMMENT ON COLUMN internal.compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured when this was published.';
-COMMENT ON COLUMN internal.compressed_indexes.queries IS 'Models that the recall was measured with.';
-COMMENT ON COLUMN internal.compressed_indexes.faiss_file IS 'Name of the FAISS file beside this database; null where it was not published.';
-COMMENT ON COLUMN internal.compressed_indexes.faiss_sha256 IS 'sha256 of that file, checked before it is loaded.';
+COMMENT ON COLUMN internal.compressed_indexes.parameters IS 'FAISS search parameters; empty if the index has none.';
+COMMENT ON COLUMN internal.compressed_indexes.candidates IS 'Number of candidates proposed for ten results.';
+COMMENT ON COLUMN internal.compressed_indexes.trained_on IS 'Number of models in the atlas when it was trained.';
+COMMENT ON COLUMN internal.compressed_indexes.vectors IS 'Number of vectors in it.';
+COMMENT ON COLUMN internal.compressed_indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds, measured at publication.';
+COMMENT ON COLUMN internal.compressed_indexes.queries IS 'Number of queries used to measure the recall.';
+COMMENT ON COLUMN internal.compressed_indexes.faiss_file IS 'Name of the FAISS file in the folder of this database; null if it was not published.';
+COMMENT ON COLUMN internal.compressed_indexes.faiss_sha256 IS 'sha256 of that file, verified before it is loaded.';
 COMMENT ON COLUMN internal.compressed_indexes.faiss_bytes IS 'Its size in bytes.';
 
 CREATE TABLE neighbours (
@@ -456,18 +456,18 @@ CREATE TABLE neighbours (
     neighbour_id INTEGER NOT NULL,
     similarity FLOAT NOT NULL
 );
-COMMENT ON TABLE neighbours IS 'The 50 models nearest to each model, for each published representation.';
+COMMENT ON TABLE neighbours IS 'The 50 nearest models of each model, per published representation.';
 COMMENT ON COLUMN neighbours.representation IS 'Name of the representation.';
-COMMENT ON COLUMN neighbours.model_id IS 'The model that is asked about, see fine_tunes.';
+COMMENT ON COLUMN neighbours.model_id IS 'The model whose neighbours these are, see fine_tunes.';
 COMMENT ON COLUMN neighbours.rank IS '1 for the nearest.';
-COMMENT ON COLUMN neighbours.neighbour_id IS 'The model that is near, see fine_tunes.';
-COMMENT ON COLUMN neighbours.similarity IS 'Mean cosine of the blocks that both models changed; of representations without blocks the cosine of the vectors. How unusual it is: the macro background.';
+COMMENT ON COLUMN neighbours.neighbour_id IS 'The neighbour, see fine_tunes.';
+COMMENT ON COLUMN neighbours.similarity IS 'Mean cosine of the blocks that both models changed; for representations without blocks, the cosine of the vectors. The macro background says how unusual a similarity is.';
 
 CREATE TABLE internal.compared_deltas (model_id INTEGER NOT NULL, other_id INTEGER NOT NULL, difference DOUBLE NOT NULL);
-COMMENT ON TABLE internal.compared_deltas IS 'Pairs of near models whose changes were compared matrix by matrix; duplicate groups are made of the equal ones.';
+COMMENT ON TABLE internal.compared_deltas IS 'Pairs of similar models whose deltas were compared matrix by matrix. Duplicate groups consist of the equal ones.';
 COMMENT ON COLUMN internal.compared_deltas.model_id IS 'The model with the smaller id, see fine_tunes.';
 COMMENT ON COLUMN internal.compared_deltas.other_id IS 'The other model.';
-COMMENT ON COLUMN internal.compared_deltas.difference IS 'The larger of: relative difference of any norm, 1 − cosine of the deltas; 0 where rounding to another dtype explains it.';
+COMMENT ON COLUMN internal.compared_deltas.difference IS 'The larger of the relative difference of any norm and 1 − cosine of the deltas; 0 if rounding to another dtype explains the difference.';
 
 CREATE TABLE lineage (
     model_id INTEGER NOT NULL,
@@ -479,27 +479,27 @@ CREATE TABLE lineage (
     "left" DOUBLE NOT NULL,
     card VARCHAR NOT NULL,
     direction VARCHAR NOT NULL,
-    because VARCHAR,
+    evidence VARCHAR,
     same VARCHAR[] NOT NULL,
     bytes_read BIGINT NOT NULL,
-    told TIMESTAMP NOT NULL,
+    answered_at TIMESTAMP NOT NULL,
     probability DOUBLE
 );
-COMMENT ON TABLE lineage IS 'Which model each was made from, by the weights: one row for each parent (query lineage --all).';
+COMMENT ON TABLE lineage IS 'The parents of each model, inferred from the weights: one row per parent (query lineage --all).';
 COMMENT ON COLUMN lineage.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN lineage.record_key IS 'Its record when this was told; a publish drops rows whose model was read again since.';
-COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base itself, or where the source is not in the atlas.';
+COMMENT ON COLUMN lineage.record_key IS 'Its record at the time of the answer; a publish drops rows whose model has been read again since.';
+COMMENT ON COLUMN lineage.parent_id IS 'The parent, see fine_tunes; null for the base, or if the parent is not in the atlas.';
 COMMENT ON COLUMN lineage.kind IS 'tuned from the base, continued, "continued, or a run with the same data and seed", merge, LoRA merged, copy, recast, quantised copy, or unrelated.';
-COMMENT ON COLUMN lineage.method IS 'Of a merge: linear, task arithmetic, slerp, layer by layer (another recipe in each matrix), or "ties or dare".';
-COMMENT ON COLUMN lineage.coefficient IS 'The parent''s weight: 1 but for merges.';
-COMMENT ON COLUMN lineage."left" IS 'Share of the energy of its change that all its parents together do not explain.';
-COMMENT ON COLUMN lineage.card IS 'Against the card: confirmed, contradicted, not declared, or "unsure" where the probability is below 0.9.';
-COMMENT ON COLUMN lineage.direction IS 'known, or unknown where neither weights nor dates tell which of the two was first.';
-COMMENT ON COLUMN lineage.because IS 'The evidence, in a few words.';
-COMMENT ON COLUMN lineage.same IS 'Models that the weights cannot tell from the parent.';
-COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that the answer took, all parents together.';
-COMMENT ON COLUMN lineage.told IS 'When.';
-COMMENT ON COLUMN lineage.probability IS 'How probable the step is: of the steps told with 0.9, nine of ten are right (docs/lineage.md); null where an older version told it.';
+COMMENT ON COLUMN lineage.method IS 'For a merge: linear, task arithmetic, slerp, layer by layer (a different recipe in each matrix), or "ties or dare".';
+COMMENT ON COLUMN lineage.coefficient IS 'Weight of the parent; 1 except for merges.';
+COMMENT ON COLUMN lineage."left" IS 'Residual: share of the energy of its change that its parents together do not explain.';
+COMMENT ON COLUMN lineage.card IS 'Comparison with the card: confirmed, contradicted, not declared, or "unsure" if the probability is below 0.9.';
+COMMENT ON COLUMN lineage.direction IS 'known, or unknown if neither weights nor dates say which of the two models came first.';
+COMMENT ON COLUMN lineage.evidence IS 'The evidence, in a few words.';
+COMMENT ON COLUMN lineage.same IS 'Models whose weights cannot be distinguished from the parent.';
+COMMENT ON COLUMN lineage.bytes_read IS 'Bytes of weights that were read for the answer, summed over all parents.';
+COMMENT ON COLUMN lineage.answered_at IS 'When the answer was computed, UTC.';
+COMMENT ON COLUMN lineage.probability IS 'Probability of the step: of the steps with 0.9, nine in ten are right (docs/lineage.md); null if computed by an older version.';
 
 CREATE TABLE predictions (
     model_id INTEGER NOT NULL,
@@ -517,25 +517,25 @@ CREATE TABLE predictions (
     models VARCHAR[] NOT NULL,
     representation VARCHAR NOT NULL,
     k INTEGER NOT NULL,
-    told TIMESTAMP NOT NULL
+    answered_at TIMESTAMP NOT NULL
 );
-COMMENT ON TABLE predictions IS 'Data sets that models were probably tuned on, as query predict --store told: one row for each (model, dataset) worth telling.';
+COMMENT ON TABLE predictions IS 'Datasets that models were probably tuned on (query predict --store): one row per (model, dataset).';
 COMMENT ON COLUMN predictions.model_id IS 'The model, see fine_tunes.';
-COMMENT ON COLUMN predictions.record_key IS 'Its record when this was told; a publish drops rows whose model was read again since.';
+COMMENT ON COLUMN predictions.record_key IS 'Its record at the time of the answer; a publish drops rows whose model has been read again since.';
 COMMENT ON COLUMN predictions.rank IS '1 for the most probable.';
-COMMENT ON COLUMN predictions.dataset IS 'Canonical name, or "none of these": none that a voter names.';
-COMMENT ON COLUMN predictions.probability IS 'Expected share of this dataset among those of the model.';
-COMMENT ON COLUMN predictions.votes IS 'Votes of the k nearest voices that name it, that of the nearest being 1.';
-COMMENT ON COLUMN predictions.agreement IS 'Share of all votes that name it; 0 where nobody voted.';
-COMMENT ON COLUMN predictions.authors IS 'How many people those votes come from.';
-COMMENT ON COLUMN predictions.vectors IS 'The probability by the vectors alone; null where the model has none.';
-COMMENT ON COLUMN predictions.head IS 'The probability by the head of its config.json alone; null where it has none.';
-COMMENT ON COLUMN predictions.declared IS 'Its own card names it, which had no part in the rest.';
+COMMENT ON COLUMN predictions.dataset IS 'Canonical name, or "none of these": a dataset that no voter names.';
+COMMENT ON COLUMN predictions.probability IS 'Expected share of this dataset among the datasets of the model.';
+COMMENT ON COLUMN predictions.votes IS 'Votes of those of the k nearest models that name it; the vote of the nearest is 1.';
+COMMENT ON COLUMN predictions.agreement IS 'Share of all votes that name it; 0 if there are no votes.';
+COMMENT ON COLUMN predictions.authors IS 'Number of authors of the models that vote for it.';
+COMMENT ON COLUMN predictions.vectors IS 'The probability by the vectors alone; null if the model has no vector.';
+COMMENT ON COLUMN predictions.head IS 'The probability by the head in its config.json alone; null if there is none.';
+COMMENT ON COLUMN predictions.declared IS 'Whether its own card names it. The card is not used for the prediction.';
 COMMENT ON COLUMN predictions.calibrated IS 'Whether the probabilities were fitted to this atlas.';
-COMMENT ON COLUMN predictions.models IS 'Who voted for it, the largest vote first.';
-COMMENT ON COLUMN predictions.representation IS 'Which vectors voted.';
-COMMENT ON COLUMN predictions.k IS 'How many voices were heard.';
-COMMENT ON COLUMN predictions.told IS 'When.';
+COMMENT ON COLUMN predictions.models IS 'The models that vote for it, the largest vote first.';
+COMMENT ON COLUMN predictions.representation IS 'The representation that was used.';
+COMMENT ON COLUMN predictions.k IS 'Number of nearest models that vote.';
+COMMENT ON COLUMN predictions.answered_at IS 'When the answer was computed, UTC.';
 
 CREATE TABLE profiles (
     profile_id INTEGER NOT NULL,
@@ -560,27 +560,27 @@ CREATE TABLE profiles (
     cpu_seconds DOUBLE,
     made TIMESTAMP
 );
-COMMENT ON TABLE profiles IS 'Depth profiles (index profile): what each layer of a model keeps of its input. One row for each file under profiles/.';
-COMMENT ON COLUMN profiles.profile_id IS 'Ties it to its layers; given anew by every publish that reads it again.';
+COMMENT ON TABLE profiles IS 'Depth profiles (index profile): what each layer of a model keeps of its input. One row per file under profiles/.';
+COMMENT ON COLUMN profiles.profile_id IS 'Joins it with its layers; changes whenever a publish reads the file again.';
 COMMENT ON COLUMN profiles.model_id IS 'The model, see fine_tunes; null for a base and for an untrained twin.';
 COMMENT ON COLUMN profiles.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN profiles.subject IS 'base, fine_tune, or untrained (the base''s architecture with fresh weights).';
 COMMENT ON COLUMN profiles.model IS 'Id of the model; of the base for a base and an untrained twin.';
 COMMENT ON COLUMN profiles."commit" IS 'Commit whose weights were profiled.';
 COMMENT ON COLUMN profiles.base_commit IS 'Commit of the base that drift and cka are taken against.';
-COMMENT ON COLUMN profiles.probe IS 'random, text or image: what it was asked with.';
-COMMENT ON COLUMN profiles.probe_sha256 IS 'sha256 of the ids or pixels: profiles of different probes are not compared.';
+COMMENT ON COLUMN profiles.probe IS 'Kind of input: random, text or image.';
+COMMENT ON COLUMN profiles.probe_sha256 IS 'sha256 of the token ids or pixels; profiles of different probes are not compared.';
 COMMENT ON COLUMN profiles.sequences IS 'Sequences or images of the probe.';
 COMMENT ON COLUMN profiles.tokens IS 'Tokens of a sequence; null for images.';
 COMMENT ON COLUMN profiles.seed IS 'Seed of all draws.';
 COMMENT ON COLUMN profiles.method IS 'Version of the measures.';
-COMMENT ON COLUMN profiles.recipe IS 'default, or seed: the seeds'' own descent.';
-COMMENT ON COLUMN profiles.asked IS 'Which measures: default, recover, exact.';
-COMMENT ON COLUMN profiles.is_complete IS 'False where the run was stopped: the layers that are there are whole.';
+COMMENT ON COLUMN profiles.recipe IS 'default, or seed: the gradient descent of the original papers.';
+COMMENT ON COLUMN profiles.asked IS 'Sets of measures that were requested: default, recover, exact.';
+COMMENT ON COLUMN profiles.is_complete IS 'False if the run was stopped; the layers that are present are complete.';
 COMMENT ON COLUMN profiles.profile_key IS 'Name of its file under profiles/.';
 COMMENT ON COLUMN profiles.device IS 'Where it was measured: cpu or cuda.';
-COMMENT ON COLUMN profiles.threads IS 'Threads it was measured with; other counts differ in the last bits.';
-COMMENT ON COLUMN profiles.cpu_seconds IS 'Seconds of processor time that it took.';
+COMMENT ON COLUMN profiles.threads IS 'Number of threads; results of other numbers differ in the last bits.';
+COMMENT ON COLUMN profiles.cpu_seconds IS 'Processor time in seconds.';
 COMMENT ON COLUMN profiles.made IS 'When it was made.';
 
 CREATE TABLE profile_layers (
@@ -618,47 +618,47 @@ CREATE TABLE profile_layers (
     image_error_error FLOAT,
     spread FLOAT
 );
-COMMENT ON TABLE profile_layers IS 'One layer of a depth profile. NULL: not asked, or says nothing here; never 0.';
+COMMENT ON TABLE profile_layers IS 'One layer of a depth profile. A null means that the measure was not requested or is undefined here; it never means 0.';
 COMMENT ON COLUMN profile_layers.profile_id IS 'The profile, see profiles.';
-COMMENT ON COLUMN profile_layers.stack IS 'encoder where the model has two stacks; else empty.';
-COMMENT ON COLUMN profile_layers.layer IS 'Behind this block, from 1; deltas.layer counts the same block from 0.';
-COMMENT ON COLUMN profile_layers.is_constant IS 'Its outputs do not depend on the input.';
-COMMENT ON COLUMN profile_layers.tolerance IS 'Noise in units of spread at which half of the tokens are lost to the best decoder that knows all others; 0 where the layer is constant. It does not see rank.';
+COMMENT ON COLUMN profile_layers.stack IS 'encoder if the model has two stacks, else empty.';
+COMMENT ON COLUMN profile_layers.layer IS 'The output of this block, counted from 1; deltas.layer counts the same block from 0.';
+COMMENT ON COLUMN profile_layers.is_constant IS 'Whether its outputs do not depend on the input.';
+COMMENT ON COLUMN profile_layers.tolerance IS 'Noise, in units of spread, at which the best decoder that knows all other tokens loses half of the tokens; 0 if the layer is constant. It does not depend on rank.';
 COMMENT ON COLUMN profile_layers.tolerance_error IS 'Standard error of tolerance.';
-COMMENT ON COLUMN profile_layers.tolerance_own IS 'The same with noise of the layer''s own covariance, which does see rank.';
+COMMENT ON COLUMN profile_layers.tolerance_own IS 'The same with noise of the layer''s own covariance, which does depend on rank.';
 COMMENT ON COLUMN profile_layers.tolerance_own_error IS 'Standard error of tolerance_own.';
-COMMENT ON COLUMN profile_layers.readable IS 'Share of tokens that a linear map, fitted on random tokens, reads off at their position; 1 at all layers of healthy encoders.';
+COMMENT ON COLUMN profile_layers.readable IS 'Share of tokens that a linear map, fitted on random tokens, recovers at their position; 1 at all layers of a healthy encoder.';
 COMMENT ON COLUMN profile_layers.readable_error IS 'Standard error of readable.';
-COMMENT ON COLUMN profile_layers.recovered IS 'Share of tokens found by 30 steps of descent on embeddings from a blank start; low also where the layer is ill-conditioned.';
+COMMENT ON COLUMN profile_layers.recovered IS 'Share of tokens recovered by 30 steps of gradient descent on embeddings from a blank start; also low if the layer is ill-conditioned.';
 COMMENT ON COLUMN profile_layers.recovered_error IS 'Standard error of recovered.';
-COMMENT ON COLUMN profile_layers.recovered_seed IS 'The same by the seeds'' recipe (index profile --recipe seed).';
+COMMENT ON COLUMN profile_layers.recovered_seed IS 'The same by the method of the original papers (index profile --recipe seed).';
 COMMENT ON COLUMN profile_layers.recovered_seed_error IS 'Standard error of recovered_seed.';
-COMMENT ON COLUMN profile_layers.closer IS 'Share of sequences whose recovered input gives an output nearer than a shifted input does: the seeds'' criterion.';
+COMMENT ON COLUMN profile_layers.closer IS 'Share of sequences whose recovered input gives a closer output than a shifted input does: the criterion of the original papers.';
 COMMENT ON COLUMN profile_layers.closer_error IS 'Standard error of closer.';
-COMMENT ON COLUMN profile_layers.closer_ratio IS 'How many times nearer it lies, on average.';
+COMMENT ON COLUMN profile_layers.closer_ratio IS 'How many times closer it is, on average.';
 COMMENT ON COLUMN profile_layers.closer_ratio_error IS 'Standard error of closer_ratio.';
-COMMENT ON COLUMN profile_layers.verified IS 'Share of tokens in sequences that were found exactly, with a certificate (index profile --exact). 1 nearly everywhere: no measure of depth.';
+COMMENT ON COLUMN profile_layers.verified IS 'Share of tokens in sequences that were recovered exactly, with a certificate (index profile --exact). It is 1 nearly everywhere, so it does not measure depth.';
 COMMENT ON COLUMN profile_layers.verified_error IS 'Standard error of verified.';
-COMMENT ON COLUMN profile_layers.reach IS 'How many input positions an output looks at: the exponential of an entropy of squared gradients.';
+COMMENT ON COLUMN profile_layers.reach IS 'Effective number of input positions that an output depends on: the exponential of the entropy of squared gradients.';
 COMMENT ON COLUMN profile_layers.reach_error IS 'Standard error of reach.';
-COMMENT ON COLUMN profile_layers.own IS 'Share of its own position in that.';
+COMMENT ON COLUMN profile_layers.own IS 'Share of its own position in the squared gradients.';
 COMMENT ON COLUMN profile_layers.own_error IS 'Standard error of own.';
-COMMENT ON COLUMN profile_layers.start_share IS 'Share of the first quarter of the input in all squared gradients.';
+COMMENT ON COLUMN profile_layers.start_share IS 'Share of the first quarter of the input in the squared gradients.';
 COMMENT ON COLUMN profile_layers.start_share_error IS 'Standard error of start_share.';
 COMMENT ON COLUMN profile_layers.cka IS 'Linear CKA with the same layer of the base on the same probe.';
 COMMENT ON COLUMN profile_layers.cka_error IS 'Standard error of cka.';
 COMMENT ON COLUMN profile_layers.drift IS '‖h − h_base‖ over ‖h_base − its mean‖ on the same probe.';
 COMMENT ON COLUMN profile_layers.drift_error IS 'Standard error of drift.';
-COMMENT ON COLUMN profile_layers.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images found from this layer''s output.';
+COMMENT ON COLUMN profile_layers.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images recovered from the output of this layer.';
 COMMENT ON COLUMN profile_layers.image_error_error IS 'Standard error of image_error.';
-COMMENT ON COLUMN profile_layers.spread IS 'The unit of noise: median over positions of the rms deviation of outputs from their mean.';
+COMMENT ON COLUMN profile_layers.spread IS 'The unit of noise: the median over positions of the rms deviation of outputs from their mean.';
 
-CREATE TABLE bad_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
-COMMENT ON TABLE bad_rows IS 'Rows of the Hub''s listing that could not be read.';
-COMMENT ON COLUMN bad_rows.base IS 'The base whose listing held it.';
-COMMENT ON COLUMN bad_rows.why IS 'What was wrong.';
-COMMENT ON COLUMN bad_rows.raw IS 'The row, cut short.';
-COMMENT ON COLUMN bad_rows.seen IS 'When it was met.';
+CREATE TABLE rejected_listing_rows (base VARCHAR NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, seen TIMESTAMP);
+COMMENT ON TABLE rejected_listing_rows IS 'Rows of the listing that could not be read, and models that do not fit the tables.';
+COMMENT ON COLUMN rejected_listing_rows.base IS 'The base whose listing contains it.';
+COMMENT ON COLUMN rejected_listing_rows.why IS 'What is wrong with it.';
+COMMENT ON COLUMN rejected_listing_rows.raw IS 'The row, truncated.';
+COMMENT ON COLUMN rejected_listing_rows.seen IS 'When it was seen.';
 
 CREATE TABLE builds (
     build_id INTEGER NOT NULL,
@@ -679,40 +679,40 @@ CREATE TABLE builds (
     thresholds JSON,
     versions JSON
 );
-COMMENT ON TABLE builds IS 'What each build did.';
-COMMENT ON COLUMN builds.build_id IS '1, 2, 3 …';
+COMMENT ON TABLE builds IS 'One row per build.';
+COMMENT ON COLUMN builds.build_id IS '1, 2, 3, …';
 COMMENT ON COLUMN builds.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN builds.base_commit IS 'Commit of the base.';
 COMMENT ON COLUMN builds.started IS 'When it started.';
 COMMENT ON COLUMN builds.finished IS 'When it was published.';
-COMMENT ON COLUMN builds.outcome IS 'finished, or stopped (what was done stays).';
-COMMENT ON COLUMN builds.discovered IS 'Models it looked at: indexed + unchanged + skipped + failed.';
+COMMENT ON COLUMN builds.outcome IS 'finished, or stopped (finished work is kept).';
+COMMENT ON COLUMN builds.discovered IS 'Models that were considered: indexed + unchanged + skipped + failed.';
 COMMENT ON COLUMN builds.indexed IS 'Models read and vectorised by this build.';
-COMMENT ON COLUMN builds.unchanged IS 'Models whose record of this commit was there already.';
-COMMENT ON COLUMN builds.skipped IS 'Models that can never be a record at this commit.';
-COMMENT ON COLUMN builds.failed IS 'Models to try again.';
+COMMENT ON COLUMN builds.unchanged IS 'Models that already had a record of this commit.';
+COMMENT ON COLUMN builds.skipped IS 'Models that cannot be indexed at their commit.';
+COMMENT ON COLUMN builds.failed IS 'Models that will be retried.';
 COMMENT ON COLUMN builds.bytes_read IS 'Bytes of checkpoints that it read.';
 COMMENT ON COLUMN builds.bytes_total IS 'Bytes of the weight files that it read from.';
-COMMENT ON COLUMN builds.seconds IS 'Wall time.';
-COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format; of a build that crawled also the address of the Hub and the options of the command.';
-COMMENT ON COLUMN builds.thresholds IS 'The thresholds behind the flags.';
-COMMENT ON COLUMN builds.versions IS 'Versions of the libraries that matter.';
+COMMENT ON COLUMN builds.seconds IS 'Wall time in seconds.';
+COMMENT ON COLUMN builds.spec IS 'What was computed: rank, spectra, SVD method, record format; for a build that crawled, also the address of the Hub and the options of the command.';
+COMMENT ON COLUMN builds.thresholds IS 'The thresholds of the flags.';
+COMMENT ON COLUMN builds.versions IS 'Versions of the relevant libraries.';
 
 CREATE TABLE adapter_bases (
     model_id INTEGER NOT NULL,
     named VARCHAR NOT NULL,
     verdict VARCHAR NOT NULL,
-    stands_on VARCHAR NOT NULL,
+    resolved_base VARCHAR NOT NULL,
     why VARCHAR NOT NULL
 );
-COMMENT ON TABLE adapter_bases IS 'What the base that an adapter names (adapter_config.json) turned out to be: one row for each adapter that names one.';
+COMMENT ON TABLE adapter_bases IS 'How the base named by an adapter (adapter_config.json) was resolved: one row per adapter that names one.';
 COMMENT ON COLUMN adapter_bases.model_id IS 'The adapter, see fine_tunes.';
-COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder of somebody''s machine.';
-COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base: flagged as unrelated); unknown (taken as the base).';
-COMMENT ON COLUMN adapter_bases.stands_on IS 'The model and commit that was read (or could not be), > and what that stands on; empty for the base.';
-COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or the sum approximate, in a sentence; else empty.';
+COMMENT ON COLUMN adapter_bases.named IS 'base_model_name_or_path as written: an id, or a folder on the machine of the author.';
+COMMENT ON COLUMN adapter_bases.verdict IS 'base; finetune (its change is added to that of the adapter); foreign (another base; the adapter is flagged as unrelated); unknown (treated as the base).';
+COMMENT ON COLUMN adapter_bases.resolved_base IS 'The model and commit that it was resolved to, followed by > and the model that this one is itself an adapter of, and so on; empty for the base.';
+COMMENT ON COLUMN adapter_bases.why IS 'Why it is foreign or unknown, or why the sum is approximate, as a sentence; else empty.';
 
--- Views: what people ask.
+-- Views for common questions.
 
 CREATE VIEW models AS
 SELECT
@@ -721,7 +721,7 @@ SELECT
     is_copy, is_unrelated, is_partly_frozen, vector_group, initialisation, has_spectra, duplicate_of, duplicate_group, delta_norm, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
-    fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, gone
+    fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, deleted_at_hub
 FROM fine_tunes
 JOIN records USING (model_id)
 LEFT JOIN (
@@ -729,53 +729,53 @@ LEFT JOIN (
     FROM model_datasets WHERE dataset IS NOT NULL GROUP BY model_id
 ) AS named USING (model_id)
 WHERE status = 'indexed';
-COMMENT ON VIEW models IS 'Indexed models with their datasets: what --where is a condition on.';
+COMMENT ON VIEW models IS 'Indexed models with their datasets. The option --where is a condition on this view.';
 COMMENT ON COLUMN models.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN models.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN models.author IS 'Account that owns it; "local" for a folder.';
-COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row speaks of.';
-COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed.';
-COMMENT ON COLUMN models.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (of this machine), or record (put back from its record).';
-COMMENT ON COLUMN models.parent IS 'The model it was directly tuned from, where that is not the base itself.';
-COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null where they cannot say (adapters).';
+COMMENT ON COLUMN models."commit" IS 'Commit of the model that this row describes.';
+COMMENT ON COLUMN models.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
+COMMENT ON COLUMN models.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
+COMMENT ON COLUMN models.parent IS 'The model it was tuned from directly, if that is not the base.';
+COMMENT ON COLUMN models.verified IS 'Whether its weights confirm the claimed base; null where that cannot be tested (adapters).';
 COMMENT ON COLUMN models.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
-COMMENT ON COLUMN models.is_copy IS 'All deltas are zero: a copy of the base.';
-COMMENT ON COLUMN models.is_unrelated IS 'The weights'' cosine with the base is below the threshold, or it is an adapter of another base: trained from scratch, or from something else.';
-COMMENT ON COLUMN models.is_partly_frozen IS 'A full fine-tune some of whose deltas are zero.';
-COMMENT ON COLUMN models.has_spectra IS 'All singular values of its δW and W are kept (index build --spectra).';
-COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it repeats; null where it is the first.';
-COMMENT ON COLUMN models.duplicate_group IS 'The model_id that represents its group of duplicates (its own, where it is the earliest); null where it has none.';
-COMMENT ON COLUMN models.delta_norm IS 'Frobenius norm of all its deltas together.';
+COMMENT ON COLUMN models.is_copy IS 'Whether all deltas are zero: a copy of the base.';
+COMMENT ON COLUMN models.is_unrelated IS 'Whether it does not derive from this base: base_cosine is below the threshold (trained from scratch or from another model), or it is an adapter of another base.';
+COMMENT ON COLUMN models.is_partly_frozen IS 'Whether it is a full fine-tune with some zero deltas.';
+COMMENT ON COLUMN models.has_spectra IS 'Whether all singular values of its δW and W are stored (index build --spectra).';
+COMMENT ON COLUMN models.duplicate_of IS 'The model_id of the earlier upload that it repeats; null if it repeats none.';
+COMMENT ON COLUMN models.duplicate_group IS 'The model_id of the earliest model of its group of duplicates (its own if it is the earliest); null if it has no duplicates.';
+COMMENT ON COLUMN models.delta_norm IS 'Frobenius norm of all its deltas taken together.';
 COMMENT ON COLUMN models.relative_norm IS 'delta_norm over the Frobenius norm of the base''s block matrices.';
 COMMENT ON COLUMN models.created IS 'When the repository was created.';
 COMMENT ON COLUMN models.modified IS 'When it was last changed.';
 COMMENT ON COLUMN models.downloads IS 'Downloads in the last 30 days, as listed.';
 COMMENT ON COLUMN models.likes IS 'Likes, as listed.';
-COMMENT ON COLUMN models.gated IS 'auto or manual where access must be asked for; null where it is open.';
-COMMENT ON COLUMN models.licence IS 'Licence of the card.';
-COMMENT ON COLUMN models.languages IS 'Languages of the card.';
-COMMENT ON COLUMN models.pipeline_tag IS 'Task, as the Hub shows it.';
-COMMENT ON COLUMN models.library IS 'Library tag: transformers, peft, sentence-transformers …';
+COMMENT ON COLUMN models.gated IS 'auto or manual if access must be requested; null if it is open.';
+COMMENT ON COLUMN models.licence IS 'Licence given by the card.';
+COMMENT ON COLUMN models.languages IS 'Languages given by the card.';
+COMMENT ON COLUMN models.pipeline_tag IS 'Task, as shown by the Hub.';
+COMMENT ON COLUMN models.library IS 'Library tag: transformers, peft, sentence-transformers, …';
 COMMENT ON COLUMN models.model_type IS 'model_type of its config.json.';
 COMMENT ON COLUMN models.head_class IS 'Class of its head, e.g. RobertaForSequenceClassification.';
 COMMENT ON COLUMN models.label_count IS 'Number of labels in its config.json.';
-COMMENT ON COLUMN models.label_names IS 'Names of the labels, where they are more than LABEL_0, LABEL_1 …';
+COMMENT ON COLUMN models.label_names IS 'Names of the labels, unless they are the default LABEL_0, LABEL_1, …';
 COMMENT ON COLUMN models.problem_type IS 'problem_type of its config.json.';
-COMMENT ON COLUMN models.dtype IS 'The dtype most of the file is stored in.';
-COMMENT ON COLUMN models.weight_files IS 'The files that were read, with their LFS ids where known.';
+COMMENT ON COLUMN models.dtype IS 'The dtype of most of the stored weights.';
+COMMENT ON COLUMN models.weight_files IS 'The files that were read, with their LFS ids if known.';
 COMMENT ON COLUMN models.bytes_read IS 'Bytes read to make the record.';
-COMMENT ON COLUMN models.block_bytes IS 'Bytes of its block matrices, or of an adapter''s factors.';
+COMMENT ON COLUMN models.block_bytes IS 'Bytes of its block matrices, or of the factors of an adapter.';
 COMMENT ON COLUMN models.record_key IS 'Name of its file under records/.';
-COMMENT ON COLUMN models.record_seconds IS 'Seconds it took to read and to vectorise.';
-COMMENT ON COLUMN models.first_seen IS 'When a crawl first listed it.';
-COMMENT ON COLUMN models.last_seen IS 'When a crawl last listed it.';
-COMMENT ON COLUMN models.gone IS 'It has left the Hub since; what was learnt stays.';
-COMMENT ON COLUMN models.model_id IS 'Integer id, unique for each (model, base).';
+COMMENT ON COLUMN models.record_seconds IS 'Seconds spent reading and vectorising it.';
+COMMENT ON COLUMN models.first_seen IS 'When a crawl first saw it.';
+COMMENT ON COLUMN models.last_seen IS 'When a crawl last saw it.';
+COMMENT ON COLUMN models.deleted_at_hub IS 'Whether it has since been deleted at the Hub; its record stays.';
+COMMENT ON COLUMN models.model_id IS 'Integer id, unique per (model, base).';
 COMMENT ON COLUMN models.id IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine; the same as model.';
-COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty where it names none.';
+COMMENT ON COLUMN models.datasets IS 'Canonical names of its datasets, sorted; empty if it names none.';
 COMMENT ON COLUMN models.license IS 'The same as licence.';
-COMMENT ON COLUMN models.vector_group IS 'adapter or full: whose centre is subtracted from its vector, unless its initialisation has one of its own.';
-COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoRA factors that started from the same random A: one tool and one seed made them, which says nothing of their data. Null where no other model has it.';
+COMMENT ON COLUMN models.vector_group IS 'adapter or full: the group whose centre is subtracted from its vector, unless its initialisation has its own centre.';
+COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoRA factors A that started from the same random numbers: same tool and same seed, which says nothing about their data. Null if no other model shares it.';
 
 CREATE VIEW indexes AS
 SELECT
@@ -791,19 +791,19 @@ LEFT JOIN (
     FROM internal.segments GROUP BY base, representation
 ) AS files USING (base, representation)
 LEFT JOIN (FROM internal.compressed_indexes WHERE faiss_file IS NOT NULL) AS compressed USING (base, representation);
-COMMENT ON VIEW indexes IS 'How the vectors of each (base, representation) are searched, and the FAISS files that belong to them.';
+COMMENT ON VIEW indexes IS 'How the vectors of each (base, representation) are searched, and their FAISS files.';
 COMMENT ON COLUMN indexes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN indexes.representation IS 'Name: input, output, delta, seed, seed_scaled, spectrum, depth.';
-COMMENT ON COLUMN indexes.version IS 'Version of the representation; vectors of different versions never meet.';
-COMMENT ON COLUMN indexes.rank IS 'Singular triplets that the vectors were made from.';
+COMMENT ON COLUMN indexes.version IS 'Version of the representation; vectors of different versions are never compared.';
+COMMENT ON COLUMN indexes.rank IS 'Number of singular triplets that the vectors were computed from.';
 COMMENT ON COLUMN indexes.vectors IS 'Models that have a vector.';
 COMMENT ON COLUMN indexes.length IS 'Length of a vector.';
-COMMENT ON COLUMN indexes.parameters IS 'FAISS search parameters; null where search is exact.';
-COMMENT ON COLUMN indexes.segments IS 'Files of exact vectors.';
-COMMENT ON COLUMN indexes.faiss_bytes IS 'Size of all its files.';
-COMMENT ON COLUMN indexes.faiss_files IS 'Their names, beside this database.';
-COMMENT ON COLUMN indexes.factory IS 'Flat: exactly. Else a FAISS factory string: candidates from that index, compared exactly.';
-COMMENT ON COLUMN indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds; null where search is exact.';
+COMMENT ON COLUMN indexes.parameters IS 'FAISS search parameters; null if the search is exact.';
+COMMENT ON COLUMN indexes.segments IS 'Number of files of exact vectors.';
+COMMENT ON COLUMN indexes.faiss_bytes IS 'Total size of its files in bytes.';
+COMMENT ON COLUMN indexes.faiss_files IS 'Names of its files, in the folder of this database.';
+COMMENT ON COLUMN indexes.factory IS 'Flat if the search is exact; else the FAISS factory string of the index that proposes candidates, which are then compared exactly.';
+COMMENT ON COLUMN indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds; null if the search is exact.';
 
 CREATE VIEW dataset_counts AS
 SELECT
@@ -812,18 +812,18 @@ SELECT
 FROM fine_tunes JOIN model_datasets USING (model_id)
 WHERE status = 'indexed' AND dataset IS NOT NULL
 GROUP BY base, dataset;
-COMMENT ON VIEW dataset_counts IS 'Indexed models and authors of each dataset, and how people spell it.';
+COMMENT ON VIEW dataset_counts IS 'Indexed models and authors of each dataset, and its spellings.';
 COMMENT ON COLUMN dataset_counts.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN dataset_counts.dataset IS 'Canonical name.';
 COMMENT ON COLUMN dataset_counts.models IS 'Indexed models that name it.';
-COMMENT ON COLUMN dataset_counts.authors IS 'Accounts that they belong to.';
+COMMENT ON COLUMN dataset_counts.authors IS 'Number of accounts that own them.';
 COMMENT ON COLUMN dataset_counts.leading_author IS 'The account with most of them.';
-COMMENT ON COLUMN dataset_counts.spellings IS 'How cards and tags write it.';
+COMMENT ON COLUMN dataset_counts.spellings IS 'Spellings in cards and tags.';
 
 CREATE VIEW author_counts AS
 SELECT base, author, count(*) AS models, sum(downloads) AS downloads
 FROM fine_tunes WHERE status = 'indexed' GROUP BY base, author;
-COMMENT ON VIEW author_counts IS 'Indexed models of each author.';
+COMMENT ON VIEW author_counts IS 'Number of indexed models of each author.';
 COMMENT ON COLUMN author_counts.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN author_counts.author IS 'Account that owns them; "local" for folders.';
 COMMENT ON COLUMN author_counts.models IS 'Its indexed models of this base.';
@@ -832,12 +832,12 @@ COMMENT ON COLUMN author_counts.downloads IS 'Their downloads in the last 30 day
 CREATE VIEW failures AS
 SELECT base, status, reason, count(*) AS models, arg_min(detail, model) AS example, min(model) AS example_model
 FROM fine_tunes WHERE status IN ('skipped', 'failed') GROUP BY base, status, reason;
-COMMENT ON VIEW failures IS 'What was skipped or failed, by reason, with an example.';
+COMMENT ON VIEW failures IS 'Skipped and failed models by reason, with an example.';
 COMMENT ON COLUMN failures.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN failures.status IS 'indexed, skipped (can never be a record at this commit), failed (will be tried again), or listed (not tried yet).';
-COMMENT ON COLUMN failures.reason IS 'Why it was skipped or failed: a code to group by.';
-COMMENT ON COLUMN failures.models IS 'How many.';
-COMMENT ON COLUMN failures.example IS 'Why, in a sentence, of one of them.';
+COMMENT ON COLUMN failures.status IS 'indexed, skipped (cannot be indexed at this commit), failed (will be retried), or listed (not tried yet).';
+COMMENT ON COLUMN failures.reason IS 'Why it was skipped or failed, as a code to group by.';
+COMMENT ON COLUMN failures.models IS 'Number of models.';
+COMMENT ON COLUMN failures.example IS 'The detail of one of them.';
 COMMENT ON COLUMN failures.example_model IS 'One of them.';
 
 CREATE VIEW similar_by_representation AS
@@ -848,32 +848,32 @@ SELECT
 FROM neighbours AS near
 JOIN models AS asked USING (model_id)
 JOIN models AS found ON found.model_id = near.neighbour_id;
-COMMENT ON VIEW similar_by_representation IS 'Neighbours by name in every published representation: filter on representation and model, order by rank.';
+COMMENT ON VIEW similar_by_representation IS 'Neighbours by name, in every published representation. Filter on representation and model, order by rank.';
 COMMENT ON COLUMN similar_by_representation.representation IS 'Name of the representation.';
 COMMENT ON COLUMN similar_by_representation.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN similar_by_representation.model IS 'The model that is asked about.';
+COMMENT ON COLUMN similar_by_representation.model IS 'The model whose neighbours these are.';
 COMMENT ON COLUMN similar_by_representation.rank IS '1 for the nearest.';
-COMMENT ON COLUMN similar_by_representation.neighbour IS 'The model that is near.';
-COMMENT ON COLUMN similar_by_representation.similarity IS 'How similar the two are, as query similar tells it.';
+COMMENT ON COLUMN similar_by_representation.neighbour IS 'The neighbour.';
+COMMENT ON COLUMN similar_by_representation.similarity IS 'Similarity of the two, as shown by query similar.';
 COMMENT ON COLUMN similar_by_representation.author IS 'Account of the neighbour.';
-COMMENT ON COLUMN similar_by_representation.relation IS 'What the neighbour is: finetune, adapter, merge or quantized.';
+COMMENT ON COLUMN similar_by_representation.relation IS 'Relation of the neighbour to the base: finetune, adapter, merge or quantized.';
 COMMENT ON COLUMN similar_by_representation.datasets IS 'Canonical names of the neighbour''s datasets, sorted.';
-COMMENT ON COLUMN similar_by_representation.other_author IS 'Whether the two are of different accounts.';
-COMMENT ON COLUMN similar_by_representation.same_weights IS 'Whether the two are in one group of duplicates.';
+COMMENT ON COLUMN similar_by_representation.other_author IS 'Whether different accounts own the two.';
+COMMENT ON COLUMN similar_by_representation.same_weights IS 'Whether the two are in the same group of duplicates.';
 
 CREATE VIEW similar_models AS
 SELECT * EXCLUDE (representation) FROM similar_by_representation WHERE representation = 'input';
-COMMENT ON VIEW similar_models IS 'Neighbours by name, in the default representation: filter on model, order by rank. Of others: similar_by_representation.';
+COMMENT ON VIEW similar_models IS 'Neighbours by name, in the default representation. Filter on model, order by rank. For other representations see similar_by_representation.';
 COMMENT ON COLUMN similar_models.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN similar_models.model IS 'The model that is asked about.';
+COMMENT ON COLUMN similar_models.model IS 'The model whose neighbours these are.';
 COMMENT ON COLUMN similar_models.rank IS '1 for the nearest.';
-COMMENT ON COLUMN similar_models.neighbour IS 'The model that is near.';
-COMMENT ON COLUMN similar_models.similarity IS 'How similar the two are, as query similar tells it.';
+COMMENT ON COLUMN similar_models.neighbour IS 'The neighbour.';
+COMMENT ON COLUMN similar_models.similarity IS 'Similarity of the two, as shown by query similar.';
 COMMENT ON COLUMN similar_models.author IS 'Account of the neighbour.';
-COMMENT ON COLUMN similar_models.relation IS 'What the neighbour is: finetune, adapter, merge or quantized.';
+COMMENT ON COLUMN similar_models.relation IS 'Relation of the neighbour to the base: finetune, adapter, merge or quantized.';
 COMMENT ON COLUMN similar_models.datasets IS 'Canonical names of the neighbour''s datasets, sorted.';
-COMMENT ON COLUMN similar_models.other_author IS 'Whether the two are of different accounts.';
-COMMENT ON COLUMN similar_models.same_weights IS 'Whether the two are in one group of duplicates.';
+COMMENT ON COLUMN similar_models.other_author IS 'Whether different accounts own the two.';
+COMMENT ON COLUMN similar_models.same_weights IS 'Whether the two are in the same group of duplicates.';
 
 CREATE VIEW similar_pairs AS
 SELECT
@@ -891,49 +891,49 @@ WHERE near.representation = 'input' AND (
         WHERE back.representation = 'input'
           AND back.model_id = near.neighbour_id AND back.neighbour_id = near.model_id
     ));
-COMMENT ON VIEW similar_pairs IS 'Each pair of near models once, in the default representation: ORDER BY similarity DESC for the most similar, WHERE NOT is_repeat without duplicates.';
+COMMENT ON VIEW similar_pairs IS 'Each pair of similar models once, in the default representation. ORDER BY similarity DESC gives the most similar, WHERE NOT is_repeat leaves out duplicates.';
 COMMENT ON COLUMN similar_pairs.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN similar_pairs.model IS 'One of the two, that with the smaller model_id where both lists name the other.';
-COMMENT ON COLUMN similar_pairs.neighbour IS 'The other.';
-COMMENT ON COLUMN similar_pairs.similarity IS 'How similar the two are, as query similar tells it.';
-COMMENT ON COLUMN similar_pairs.other_author IS 'Whether the two are of different accounts.';
-COMMENT ON COLUMN similar_pairs.is_repeat IS 'Whether one of the two repeats an earlier upload: WHERE NOT is_repeat leaves duplicates out.';
+COMMENT ON COLUMN similar_pairs.model IS 'One of the two: that with the smaller model_id if each is in the list of the other.';
+COMMENT ON COLUMN similar_pairs.neighbour IS 'The other model.';
+COMMENT ON COLUMN similar_pairs.similarity IS 'Similarity of the two, as shown by query similar.';
+COMMENT ON COLUMN similar_pairs.other_author IS 'Whether different accounts own the two.';
+COMMENT ON COLUMN similar_pairs.is_repeat IS 'Whether one of the two repeats an earlier upload.';
 COMMENT ON COLUMN similar_pairs.datasets IS 'Canonical names of the datasets of model, sorted.';
-COMMENT ON COLUMN similar_pairs.neighbour_datasets IS 'The same of neighbour.';
+COMMENT ON COLUMN similar_pairs.neighbour_datasets IS 'The same for neighbour.';
 
 CREATE VIEW likely_datasets AS
 SELECT
     base, model, author, downloads, dataset, probability, agreement, predictions.authors, predictions.models AS voters,
-    calibrated, told
+    calibrated, answered_at
 FROM predictions JOIN models USING (model_id)
 WHERE rank = 1 AND dataset <> 'none of these' AND agreement >= 0.5 AND predictions.authors >= 2
   AND len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated;
-COMMENT ON VIEW likely_datasets IS 'Undocumented models whose neighbours agree: of the stored predictions (query predict --undocumented --store) the first answer, where half of the votes or more name it, of two authors at least.';
+COMMENT ON VIEW likely_datasets IS 'Undocumented models whose neighbours agree: the most probable dataset of each stored prediction (query predict --undocumented --store) that has at least half of the votes, from at least two authors.';
 COMMENT ON COLUMN likely_datasets.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN likely_datasets.model IS 'The model, which names no dataset.';
+COMMENT ON COLUMN likely_datasets.model IS 'The model. It names no dataset.';
 COMMENT ON COLUMN likely_datasets.author IS 'Account that owns it; "local" for a folder.';
 COMMENT ON COLUMN likely_datasets.downloads IS 'Downloads in the last 30 days, as listed.';
-COMMENT ON COLUMN likely_datasets.dataset IS 'Canonical name, or "none of these": none that a voter names.';
-COMMENT ON COLUMN likely_datasets.probability IS 'Expected share of this dataset among those of the model.';
-COMMENT ON COLUMN likely_datasets.agreement IS 'Share of all votes that name it; 0 where nobody voted.';
-COMMENT ON COLUMN likely_datasets.authors IS 'How many people the votes for it come from.';
-COMMENT ON COLUMN likely_datasets.voters IS 'Who voted for it, the largest vote first.';
+COMMENT ON COLUMN likely_datasets.dataset IS 'Canonical name, or "none of these": a dataset that no voter names.';
+COMMENT ON COLUMN likely_datasets.probability IS 'Expected share of this dataset among the datasets of the model.';
+COMMENT ON COLUMN likely_datasets.agreement IS 'Share of all votes that name it; 0 if there are no votes.';
+COMMENT ON COLUMN likely_datasets.authors IS 'Number of authors of the models that vote for it.';
+COMMENT ON COLUMN likely_datasets.voters IS 'The models that vote for it, the largest vote first.';
 COMMENT ON COLUMN likely_datasets.calibrated IS 'Whether the probabilities were fitted to this atlas.';
-COMMENT ON COLUMN likely_datasets.told IS 'When.';
+COMMENT ON COLUMN likely_datasets.answered_at IS 'When the answer was computed, UTC.';
 
 CREATE VIEW suspicious_claims AS
 SELECT base, model, author, relation, claimed_by, base_cosine, downloads, named AS names_base, why
 FROM fine_tunes JOIN records USING (model_id) LEFT JOIN adapter_bases USING (model_id) WHERE is_unrelated;
-COMMENT ON VIEW suspicious_claims IS 'Models that claim the base while their weights contradict it, and adapters that stand on another one.';
+COMMENT ON VIEW suspicious_claims IS 'Models that claim the base although their weights contradict it, and adapters of another base.';
 COMMENT ON COLUMN suspicious_claims.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN suspicious_claims.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN suspicious_claims.author IS 'Account that owns it; "local" for a folder.';
-COMMENT ON COLUMN suspicious_claims.relation IS 'finetune, adapter, merge or quantized, as claimed.';
-COMMENT ON COLUMN suspicious_claims.claimed_by IS 'What claims the base: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (of this machine), or record (put back from its record).';
+COMMENT ON COLUMN suspicious_claims.relation IS 'finetune, adapter, merge or quantized, as claimed by the model.';
+COMMENT ON COLUMN suspicious_claims.claimed_by IS 'Where the base is claimed: tag, alias:<id>, adapter_config, config, card, name, descendant, user, folder (on this machine), or record (restored from its record).';
 COMMENT ON COLUMN suspicious_claims.base_cosine IS 'Cosine of its block matrices with the base''s; null for adapters.';
 COMMENT ON COLUMN suspicious_claims.downloads IS 'Downloads in the last 30 days, as listed.';
-COMMENT ON COLUMN suspicious_claims.names_base IS 'Of an adapter: the base that its adapter_config.json names.';
-COMMENT ON COLUMN suspicious_claims.why IS 'Of an adapter: why that does not come from this base.';
+COMMENT ON COLUMN suspicious_claims.names_base IS 'For an adapter: the base that its adapter_config.json names.';
+COMMENT ON COLUMN suspicious_claims.why IS 'For an adapter: why that base does not derive from this one.';
 
 CREATE VIEW duplicates AS
 SELECT copy.base, copy.model, first.model AS first_upload, copy.author, first.author AS first_author, copy.created
@@ -945,8 +945,8 @@ COMMENT ON COLUMN duplicates.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN duplicates.model IS 'The later upload.';
 COMMENT ON COLUMN duplicates.first_upload IS 'The model that it repeats.';
 COMMENT ON COLUMN duplicates.author IS 'Account of the later upload.';
-COMMENT ON COLUMN duplicates.first_author IS 'Account of the first one.';
-COMMENT ON COLUMN duplicates.created IS 'When the later one was created.';
+COMMENT ON COLUMN duplicates.first_author IS 'Account of the first upload.';
+COMMENT ON COLUMN duplicates.created IS 'When the later upload was created.';
 
 CREATE VIEW declared_lineage AS
 SELECT DISTINCT claimed.model_id, claimed.model, base, parent, found.model_id AS parent_id
@@ -957,12 +957,12 @@ FROM (
 ) AS claimed
 LEFT JOIN (SELECT model_id, model AS parent, base FROM fine_tunes) AS found USING (parent, base)
 WHERE parent <> '';
-COMMENT ON VIEW declared_lineage IS 'What cards and tags name as parents, the base among them.';
-COMMENT ON COLUMN declared_lineage.model_id IS 'Integer id, unique for each (model, base), never used twice; also the id in the FAISS files.';
+COMMENT ON VIEW declared_lineage IS 'Parents that cards and tags name, including the base.';
+COMMENT ON COLUMN declared_lineage.model_id IS 'Integer id, unique per (model, base) and never reused; also the id in the FAISS files.';
 COMMENT ON COLUMN declared_lineage.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN declared_lineage.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN declared_lineage.parent IS 'Id of the parent, as written.';
-COMMENT ON COLUMN declared_lineage.parent_id IS 'The parent, where it is a model of the same base in this atlas.';
+COMMENT ON COLUMN declared_lineage.parent_id IS 'The parent, if it is a model of the same base in this atlas.';
 
 CREATE VIEW licence_conflicts AS
 SELECT child.base, child.model, child.licence, parent.model AS parent, parent.licence AS parent_licence, lineage.kind, child.downloads
@@ -970,13 +970,13 @@ FROM lineage
 JOIN fine_tunes AS child ON child.model_id = lineage.model_id
 JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
 WHERE direction = 'known' AND parent.licence IS NOT NULL AND child.licence IS DISTINCT FROM parent.licence;
-COMMENT ON VIEW licence_conflicts IS 'Models under another licence than a model that they were made from, or under none; whether that is allowed a person must say.';
+COMMENT ON VIEW licence_conflicts IS 'Models with a different licence than a parent, or with none. Whether that is permitted needs human judgement.';
 COMMENT ON COLUMN licence_conflicts.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN licence_conflicts.model IS 'The model.';
-COMMENT ON COLUMN licence_conflicts.parent IS 'A model that it was made from.';
-COMMENT ON COLUMN licence_conflicts.kind IS 'What kind of step that was, see lineage.';
+COMMENT ON COLUMN licence_conflicts.parent IS 'A parent of the model.';
+COMMENT ON COLUMN licence_conflicts.kind IS 'Kind of the step, see lineage.';
 COMMENT ON COLUMN licence_conflicts.downloads IS 'Downloads in the last 30 days, as listed.';
-COMMENT ON COLUMN licence_conflicts.licence IS 'Licence of the model; null where its card gives none.';
+COMMENT ON COLUMN licence_conflicts.licence IS 'Licence of the model; null if its card gives none.';
 COMMENT ON COLUMN licence_conflicts.parent_licence IS 'Licence of the parent.';
 
 CREATE VIEW merged_loras AS
@@ -987,13 +987,13 @@ FROM fine_tunes JOIN records USING (model_id) JOIN deltas USING (model_id)
 WHERE NOT is_copy AND NOT is_unrelated AND base_cosine IS NOT NULL
 GROUP BY base, model
 HAVING min(energy) FILTER (norm > 0) >= 0.999;
-COMMENT ON VIEW merged_loras IS 'Full models every change of which is of low rank: a LoRA was merged into the base. Ranks above the kept one are told by query lineage.';
+COMMENT ON VIEW merged_loras IS 'Full models all of whose deltas have low rank: a LoRA was merged into the base. For ranks above the stored one use query lineage.';
 COMMENT ON COLUMN merged_loras.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN merged_loras.model IS 'Id on the Hub (owner/name), or local:NAME for a folder of this machine.';
 COMMENT ON COLUMN merged_loras.relative_norm IS 'The largest relative norm of its deltas.';
-COMMENT ON COLUMN merged_loras.changed IS 'Matrices that it changed.';
-COMMENT ON COLUMN merged_loras.untouched IS 'Matrices that are the base''s.';
-COMMENT ON COLUMN merged_loras.energy IS 'The least share of a change''s energy that the kept singular values hold.';
+COMMENT ON COLUMN merged_loras.changed IS 'Number of matrices that it changed.';
+COMMENT ON COLUMN merged_loras.untouched IS 'Number of matrices that it left unchanged.';
+COMMENT ON COLUMN merged_loras.energy IS 'The smallest share of the energy of a delta that the stored singular values hold.';
 
 CREATE VIEW rank_by_depth AS
 SELECT
@@ -1012,29 +1012,29 @@ SELECT
     avg(energy) FILTER (norm > 0) AS energy, avg(measured.relative_norm) FILTER (norm > 0) AS relative_norm,
     avg(weight_rank_50) AS weight_rank_50, avg(weight_rank_80) AS weight_rank_80, avg(weight_rank_90) AS weight_rank_90,
     avg(weight_rank_95) AS weight_rank_95, avg(weight_rank_99) AS weight_rank_99
-FROM (FROM deltas UNION ALL BY NAME FROM wholes) AS measured
+FROM (FROM deltas UNION ALL BY NAME FROM fused_matrices) AS measured
 JOIN fine_tunes USING (model_id) JOIN records USING (model_id)
 WHERE NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL
 GROUP BY base, stack, family, layer;
-COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth; copies, unrelated models and duplicates left out. Zero deltas do not count; where some ranks are unknown, only models with spectra do, as the known ones would be the small ones.';
+COMMENT ON VIEW rank_by_depth IS 'Mean rank of δW and of W by depth, without copies, unrelated models, duplicates and zero deltas. Where some ranks are unknown only models with spectra are averaged, because the known ranks would be the small ones.';
 COMMENT ON COLUMN rank_by_depth.base IS 'Canonical id of the base.';
-COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty where the base has one stack.';
+COMMENT ON COLUMN rank_by_depth.stack IS 'encoder or decoder; empty if the base has one stack.';
 COMMENT ON COLUMN rank_by_depth.layer IS 'Block index, from 0.';
-COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null where it is not known.';
-COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null where it is not known.';
-COMMENT ON COLUMN rank_by_depth.rank_90 IS 'Mean rank of δW that holds 90 % of the energy; null where it is not known.';
-COMMENT ON COLUMN rank_by_depth.rank_95 IS 'Mean rank of δW that holds 95 % of the energy; null where it is not known.';
-COMMENT ON COLUMN rank_by_depth.rank_99 IS 'Mean rank of δW that holds 99 % of the energy; null where it is not known.';
-COMMENT ON COLUMN rank_by_depth.energy IS 'Mean share of norm² that the kept singular values hold.';
-COMMENT ON COLUMN rank_by_depth.relative_norm IS 'Mean of the norm over that of the base''s matrix.';
-COMMENT ON COLUMN rank_by_depth.weight_rank_50 IS 'The same of W itself, at 50 %.';
-COMMENT ON COLUMN rank_by_depth.weight_rank_80 IS 'The same of W itself, at 80 %.';
-COMMENT ON COLUMN rank_by_depth.weight_rank_90 IS 'The same of W itself, at 90 %.';
-COMMENT ON COLUMN rank_by_depth.weight_rank_95 IS 'The same of W itself, at 95 %.';
-COMMENT ON COLUMN rank_by_depth.weight_rank_99 IS 'The same of W itself, at 99 %.';
-COMMENT ON COLUMN rank_by_depth.family IS 'A family, or the name of a fused matrix taken whole (query_key_value).';
-COMMENT ON COLUMN rank_by_depth.models IS 'Models whose δW is not zero.';
-COMMENT ON COLUMN rank_by_depth.with_spectra IS 'Models whose records have all singular values.';
+COMMENT ON COLUMN rank_by_depth.rank_50 IS 'Mean rank of δW that holds 50 % of the energy; null if unknown.';
+COMMENT ON COLUMN rank_by_depth.rank_80 IS 'Mean rank of δW that holds 80 % of the energy; null if unknown.';
+COMMENT ON COLUMN rank_by_depth.rank_90 IS 'Mean rank of δW that holds 90 % of the energy; null if unknown.';
+COMMENT ON COLUMN rank_by_depth.rank_95 IS 'Mean rank of δW that holds 95 % of the energy; null if unknown.';
+COMMENT ON COLUMN rank_by_depth.rank_99 IS 'Mean rank of δW that holds 99 % of the energy; null if unknown.';
+COMMENT ON COLUMN rank_by_depth.energy IS 'Mean share of norm² that the stored singular values hold.';
+COMMENT ON COLUMN rank_by_depth.relative_norm IS 'Mean norm relative to the matrix of the base.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_50 IS 'The same for W itself, at 50 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_80 IS 'The same for W itself, at 80 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_90 IS 'The same for W itself, at 90 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_95 IS 'The same for W itself, at 95 %.';
+COMMENT ON COLUMN rank_by_depth.weight_rank_99 IS 'The same for W itself, at 99 %.';
+COMMENT ON COLUMN rank_by_depth.family IS 'A family, or the name of a fused matrix (query_key_value).';
+COMMENT ON COLUMN rank_by_depth.models IS 'Number of models whose δW is not zero.';
+COMMENT ON COLUMN rank_by_depth.with_spectra IS 'Number of models whose records have all singular values.';
 
 CREATE VIEW depth_of_models AS
 WITH changes AS (
@@ -1052,61 +1052,61 @@ JOIN profile_layers AS one_layer USING (profile_id)
 LEFT JOIN fine_tunes ON fine_tunes.model_id = profiles.model_id
 LEFT JOIN changes
     ON changes.model_id = profiles.model_id AND changes.stack = one_layer.stack AND changes.layer = one_layer.layer;
-COMMENT ON VIEW depth_of_models IS 'Depth profiles beside the weight changes, layer by layer.';
+COMMENT ON VIEW depth_of_models IS 'Depth profiles together with the weight changes, layer by layer.';
 COMMENT ON COLUMN depth_of_models.profile_id IS 'The profile, see profiles.';
 COMMENT ON COLUMN depth_of_models.model_id IS 'The model, see fine_tunes; null for a base and for an untrained twin.';
 COMMENT ON COLUMN depth_of_models.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN depth_of_models.subject IS 'base, fine_tune, or untrained (the base''s architecture with fresh weights).';
 COMMENT ON COLUMN depth_of_models.model IS 'Id of the model; of the base for a base and an untrained twin.';
 COMMENT ON COLUMN depth_of_models.author IS 'Account that owns it; "local" for a folder.';
-COMMENT ON COLUMN depth_of_models.probe IS 'random, text or image: what it was asked with.';
-COMMENT ON COLUMN depth_of_models.probe_sha256 IS 'sha256 of the ids or pixels: profiles of different probes are not compared.';
+COMMENT ON COLUMN depth_of_models.probe IS 'Kind of input: random, text or image.';
+COMMENT ON COLUMN depth_of_models.probe_sha256 IS 'sha256 of the token ids or pixels; profiles of different probes are not compared.';
 COMMENT ON COLUMN depth_of_models.seed IS 'Seed of all draws.';
-COMMENT ON COLUMN depth_of_models.recipe IS 'default, or seed: the seeds'' own descent.';
-COMMENT ON COLUMN depth_of_models.asked IS 'Which measures: default, recover, exact.';
-COMMENT ON COLUMN depth_of_models.is_complete IS 'False where the run was stopped: the layers that are there are whole.';
+COMMENT ON COLUMN depth_of_models.recipe IS 'default, or seed: the gradient descent of the original papers.';
+COMMENT ON COLUMN depth_of_models.asked IS 'Sets of measures that were requested: default, recover, exact.';
+COMMENT ON COLUMN depth_of_models.is_complete IS 'False if the run was stopped; the layers that are present are complete.';
 COMMENT ON COLUMN depth_of_models.made IS 'When it was made.';
-COMMENT ON COLUMN depth_of_models.stack IS 'encoder where the model has two stacks; else empty.';
-COMMENT ON COLUMN depth_of_models.layer IS 'Behind this block, from 1; deltas.layer counts the same block from 0.';
-COMMENT ON COLUMN depth_of_models.is_constant IS 'Its outputs do not depend on the input.';
-COMMENT ON COLUMN depth_of_models.tolerance IS 'Noise in units of spread at which half of the tokens are lost to the best decoder that knows all others; 0 where the layer is constant. It does not see rank.';
+COMMENT ON COLUMN depth_of_models.stack IS 'encoder if the model has two stacks, else empty.';
+COMMENT ON COLUMN depth_of_models.layer IS 'The output of this block, counted from 1; deltas.layer counts the same block from 0.';
+COMMENT ON COLUMN depth_of_models.is_constant IS 'Whether its outputs do not depend on the input.';
+COMMENT ON COLUMN depth_of_models.tolerance IS 'Noise, in units of spread, at which the best decoder that knows all other tokens loses half of the tokens; 0 if the layer is constant. It does not depend on rank.';
 COMMENT ON COLUMN depth_of_models.tolerance_error IS 'Standard error of tolerance.';
-COMMENT ON COLUMN depth_of_models.tolerance_own IS 'The same with noise of the layer''s own covariance, which does see rank.';
+COMMENT ON COLUMN depth_of_models.tolerance_own IS 'The same with noise of the layer''s own covariance, which does depend on rank.';
 COMMENT ON COLUMN depth_of_models.tolerance_own_error IS 'Standard error of tolerance_own.';
-COMMENT ON COLUMN depth_of_models.readable IS 'Share of tokens that a linear map, fitted on random tokens, reads off at their position; 1 at all layers of healthy encoders.';
+COMMENT ON COLUMN depth_of_models.readable IS 'Share of tokens that a linear map, fitted on random tokens, recovers at their position; 1 at all layers of a healthy encoder.';
 COMMENT ON COLUMN depth_of_models.readable_error IS 'Standard error of readable.';
-COMMENT ON COLUMN depth_of_models.recovered IS 'Share of tokens found by 30 steps of descent on embeddings from a blank start; low also where the layer is ill-conditioned.';
+COMMENT ON COLUMN depth_of_models.recovered IS 'Share of tokens recovered by 30 steps of gradient descent on embeddings from a blank start; also low if the layer is ill-conditioned.';
 COMMENT ON COLUMN depth_of_models.recovered_error IS 'Standard error of recovered.';
-COMMENT ON COLUMN depth_of_models.recovered_seed IS 'The same by the seeds'' recipe (index profile --recipe seed).';
+COMMENT ON COLUMN depth_of_models.recovered_seed IS 'The same by the method of the original papers (index profile --recipe seed).';
 COMMENT ON COLUMN depth_of_models.recovered_seed_error IS 'Standard error of recovered_seed.';
-COMMENT ON COLUMN depth_of_models.closer IS 'Share of sequences whose recovered input gives an output nearer than a shifted input does: the seeds'' criterion.';
+COMMENT ON COLUMN depth_of_models.closer IS 'Share of sequences whose recovered input gives a closer output than a shifted input does: the criterion of the original papers.';
 COMMENT ON COLUMN depth_of_models.closer_error IS 'Standard error of closer.';
-COMMENT ON COLUMN depth_of_models.closer_ratio IS 'How many times nearer it lies, on average.';
+COMMENT ON COLUMN depth_of_models.closer_ratio IS 'How many times closer it is, on average.';
 COMMENT ON COLUMN depth_of_models.closer_ratio_error IS 'Standard error of closer_ratio.';
-COMMENT ON COLUMN depth_of_models.verified IS 'Share of tokens in sequences that were found exactly, with a certificate (index profile --exact). 1 nearly everywhere: no measure of depth.';
+COMMENT ON COLUMN depth_of_models.verified IS 'Share of tokens in sequences that were recovered exactly, with a certificate (index profile --exact). It is 1 nearly everywhere, so it does not measure depth.';
 COMMENT ON COLUMN depth_of_models.verified_error IS 'Standard error of verified.';
-COMMENT ON COLUMN depth_of_models.reach IS 'How many input positions an output looks at: the exponential of an entropy of squared gradients.';
+COMMENT ON COLUMN depth_of_models.reach IS 'Effective number of input positions that an output depends on: the exponential of the entropy of squared gradients.';
 COMMENT ON COLUMN depth_of_models.reach_error IS 'Standard error of reach.';
-COMMENT ON COLUMN depth_of_models.own IS 'Share of its own position in that.';
+COMMENT ON COLUMN depth_of_models.own IS 'Share of its own position in the squared gradients.';
 COMMENT ON COLUMN depth_of_models.own_error IS 'Standard error of own.';
-COMMENT ON COLUMN depth_of_models.start_share IS 'Share of the first quarter of the input in all squared gradients.';
+COMMENT ON COLUMN depth_of_models.start_share IS 'Share of the first quarter of the input in the squared gradients.';
 COMMENT ON COLUMN depth_of_models.start_share_error IS 'Standard error of start_share.';
 COMMENT ON COLUMN depth_of_models.cka IS 'Linear CKA with the same layer of the base on the same probe.';
 COMMENT ON COLUMN depth_of_models.cka_error IS 'Standard error of cka.';
 COMMENT ON COLUMN depth_of_models.drift IS '‖h − h_base‖ over ‖h_base − its mean‖ on the same probe.';
 COMMENT ON COLUMN depth_of_models.drift_error IS 'Standard error of drift.';
-COMMENT ON COLUMN depth_of_models.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images found from this layer''s output.';
+COMMENT ON COLUMN depth_of_models.image_error IS '‖found − truth‖ over ‖truth − its mean‖ of images recovered from the output of this layer.';
 COMMENT ON COLUMN depth_of_models.image_error_error IS 'Standard error of image_error.';
-COMMENT ON COLUMN depth_of_models.spread IS 'The unit of noise: median over positions of the rms deviation of outputs from their mean.';
-COMMENT ON COLUMN depth_of_models.own_delta IS 'Root of the sum of squared relative norms of this layer''s deltas; null for bases.';
-COMMENT ON COLUMN depth_of_models.delta IS 'The same over this layer and all below it.';
+COMMENT ON COLUMN depth_of_models.spread IS 'The unit of noise: the median over positions of the rms deviation of outputs from their mean.';
+COMMENT ON COLUMN depth_of_models.own_delta IS 'Root of the sum of the squared relative norms of the deltas of this layer; null for bases.';
+COMMENT ON COLUMN depth_of_models.delta IS 'The same for this layer and all layers below it.';
 
 CREATE MACRO nearest(name, k := 10) AS TABLE
 SELECT rank, neighbour AS model, similarity, author, relation, datasets
 FROM similar_models
 WHERE model = name AND rank <= k
 ORDER BY rank;
-COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most like one, nearest first.';
+COMMENT ON MACRO TABLE nearest IS 'SELECT * FROM nearest(''owner/name''): the models most similar to one, nearest first.';
 
 CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other, found) AS TABLE
     SELECT CASE
@@ -1119,9 +1119,9 @@ CREATE MACRO background(of_base, of_representation, group_of_one, group_of_other
             * (found - max(similarity) FILTER (similarity <= found))
             / (min(similarity) FILTER (similarity > found) - max(similarity) FILTER (similarity <= found))
     END AS share
-    FROM backgrounds
+    FROM null_similarity
     WHERE base = of_base AND representation = of_representation
       AND one_group = least(group_of_one, group_of_other) AND other_group = greatest(group_of_one, group_of_other);
-COMMENT ON MACRO TABLE background IS 'SELECT share FROM background(base, representation, group, other group, similarity): the share of pairs of strangers at least as similar; null where too few are known.';
+COMMENT ON MACRO TABLE background IS 'SELECT share FROM background(base, representation, group, other group, similarity): the share of pairs of unrelated models that are at least as similar; null if too few pairs are known.';
 
 COMMIT;

@@ -17,7 +17,7 @@ from pathlib import Path
 from indexer.errors import AtlasError
 from indexer.regular_files import descriptor_of
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 ON_HUB = "hf://"
 

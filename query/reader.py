@@ -292,7 +292,7 @@ class AtlasReader:
     def background_pairs(self, base: str, groups: tuple[str, str], representation: str = "input") -> int | None:
         """Of how many pairs of unrelated models :meth:`background` is a share; None where they are too few."""
         rows = self.rows(
-            "SELECT any_value(pairs) AS pairs FROM backgrounds WHERE base = ? AND representation = ? "
+            "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
             "AND one_group = ? AND other_group = ?",
             [base, representation, *sorted(groups)],
         )

@@ -28,7 +28,7 @@ _FACTS = (
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
 _FLAGS = {"is_copy": "copy of the base", "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
-          "gone": "deleted at the Hub"}  # fmt: skip
+          "deleted_at_hub": "deleted at the Hub"}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -183,7 +183,7 @@ def _measured(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
 def _stored(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """The stored prediction and the stored lineage, each with the day it was made (``told``)."""
     predictions = atlas.rows(
-        "SELECT dataset, probability, votes, authors, declared, calibrated, told FROM predictions "
+        "SELECT dataset, probability, votes, authors, declared, calibrated, answered_at AS told FROM predictions "
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )

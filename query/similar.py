@@ -242,7 +242,7 @@ def _known(
     rows = atlas.rows(
         "SELECT model_id, model, author, relation, coalesce(datasets, []) AS datasets, "
         "(SELECT share FROM background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS background, "
-        "(SELECT any_value(pairs) FROM backgrounds WHERE base = fine_tunes.base AND representation = $1 "
+        "(SELECT any_value(pairs) FROM null_similarity WHERE base = fine_tunes.base AND representation = $1 "
         "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs "
         "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
         "JOIN fine_tunes USING (model_id) JOIN records USING (model_id) LEFT JOIN ("

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
-from indexer.publish.backgrounds import renew_backgrounds
 from indexer.publish.centring import Centring
 from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.null_similarity import renew_null_similarity
 from indexer.publish.tables import Tables
 from indexer.publish.uncentred import Uncentred
 from indexer.publish.vectors import PublishedVectors
@@ -79,7 +79,7 @@ def publish(
     if change is not None:
         NeighbourTable(tables, BASE, "input").change(change.index, change.added, change.removed)
         if arranged.is_anew:
-            renew_backgrounds(tables, BASE, "input", change.index)
+            renew_null_similarity(tables, BASE, "input", change.index)
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, number: int, model: Tuned) -> None:

@@ -38,14 +38,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Kind:
-    """A network: its config.json and where its matrices are. ``wholes``: name of a fused matrix → its parts."""
+    """A network: its config.json and where its matrices are. ``fused_matrices``: name of a fused matrix → its parts."""
 
     config: dict[str, Any]
     places: dict[Name, Place]
-    wholes: dict[str, tuple[str, ...]]
+    fused_matrices: dict[str, tuple[str, ...]]
 
     def whole(self, weights: dict[str, Array], stack: str, layer: int, name: str) -> Array:
-        return np.concatenate([self.places[stack, layer, part].get(weights) for part in self.wholes[name]])
+        return np.concatenate([self.places[stack, layer, part].get(weights) for part in self.fused_matrices[name]])
 
     def random(self, seed: int, scale: float = 0.02) -> dict[str, Array]:
         rng = np.random.default_rng(seed)
@@ -126,8 +126,8 @@ def phi3(layers: int, heads: int, kv_heads: int, head: int, inner: int) -> Kind:
         "num_key_value_heads": kv_heads,
         "num_hidden_layers": layers,
     }
-    wholes = {"query_key_value": ("query", "key", "value"), "gate_feedforward1": ("gate", "feedforward1")}
-    return Kind(config, places, wholes)
+    fused_matrices = {"query_key_value": ("query", "key", "value"), "gate_feedforward1": ("gate", "feedforward1")}
+    return Kind(config, places, fused_matrices)
 
 
 # ---- on disk

@@ -204,7 +204,7 @@ def test_a_listed_row_whose_name_does_not_fit_is_a_bad_row(atlas):
     said = publish_all(atlas, [entries[0], odd, *entries[2:]], afresh=True)
     assert odd.listed.id in said
     with Reading(atlas.database) as connection:
-        assert odd.listed.id in connection.rows("SELECT raw FROM bad_rows")[0]["raw"]
+        assert odd.listed.id in connection.rows("SELECT raw FROM rejected_listing_rows")[0]["raw"]
         assert connection.rows("SELECT count(*) AS n FROM models")[0]["n"] == len(entries) - 1
 
 

@@ -111,9 +111,9 @@ def test_the_least_share_of_pairs_is_not_a_count(share, pairs, words):
 def test_a_similarity_beyond_all_unrelated_pairs_says_none_of_them(atlas, capsys):
     """The background's floor, 1/(1 + pairs), is no count: similarities of .4 and of .8 would both be "1 in 1,000"."""
     with duckdb.connect(str(atlas.database)) as connection:
-        connection.execute("DELETE FROM backgrounds")
+        connection.execute("DELETE FROM null_similarity")
         connection.executemany(
-            "INSERT INTO backgrounds VALUES ('org/tiny-base', 'input', 'full', 'full', 999, ?, ?)",
+            "INSERT INTO null_similarity VALUES ('org/tiny-base', 'input', 'full', 'full', 999, ?, ?)",
             [[-0.2, 0.002], [-0.5, 0.5], [-1.0, 1.0]],
         )
 

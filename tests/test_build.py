@@ -128,7 +128,7 @@ def test_changed_models_are_read_again_and_models_that_left_are_kept(world):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     report = build(world)
     assert counts(report) == {"discovered": 11, "indexed": 1, "unchanged": 10, "skipped": 0, "failed": 0}
-    assert rows(world, "SELECT model FROM models WHERE gone") == [("cyd/imdb-2",)]
+    assert rows(world, "SELECT model FROM models WHERE deleted_at_hub") == [("cyd/imdb-2",)]
     assert dict(rows(world, "SELECT model, model_id FROM models")) == before
     duplicates = rows(world, "SELECT model, first_upload FROM duplicates")
     assert duplicates == [("bob/glue-1", "ann/glue-0")]

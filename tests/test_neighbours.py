@@ -175,7 +175,7 @@ class Store:
         stale = {*withdrawn, *(set(added) & set(self.truth))}
         # All at once: one by one they would take most of the time of these tests.
         self.connection.execute(
-            "INSERT INTO fine_tunes (model_id, model, base, author, status, relation, gone) "
+            "INSERT INTO fine_tunes (model_id, model, base, author, status, relation, deleted_at_hub) "
             "SELECT id, 'a/' || id, 'b', 'a', 'indexed', 'finetune', false FROM (SELECT unnest(?::INTEGER[]) AS id) "
             "WHERE id NOT IN (SELECT model_id FROM fine_tunes)",
             [sorted(added)],

@@ -221,7 +221,7 @@ def bloat(atlas: Piecewise) -> None:
     with duckdb.connect(str(atlas.folder.database)) as connection:
         for statement in (
             "CREATE TABLE large AS SELECT hash(i)::VARCHAR || hash(-i)::VARCHAR AS text FROM range(1000000) AS t(i)",
-            "INSERT INTO bad_rows SELECT 'nobody', hash(i)::VARCHAR, NULL, NULL FROM range(100000) AS t(i)",
+            "INSERT INTO rejected_listing_rows SELECT 'nobody', hash(i)::VARCHAR, NULL, NULL FROM range(100000) AS t(i)",
             "DROP TABLE large",
         ):
             connection.execute(statement)

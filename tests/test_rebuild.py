@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime
 
 import duckdb
 import pytest
@@ -11,7 +12,9 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
+from indexer.publish.told_lines import write_told as write_lines
 from indexer.publish.verification import verify
+from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.flips import flip
@@ -131,6 +134,38 @@ def test_what_the_records_know_takes_the_place_of_listing_and_database(atlas):
     ]  # fmt: skip
 
 
+def test_an_atlas_of_schema_6_is_rebuilt_with_its_stored_answers_and_deleted_models(atlas):
+    """Schema 7 renamed columns of the database and keys of the stored answers."""
+    with duckdb.connect(str(atlas.database)) as connection:
+        (child, key), (parent, parent_key) = connection.execute(
+            "SELECT model, record_key FROM models WHERE base = ? ORDER BY model LIMIT 2", [SECOND]
+        ).fetchall()
+        connection.execute("UPDATE fine_tunes SET deleted_at_hub = (model = ?)", [child])
+        connection.execute("UPDATE atlas_info SET schema_version = 6")
+        connection.execute("ALTER TABLE fine_tunes RENAME deleted_at_hub TO gone")
+        connection.execute("ALTER TABLE lineage RENAME evidence TO because")
+        connection.execute("ALTER TABLE lineage RENAME answered_at TO told")
+        connection.execute("ALTER TABLE fused_matrices RENAME TO wholes")
+    write_lines(atlas.lineage(SECOND), [{
+        "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
+        "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
+        "because": "an older answer", "same": [], "bytes_read": 1000, "told": "2026-01-01T00:00:00", "probability": 0.9,
+    }])  # fmt: skip
+    write_lines(atlas.predictions(SECOND), [{
+        "model": child, "record_key": key, "rank": 1, "dataset": "glue/wnli", "probability": 0.8, "votes": 2.0,
+        "agreement": 1.0, "authors": 2, "vectors": 0.8, "head": None, "declared": False, "calibrated": True,
+        "models": [parent], "representation": "input", "k": 10, "told": "2026-01-02T00:00:00",
+    }])  # fmt: skip
+    remove(atlas, "listing")
+    with pytest.raises(AtlasError, match="has schema 6"):
+        Atlas(atlas.root)
+    rebuild(atlas)
+    assert verify(atlas) == []
+    assert rows(atlas, "SELECT evidence, answered_at FROM lineage") == [("an older answer", datetime(2026, 1, 1))]
+    assert rows(atlas, "SELECT dataset, answered_at FROM predictions") == [("glue/wnli", datetime(2026, 1, 2))]
+    assert rows(atlas, "SELECT model FROM models WHERE deleted_at_hub") == [(child,)]
+
+
 @pytest.mark.slow
 def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, world):
     remove(atlas, "listing")
@@ -143,7 +178,9 @@ def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, wo
         assert Shell(hub.endpoint, shell.folder, shell.environment)("index", "build", "--base", SECOND).code == 0
     gone = {one.id for one in Listing(atlas.listing(SECOND)).models() if one.gone}
     assert gone == {"eve/wnli-0"}
-    assert rows(atlas, "SELECT status, gone FROM fine_tunes WHERE model = 'eve/wnli-0'") == [("indexed", True)]
+    assert rows(atlas, "SELECT status, deleted_at_hub FROM fine_tunes WHERE model = 'eve/wnli-0'") == [
+        ("indexed", True)
+    ]
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ class Layout:
         return tuple(self.by_tensor)
 
     @cached_property
-    def wholes(self) -> tuple[tuple[DeltaKey, ...], ...]:
+    def fused_matrices(self) -> tuple[tuple[DeltaKey, ...], ...]:
         """For each fused tensor the keys of the matrices that it consists of."""
         groups = (matrices for matrices in self.by_tensor.values() if matrices[0].fused)
         return tuple(tuple(matrix.key for matrix in matrices) for matrices in groups)

@@ -359,7 +359,7 @@ class Build:
                     entries=[entry for entry in entries if entry.listed.id not in renamed],
                     withdrawn=tuple(renamed),
                     rank=self.options.rank,
-                    bad_rows=[row.as_row() for row in self.listing.bad_rows()] if outcome else None,
+                    rejected_rows=[row.as_row() for row in self.listing.rejected_rows()] if outcome else None,
                     build=self._build_row(outcome) if outcome else None,
                     index=self.options.index,
                     thresholds=self.options.thresholds,

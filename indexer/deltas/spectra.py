@@ -17,7 +17,7 @@ from indexer.deltas.spectrum import spectrum
 from indexer.deltas.svd import lora_svd
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
-from indexer.records.record import WholeRecord
+from indexer.records.record import FusedMatrixRecord
 
 Values = NDArray[np.float32]
 Delta = DenseDelta | LoraDelta
@@ -25,14 +25,14 @@ Keys = tuple[DeltaKey, ...]
 
 
 class Spectra:
-    """The spectra of one model: ask for every delta once, in any order, then for the wholes."""
+    """The spectra of one model: ask for every delta once, in any order, then for the fused_matrices."""
 
     def __init__(self, base: BaseMatrices, device: str) -> None:
         self._base = base
         self._device = device
-        self._whole_of = {key: keys for keys in base.layout.wholes for key in keys}
+        self._whole_of = {key: keys for keys in base.layout.fused_matrices for key in keys}
         self._waiting: dict[Keys, dict[DeltaKey, Delta]] = {}
-        self._wholes: dict[Keys, WholeRecord] = {}
+        self._wholes: dict[Keys, FusedMatrixRecord] = {}
 
     def of(self, delta: Delta) -> tuple[Values | None, Values]:
         """Singular values of δW (None where it is zero) and of W, each (min(out, in),), descending.
@@ -52,20 +52,22 @@ class Spectra:
         """Singular values of a W that is the base's own."""
         return self._base.spectrum((key,))
 
-    def wholes(self) -> tuple[WholeRecord, ...]:
+    def fused_matrices(self) -> tuple[FusedMatrixRecord, ...]:
         """The fused matrices, in the base's order; what an adapter leaves alone of them is the base's."""
-        wholes = self._base.layout.wholes
-        return tuple(self._wholes.get(keys) or self._whole(keys, self._waiting.pop(keys, {})) for keys in wholes)
+        fused_matrices = self._base.layout.fused_matrices
+        return tuple(
+            self._wholes.get(keys) or self._whole(keys, self._waiting.pop(keys, {})) for keys in fused_matrices
+        )
 
-    def _whole(self, keys: Keys, parts: dict[DeltaKey, Delta]) -> WholeRecord:
+    def _whole(self, keys: Keys, parts: dict[DeltaKey, Delta]) -> FusedMatrixRecord:
         shapes = [matrix.shape for matrix in self._base.layout.matrices if matrix.key in keys]
         shape = (sum(rows for rows, _ in shapes), shapes[0][1])
         if not parts:
-            return WholeRecord(keys, shape, None, self._base.spectrum(keys))
+            return FusedMatrixRecord(keys, shape, None, self._base.spectrum(keys))
         weights = self._values(torch.cat([self._weight(key, parts.get(key)) for key in keys]))
         # In the order of the keys, whatever the file's: the same values to the last bit.
         changes = self._changes([parts[key] for key in keys if key in parts], shape)
-        return WholeRecord(keys, shape, changes, weights)
+        return FusedMatrixRecord(keys, shape, changes, weights)
 
     def _weight(self, key: DeltaKey, delta: Delta | None) -> torch.Tensor:
         """W (out, in), float32."""

@@ -32,7 +32,7 @@ from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
 from indexer.records.parent import ROW_NAMES, Parent, StandsOn
-from indexer.records.record import DeltaRecord, Record, StoredFile, WholeRecord
+from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record, StoredFile
 from indexer.records.representation import representation_named
 from indexer.records.row_space import row_space, row_space_of
 from indexer.records.unit import Traffic, Unit
@@ -85,21 +85,23 @@ def vectorise(
             stands_on = _stands_on(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
         try:
-            deltas, wholes = _delta_records(
+            deltas, fused_matrices = _delta_records(
                 unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces, stack
             )
         except (ForeignParent, UnreadableParent) as problem:
             summed, stands_on = _without_parent(problem, unit, checkpoint, base, stands_on, parent_record)
             if summed is not None:
-                deltas, wholes = summed, ()
+                deltas, fused_matrices = summed, ()
                 spaces.clear()
             else:
                 spaces.clear()
-                deltas, wholes = _delta_records(unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces)
+                deltas, fused_matrices = _delta_records(
+                    unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces
+                )
         record = Record(
             identity=identity,
             deltas=deltas,
-            wholes=wholes,
+            fused_matrices=fused_matrices,
             sample=sampled.values_of(deltas),
             moved=sampled.moved,
             row_space=row_space(spaces, [delta.key for delta in deltas]) if spaces else None,
@@ -180,8 +182,8 @@ def _delta_records(
     sampled: Sampled,
     spaces: Spaces,
     stack: StackedAdapter | None = None,
-) -> tuple[tuple[DeltaRecord, ...], tuple[WholeRecord, ...]]:
-    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the wholes."""
+) -> tuple[tuple[DeltaRecord, ...], tuple[FusedMatrixRecord, ...]]:
+    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the fused ones."""
     spectra = Spectra(base, unit.device) if unit.spec.spectra else None
     found: dict[DeltaKey, DeltaRecord] = {}
     if layout is None:
@@ -201,7 +203,7 @@ def _delta_records(
             found[dense.key] = _from_dense(unit, dense, base, spectra)
             sampled.add(dense)
     deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
-    return deltas, spectra.wholes() if spectra else ()
+    return deltas, spectra.fused_matrices() if spectra else ()
 
 
 def _on_record(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> tuple[DeltaRecord, ...]:

@@ -81,7 +81,7 @@ class Listing:
         crawl = self._read().crawl
         return crawl is not None and crawl.is_over
 
-    def bad_rows(self) -> list[BadRow]:
+    def rejected_rows(self) -> list[BadRow]:
         """Rows that could not be used: those of the last complete crawl and since."""
         return [bad for bad, _ in self._read().bad.values()]
 

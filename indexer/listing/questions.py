@@ -130,7 +130,7 @@ class BadRow:
         return cls(why, raw, json.dumps(identifier)[:200] if identifier is not None else raw, seen)
 
     def as_row(self) -> dict[str, Any]:
-        """The columns of the bad_rows table."""
+        """The columns of the table rejected_listing_rows."""
         return {"why": self.why, "raw": self.raw, "seen": self.seen}
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from indexer.atlas import AtlasFolder
 from indexer.publish.aside import Aside
-from indexer.publish.backgrounds import renew_backgrounds
 from indexer.publish.centring import Centring
 from indexer.publish.fitting import Fitting, Misfit
 from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.null_similarity import renew_null_similarity
 from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.publication import Publication
 from indexer.publish.rows import Row
@@ -151,7 +151,7 @@ class ArrivingVectors:
             table = NeighbourTable(self.tables, self.base, name)
             table.change(change.index, change.added, change.removed)
             if is_anew:
-                renew_backgrounds(self.tables, self.base, name, change.index)
+                renew_null_similarity(self.tables, self.base, name, change.index)
 
     def _of_profiles(self, arriving: Arriving, ids: Iterable[int], is_changed: bool) -> None:
         """Vectors of profiles: in units of all of them, so that one more moves every one."""

@@ -30,8 +30,8 @@ class Aside:
             [str(why), model_id],
         )
 
-    def bad_rows(self) -> list[Row]:
-        """Rows of the bad_rows table for models that have no row of fine_tunes."""
+    def rejected_rows(self) -> list[Row]:
+        """Rows of the rejected_listing_rows table for models that have no row of fine_tunes."""
         now = datetime.now(UTC)
         bad = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
         return [{"base": self._base, **one.as_row()} for one in bad]

@@ -18,19 +18,19 @@ _KEPT = (
     "left",
     "card",
     "direction",
-    "because",
+    "evidence",
     "same",
     "bytes_read",
-    "told",
+    "answered_at",
     "probability",
 )
 _NUMBERS = ("coefficient", "left")
-_NAMES = ("model", "record_key", "parent", "parent_key", "kind", "method", "card", "direction", "because")
-_KEYS = frozenset((*_NAMES, *_NUMBERS, "same", "bytes_read", "told"))
+_NAMES = ("model", "record_key", "parent", "parent_key", "kind", "method", "card", "direction", "evidence")
+_KEYS = frozenset((*_NAMES, *_NUMBERS, "same", "bytes_read", "answered_at"))
 
 
 def read_lineage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The lines that can be read, with ``told`` as a time (UTC, naive), and what is wrong with the others."""
+    """The lines that can be read, with ``answered_at`` as a time (UTC, naive), and what is wrong with the others."""
     return read_told(path, _checked)
 
 
@@ -40,13 +40,15 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("it is no line of a lineage")
     if not all(line[name] is None or isinstance(line[name], str) for name in _NAMES):
         raise ValueError("a name that is none")
-    told = datetime.fromisoformat(line["told"])
-    if told.tzinfo is not None:
-        told = told.astimezone(UTC).replace(tzinfo=None)
+    answered = datetime.fromisoformat(line["answered_at"])
+    if answered.tzinfo is not None:
+        answered = answered.astimezone(UTC).replace(tzinfo=None)
     # Lines of version 0.1 and before have no probability.
     probability = line.get("probability")
     numbers = {name: float(line[name]) for name in _NUMBERS}
-    return line | numbers | {"told": told, "probability": None if probability is None else float(probability)}
+    return (
+        line | numbers | {"answered_at": answered, "probability": None if probability is None else float(probability)}
+    )
 
 
 def renew_lineage(tables: Tables, base: str, path: Path, fitting: Fitting) -> None:

@@ -36,7 +36,7 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'skipped') AS skipped, "
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'failed') AS failed, "
             "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND status = 'listed') AS pending, "
-            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND gone) AS gone, "
+            "(SELECT count(*) FROM fine_tunes f WHERE f.base = b.base AND deleted_at_hub) AS gone, "
             "(SELECT count(*) FROM fine_tunes f JOIN records USING (model_id) WHERE f.base = b.base "
             "AND NOT has_spectra) AS without_spectra "
             "FROM bases b ORDER BY base",
@@ -187,7 +187,7 @@ def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before
             base.base, [*listed, *restored], [one for one in records if one.identity.spec.rank == rank], outcomes
         ),
         rank=rank,
-        bad_rows=[row.as_row() for row in listing.bad_rows()],
+        rejected_rows=[row.as_row() for row in listing.rejected_rows()],
         index=before.choices.get(base.base, IndexChoice()).changed(index),
     )
     return _Rework(publication, listing, restored)

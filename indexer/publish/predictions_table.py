@@ -12,7 +12,7 @@ from indexer.publish.told_lines import read_told
 
 _KEPT = (
     "record_key", "rank", "dataset", "probability", "votes", "agreement", "authors", "vectors", "head", "declared",
-    "calibrated", "models", "representation", "k", "told",
+    "calibrated", "models", "representation", "k", "answered_at",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def renew_predictions(tables: Tables, base: str, path: Path, fitting: Fitting) -
 
 
 def read_predictions(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The lines that can be read, with ``told`` as a time, and what is wrong with the others."""
+    """The lines that can be read, with ``answered_at`` as a time, and what is wrong with the others."""
     return read_told(path, _checked)
 
 
@@ -40,4 +40,4 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
     """Raises one of WRONG_KINDS where it is not what this program writes."""
     if not line.keys() >= {"model", *_KEPT} or not isinstance(line["model"], str):
         raise ValueError("it is no line of a prediction")
-    return line | {"told": datetime.fromisoformat(line["told"])}
+    return line | {"answered_at": datetime.fromisoformat(line["answered_at"])}

@@ -15,9 +15,9 @@ from indexer.vectors.choice import IndexChange
 class Publication:
     """What is to be said about one base: entries of its listing, and the build that brought them here.
 
-    Entries that are not named stay as they are, and so do ``bad_rows`` and the ``index`` where they are None; models
-    that are ``withdrawn`` go: they are known by another name, or were removed. ``purged``: no file of vectors holds
-    one of them any more, which else is so only after some more publishes.
+    Models without an entry here are left unchanged, as are ``rejected_rows`` and ``index`` if they are None. Models
+    that are ``withdrawn`` are deleted: they were renamed or removed. ``purged``: also rewrite the vector files that
+    contain them, which otherwise happens only some publishes later.
     """
 
     base: StoredBase
@@ -26,7 +26,7 @@ class Publication:
     rank: int
     withdrawn: Sequence[str] = ()
     purged: bool = False
-    bad_rows: Sequence[Row] | None = None
+    rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
     index: IndexChange | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)

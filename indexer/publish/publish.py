@@ -35,7 +35,7 @@ from indexer.version import __version__
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
-RECORD_TABLES = ("records", "deltas", "wholes", "adapter_bases")
+RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
 LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
 
 
@@ -153,7 +153,7 @@ class _Publisher:
             arriving.publish(stale, ids.values(), has_new_profiles)
         renew_lineage(self.tables, self.base, self.folder.lineage(self.base), self.fitting)
         renew_predictions(self.tables, self.base, self.folder.predictions(self.base), self.fitting)
-        self._bad_rows()
+        self._rejected_rows()
         if self.aside.told:
             self.say(self.aside.told)
         if self.publication.build is not None:
@@ -226,7 +226,7 @@ class _Publisher:
     def _record_tables(
         self, reread: list[Entry], ids: dict[str, int], arriving: ArrivingVectors, streamed: Sequence[Arriving]
     ) -> None:
-        """Rows of records, deltas and wholes, and (in the same pass over the files) the vectors of every new record."""
+        """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors of the new records."""
         self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
         rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
         for entry in reread:
@@ -275,12 +275,12 @@ class _Publisher:
             {"base": self.base, "row_names": ROW_NAMES},
         )
 
-    def _bad_rows(self) -> None:
-        if self.publication.bad_rows is not None:
-            self.tables.run("DELETE FROM bad_rows WHERE base = ?", [self.base])
-            rows = [{"base": self.base, **row} for row in self.publication.bad_rows]
-            self.tables.insert("bad_rows", self.fitting.those_that_fit("bad_rows", rows))
-        self.tables.insert("bad_rows", self.aside.bad_rows())
+    def _rejected_rows(self) -> None:
+        if self.publication.rejected_rows is not None:
+            self.tables.run("DELETE FROM rejected_listing_rows WHERE base = ?", [self.base])
+            rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
+            self.tables.insert("rejected_listing_rows", self.fitting.those_that_fit("rejected_listing_rows", rows))
+        self.tables.insert("rejected_listing_rows", self.aside.rejected_rows())
 
     def _build_row(self, build: Row) -> None:
         (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)

@@ -149,7 +149,7 @@ def _listed(folder: AtlasFolder, base: str, besides: Collection[str]) -> Iterato
             row["parent"] or base,
             _utc(row["first_seen"] or now),
             _utc(row["last_seen"] or now),
-            bool(row["gone"]),
+            bool(row.get("deleted_at_hub", row.get("gone"))),
         )
 
 

@@ -17,7 +17,7 @@ from indexer.cards.modelcard import MalformedRow, ModelFacts
 from indexer.listing.listing import ListedModel
 from indexer.names import author_of
 from indexer.records.energy import RANK_THRESHOLDS
-from indexer.records.record import DeltaRecord, Record, WholeRecord
+from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import Outcome
 
@@ -106,7 +106,7 @@ def _facts(listed: ListedModel) -> ModelFacts:
     try:
         return facts_of(listed.row)
     except MalformedRow:
-        # The listing keeps only rows with a usable id; what else is odd about this one is in bad_rows.
+        # The listing keeps only rows with a usable id; what else is odd about this one is in rejected_listing_rows.
         return facts_of({"id": listed.id})
 
 
@@ -140,7 +140,7 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
         "record_key": entry.record_key,
         "first_seen": listed.first_seen,
         "last_seen": listed.last_seen,
-        "gone": listed.gone,
+        "deleted_at_hub": listed.gone,
         "oddities": list(facts.oddities),
         "fingerprint": entry.fingerprint,
     }
@@ -214,12 +214,12 @@ def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
     said = record.stands_on
     if said is None:
         return []
-    columns = {"named": said.named, "verdict": said.verdict, "stands_on": said.parent, "why": said.why}
+    columns = {"named": said.named, "verdict": said.verdict, "resolved_base": said.parent, "why": said.why}
     return [{"model_id": model_id, **columns}]
 
 
-def whole_rows(model_id: int, record: Record) -> list[Row]:
-    """Rows of the wholes table."""
+def fused_matrix_rows(model_id: int, record: Record) -> list[Row]:
+    """Rows of the fused_matrices table."""
     norms = {delta.key: delta.norm for delta in record.deltas}
     return [
         {
@@ -233,11 +233,11 @@ def whole_rows(model_id: int, record: Record) -> list[Row]:
             "norm": math.hypot(*(norms[part] for part in whole.parts)),
         }
         | _rank_columns(whole)
-        for whole in record.wholes
+        for whole in record.fused_matrices
     ]
 
 
-def _rank_columns(measured: DeltaRecord | WholeRecord) -> Row:
+def _rank_columns(measured: DeltaRecord | FusedMatrixRecord) -> Row:
     """Ranks of δW and of W at every share of the energy that has a column."""
     shares = [percent / 100 for percent in RANK_THRESHOLDS]
     changes = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))

@@ -21,9 +21,9 @@ from indexer.publish.rows import (
     Row,
     adapter_base_rows,
     delta_rows,
+    fused_matrix_rows,
     listing_rows,
     record_row,
-    whole_rows,
 )
 from indexer.records.record import Record
 from indexer.records.representation import DEFAULT, Representation, Vector
@@ -94,7 +94,7 @@ def measured(
         rows = {
             "records": [record_row(model_id, record, record_key)],
             "deltas": delta_rows(model_id, record),
-            "wholes": whole_rows(model_id, record),
+            "fused_matrices": fused_matrix_rows(model_id, record),
             "adapter_bases": adapter_base_rows(model_id, record),
         }
         vectors = {one.name: _vector(one, record) for one in representations if one.is_held_by(record)}

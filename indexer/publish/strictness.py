@@ -24,7 +24,7 @@ from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.publish.centre_checks import check_centre
 from indexer.publish.neighbour_table import NEIGHBOURS
-from indexer.publish.rows import delta_rows, record_row, whole_rows
+from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
 from indexer.publish.verification import Disagreement, verify
 from indexer.records.record import Record
 from indexer.records.representation import REPRESENTATIONS, representation_named
@@ -151,7 +151,7 @@ def _facts(connection: Connection, model_id: int, key: str, what: str, record: R
     made = {
         "records": [record_row(model_id, record, key)],
         "deltas": delta_rows(model_id, record),
-        "wholes": whole_rows(model_id, record),
+        "fused_matrices": fused_matrix_rows(model_id, record),
     }
     for table, expected in made.items():
         held = connection.rows(f"FROM {table} WHERE model_id = ?", (model_id,))

@@ -12,7 +12,7 @@ from indexer.publish.database_checksum import HINT
 _REFERENCES = (
     *(
         (table, "model_id")
-        for table in ("records", "tags", "model_datasets", "evaluations", "deltas", "wholes", "predictions")
+        for table in ("records", "tags", "model_datasets", "evaluations", "deltas", "fused_matrices", "predictions")
     ),
     ("neighbours", "model_id"),
     ("neighbours", "neighbour_id"),
@@ -20,7 +20,7 @@ _REFERENCES = (
 _OF_BASES = (
     "fine_tunes",
     "representations",
-    "bad_rows",
+    "rejected_listing_rows",
     "internal.segments",
     "internal.removed_vectors",
     "internal.compressed_indexes",

@@ -24,8 +24,8 @@ def store_lineage(folder: AtlasFolder, base: str, models: Iterable[str], lines: 
     """Keep the lineage of ``models`` of a base, in place of what was kept of these, and publish.
 
     ``lines``: one for each parent, with the keys of the table ``lineage`` but names for ids: model, record_key, parent,
-    parent_key (its record; both null for the base), kind, method, coefficient, left, card, direction, because, same,
-    bytes_read, told (ISO 8601), probability. Waits for nobody: raises AtlasError where another process holds the
+    parent_key (its record; both null for the base), kind, method, coefficient, left, card, direction, evidence, same,
+    bytes_read, answered_at (ISO 8601), probability. Waits for nobody: raises AtlasError where another process holds the
     writer's lock, or the atlas cannot be written to.
     """
     with folder.require().locked("query lineage --all"):
@@ -38,8 +38,8 @@ def store_predictions(
 ) -> None:
     """Keep what was predicted for ``models`` of a base, in place of what was kept of these, and publish.
 
-    ``lines``: one for each answer, with the keys of the table ``predictions`` but ``model`` for its id; ``told`` in
-    ISO 8601. Waits for nobody: raises AtlasError as ``store_lineage`` does.
+    ``lines``: one per answer, with the keys of the table ``predictions`` but ``model`` for its id; ``answered_at``
+    in ISO 8601. Waits for nobody: raises AtlasError as ``store_lineage`` does.
     """
     with folder.require().locked("query predict --store"):
         _replace(folder.predictions(base), models, lines)

@@ -17,6 +17,9 @@ Line = dict[str, Any]
 _MOST_BYTES = 256 << 20
 _MOST_PROBLEMS = 100
 
+# Keys of lines that versions before schema 7 wrote.
+_RENAMED = {"told": "answered_at", "because": "evidence"}
+
 
 def write_told(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Put the file in place. Raises OSError."""
@@ -42,7 +45,7 @@ def read_told(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list[
         if not raw:
             continue
         try:
-            lines.append(checked(unsealed(raw)))
+            lines.append(checked({_RENAMED.get(key, key): value for key, value in unsealed(raw).items()}))
         except WRONG_KINDS as error:
             if len(problems) < _MOST_PROBLEMS:
                 problems.append(f"line {number} cannot be read: {error}"[:300])

@@ -92,7 +92,7 @@ class DeltaRecord:
 
 
 @dataclass(frozen=True)
-class WholeRecord:
+class FusedMatrixRecord:
     """A matrix that the base stores fused (GPT-2's c_attn), taken whole: ``parts`` one below the other.
 
     ``shape`` is (out, in) of the whole; ``spectrum`` and ``weights`` as in ``DeltaRecord``.
@@ -126,7 +126,7 @@ class WholeRecord:
 class Record:
     """Everything kept of one model at one commit; ``vectors`` maps a representation's tag to its vector.
 
-    ``wholes`` are there with the spectra, for the matrices that the base stores fused. ``sample`` holds some weights of
+    ``fused_matrices`` come with the spectra, for matrices that the base stores fused. ``sample`` holds some weights of
     every block matrix (see ``indexer.records.weight_sample``), of which ``moved`` differ from the base's; ``precision``
     is the narrowest dtype that holds all weights. None, 0 and "" for adapters and in records of earlier versions.
     ``stands_on`` is there for adapters that name their base. ``row_space`` (K, 1 + m) says where the rows of LoRA's
@@ -146,7 +146,7 @@ class Record:
     created: str = ""
     card: Mapping[str, Any] = field(default_factory=dict)
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    wholes: tuple[WholeRecord, ...] = ()
+    fused_matrices: tuple[FusedMatrixRecord, ...] = ()
     sample: NDArray[np.float32] | None = None
     moved: int = 0
     precision: str = ""
@@ -205,7 +205,7 @@ def write_record(record: Record, path: Path) -> None:
             array = getattr(delta, name)
             if array is not None:
                 arrays[f"{delta.key}.{name}"] = np.ascontiguousarray(array)
-    for whole in record.wholes:
+    for whole in record.fused_matrices:
         arrays[f"{whole.name}.weights"] = np.ascontiguousarray(whole.weights)
         if whole.spectrum is not None:
             arrays[f"{whole.name}.spectrum"] = np.ascontiguousarray(whole.spectrum)
@@ -228,7 +228,7 @@ def write_record(record: Record, path: Path) -> None:
         ],
         "wholes": [
             {"name": whole.name, "parts": [str(part) for part in whole.parts], "shape": list(whole.shape)}
-            for whole in record.wholes
+            for whole in record.fused_matrices
         ],
         "files": [asdict(stored) for stored in record.files],
         "moved": record.moved,
@@ -315,8 +315,8 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
         )
         for row in header["deltas"]
     )
-    wholes = tuple(
-        WholeRecord(
+    fused_matrices = tuple(
+        FusedMatrixRecord(
             parts=tuple(DeltaKey.parse(part) for part in row["parts"]),
             shape=(row["shape"][0], row["shape"][1]),
             spectrum=arrays.get(f"{row['name']}.spectrum"),
@@ -327,7 +327,7 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
     return Record(
         identity=identity,
         deltas=deltas,
-        wholes=wholes,
+        fused_matrices=fused_matrices,
         files=tuple(StoredFile(**row) for row in header["files"]),
         sample=arrays.get(_SAMPLE),
         row_space=arrays.get(_ROW_SPACE),

@@ -54,7 +54,7 @@ _PRIVATE_BAD_ROW = r'\{("id": "[^"]*", )?"private": true'
 # Tables of which not all is written anew. The address that was crawled may be that of a mirror, or hold a password.
 _PARTS = {
     "builds": "SELECT * REPLACE (json_merge_patch(spec, '{\"endpoint\": null}') AS spec) FROM {}",
-    "bad_rows": f"FROM {{}} WHERE NOT regexp_matches(raw, {quoted('^' + _PRIVATE_BAD_ROW)})",
+    "rejected_listing_rows": f"FROM {{}} WHERE NOT regexp_matches(raw, {quoted('^' + _PRIVATE_BAD_ROW)})",
 }
 
 

@@ -61,7 +61,7 @@ EXPORTS = (
     Export(
         "lineage",
         "which model each was made from, by its weights",
-        "SELECT base, child.model, parents.model AS parent, lineage.* EXCLUDE (record_key, told) FROM lineage "
+        "SELECT base, child.model, parents.model AS parent, lineage.* EXCLUDE (record_key, answered_at) FROM lineage "
         "JOIN fine_tunes AS child USING (model_id) "
         "LEFT JOIN (SELECT model_id AS parent_id, model FROM fine_tunes) AS parents USING (parent_id) ORDER BY ALL",
     ),

@@ -27,7 +27,8 @@ NEIGHBOURS = 10  # of each model that travel with all; the page of a model has m
 _MODELS = """
 SELECT models.model_id, model, author, relation, models.datasets, licence, pipeline_tag, head_class, downloads, likes,
     epoch(created) AS created, relative_norm, measured.rank, measured.energy,
-    is_copy, is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, gone, told.dataset AS likely
+    is_copy, is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat,
+    deleted_at_hub, told.dataset AS likely
 FROM models
 LEFT JOIN (
     SELECT model_id, avg(energy) FILTER (norm > 0) AS energy,
@@ -52,7 +53,7 @@ _ODDITIES = {
     "is_unrelated": "unrelated to the base",
     "is_repeat": "repeats an earlier upload",
     "is_partly_frozen": "partly frozen",
-    "gone": "left the Hub",
+    "deleted_at_hub": "left the Hub",
 }
 
 

@@ -32,7 +32,7 @@ _FACTS = (
     "author", "relation", "parent", "claimed_by", "status", "reason", "detail", "commit", "created", "modified",
     "likes", "gated", "languages", "pipeline_tag", "library", "head_class", "label_count", "label_names",
     "problem_type", "dtype", "verified", "base_cosine", "is_copy", "is_unrelated", "is_partly_frozen",
-    "duplicate_of", "delta_norm", "relative_norm", "gone", "oddities",
+    "duplicate_of", "delta_norm", "relative_norm", "deleted_at_hub", "oddities",
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _lineage(atlas: AtlasReader, model_id: int, base: str) -> dict[str, Any]:
     """What the weights said, what was made from it, and what cards and tags declare."""
     parents = atlas.rows(
         'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
-        "direction, because, same, probability FROM lineage JOIN fine_tunes AS child USING (model_id) "
+        "direction, evidence AS because, same, probability FROM lineage JOIN fine_tunes AS child USING (model_id) "
         "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE lineage.model_id = ? "
         "ORDER BY coefficient DESC, parent_id",
         [model_id],

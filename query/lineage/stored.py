@@ -41,10 +41,10 @@ def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
             "left": row.left,
             "card": row.card,
             "direction": row.direction,
-            "because": row.because,
+            "evidence": row.because,
             "same": list(row.same),
             "bytes_read": one.bytes_read,
-            "told": now,
+            "answered_at": now,
             "probability": row.probability,
         }
         for one in told
@@ -80,14 +80,14 @@ def stored_lineage(atlas: AtlasReader, model_id: int) -> Lineage | None:
             card=row["card"],
             method=row["method"],
             direction=row["direction"],
-            because=row["because"] or "",
+            because=row["evidence"] or "",
             same=tuple(row["same"]),
             parent_id=row["parent_id"],
             probability=row["probability"],
         )
         for row in rows
     )
-    model, base, told = rows[0]["child"], rows[0]["base"], rows[0]["told"]
+    model, base, told = rows[0]["child"], rows[0]["base"], rows[0]["answered_at"]
     names = {name for row in found for name in (row.parent, *row.same) if name}
     return Lineage(
         model=model,

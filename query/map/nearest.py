@@ -85,7 +85,7 @@ def known_near(near: Nearest, ids: NDArray[np.int64], count: int) -> tuple[NDArr
 def _backgrounds(atlas: AtlasReader, base: str, representation: str) -> dict[tuple[str, str], Background]:
     rows = atlas.connection.execute(
         "SELECT one_group, other_group, any_value(pairs), list(similarity ORDER BY similarity DESC), "
-        "list(share ORDER BY similarity DESC) FROM backgrounds WHERE base = ? AND representation = ? GROUP BY ALL",
+        "list(share ORDER BY similarity DESC) FROM null_similarity WHERE base = ? AND representation = ? GROUP BY ALL",
         [base, representation],
     ).fetchall()
     return {

@@ -29,7 +29,7 @@ def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
         held = [one for one in predictions if one.base == base and one.model in keys]
         if held:
             now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-            lines = [line | {"record_key": keys[line["model"]], "told": now} for line in _lines(held)]
+            lines = [line | {"record_key": keys[line["model"]], "answered_at": now} for line in _lines(held)]
             store_predictions(atlas.folder, base, [one.model for one in held], lines)
             kept += len(held)
     if kept:

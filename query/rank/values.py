@@ -18,7 +18,7 @@ from indexer.records.energy import RANK_THRESHOLDS
 from query.rank.models import Candidate
 
 if TYPE_CHECKING:
-    from indexer.records.record import DeltaRecord, Record, WholeRecord
+    from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record
     from query.reader import AtlasReader
 
 
@@ -94,7 +94,8 @@ def _cells(atlas: AtlasReader, base: str, whole: bool) -> tuple[Cell, ...]:
 def _fused(atlas: AtlasReader, base: str) -> dict[tuple[str, str], str]:
     """For each (stack, family) that the base stores fused, the name of the whole."""
     rows = atlas.rows(
-        "SELECT DISTINCT stack, wholes.family, families FROM wholes JOIN fine_tunes USING (model_id) WHERE base = ?",
+        "SELECT DISTINCT stack, fused_matrices.family, families FROM fused_matrices "
+        "JOIN fine_tunes USING (model_id) WHERE base = ?",
         [base],
     )
     if not rows:
@@ -115,7 +116,7 @@ def _from_database(
     found = atlas.connection.execute(
         f"""
         SELECT model.place AS model, cell.place AS cell, {column}::DOUBLE AS rank
-        FROM (FROM deltas UNION ALL BY NAME FROM wholes) AS measured
+        FROM (FROM deltas UNION ALL BY NAME FROM fused_matrices) AS measured
         JOIN (SELECT unnest(?::INTEGER[]) AS model_id, unnest(?::INTEGER[]) AS place) AS model USING (model_id)
         JOIN (SELECT unnest(?::VARCHAR[]) AS stack, unnest(?::INTEGER[]) AS layer, unnest(?::VARCHAR[]) AS family,
                      unnest(?::INTEGER[]) AS place) AS cell USING (stack, layer, family)
@@ -151,10 +152,10 @@ def _from_records(
 
 def _ranks_in(record: Record, of: str, threshold: float) -> dict[Cell, float]:
     """What one record knows."""
-    measured: dict[Cell, DeltaRecord | WholeRecord] = {}
+    measured: dict[Cell, DeltaRecord | FusedMatrixRecord] = {}
     for delta in record.deltas:
         measured[Cell(delta.key.stack, delta.key.layer, delta.key.family)] = delta
-    for whole in record.wholes:
+    for whole in record.fused_matrices:
         measured[Cell(whole.parts[0].stack, whole.parts[0].layer, whole.family)] = whole
     ranks = {
         cell: (one.weight_ranks if of == "weights" else one.change_ranks)([threshold])[0]

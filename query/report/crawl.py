@@ -47,7 +47,7 @@ def _write_statuses(source: Source, writer: Writer) -> None:
         writer.lack("Nothing was found: no model is listed for this base.")
         return
     (seen,) = source.rows(
-        "SELECT min(first_seen) AS first, max(last_seen) AS last, count(*) FILTER (gone) AS gone "
+        "SELECT min(first_seen) AS first, max(last_seen) AS last, count(*) FILTER (deleted_at_hub) AS gone "
         "FROM fine_tunes WHERE base = ?"
     )
     first, last = day(seen["first"]), day(seen["last"])
@@ -128,7 +128,7 @@ def _write_reading(source: Source, writer: Writer) -> None:
         f"For the {counted(row['models'], 'indexed model')} {size(row['read'])}{of} were read: only the matrices that "
         "are compared travel, not embeddings, heads or optimiser states."
     )
-    bad = source.number("SELECT count(*) FROM bad_rows WHERE base = ?")
+    bad = source.number("SELECT count(*) FROM rejected_listing_rows WHERE base = ?")
     if bad:
         writer.paragraph(f"{counted(bad, 'row')} of the Hub's listing could not be read.")
 

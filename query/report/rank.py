@@ -87,7 +87,7 @@ def _alternative(study: RankStudy, symbol: str) -> str:
 
 def _write_wholes(source: Source, split: RankStudy, writer: Writer) -> None:
     """Matrices that the base stores fused (GPT-2's c_attn), taken whole."""
-    stored = source.number("SELECT count(*) FROM wholes JOIN fine_tunes USING (model_id) WHERE base = ?")
+    stored = source.number("SELECT count(*) FROM fused_matrices JOIN fine_tunes USING (model_id) WHERE base = ?")
     if not stored:
         return
     try:

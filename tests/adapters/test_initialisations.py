@@ -99,7 +99,7 @@ def record_of(a: np.ndarray, b: np.ndarray, *, is_adapter: bool, name: str = "a/
             )
         )  # fmt: skip
     files = (StoredFile("w", 1, None, "adapter-safetensors" if is_adapter else "safetensors"),)
-    return dataclasses.replace(make_record(1), deltas=tuple(made), wholes=(), vectors={}, files=files)
+    return dataclasses.replace(make_record(1), deltas=tuple(made), fused_matrices=(), vectors={}, files=files)
 
 
 def test_merged_loras_and_records_of_earlier_versions_have_it_by_their_singular_vectors(tmp_path):

@@ -45,7 +45,7 @@ def plant(folder: Path) -> Path:
             "UPDATE deltas SET relative_norm = 0.01 * layer + 0.02 * length(family) / 5, norm = 1 + layer"
         )
         connection.executemany(
-            "INSERT INTO backgrounds VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
+            "INSERT INTO null_similarity VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
             [[BASE, similarity, share] for similarity, share in ((0.95, 0.002), (0.5, 0.1), (-0.5, 0.9))],
         )
         connection.execute(

@@ -95,7 +95,7 @@ def test_what_is_shown_of_a_model_is_a_sentence_and_a_few_facts(atlas, run):
         connection.execute(
             "INSERT INTO lineage BY NAME SELECT $1 AS model_id, record_key, $2 AS parent_id, 'continued' AS kind, 1 AS "
             "coefficient, 0.2 AS \"left\", 'contradicted' AS card, 'known' AS direction, [] AS same, 0 AS bytes_read, "
-            "TIMESTAMP '2026-01-02' AS told, 0.97 AS probability FROM records WHERE model_id = $1",
+            "TIMESTAMP '2026-01-02' AS answered_at, 0.97 AS probability FROM records WHERE model_id = $1",
             [ids["ann/glue-0"], ids["bob/glue-1"]],
         )
     code, out, err = run("query", "show", "ann/glue-0", "--atlas", atlas.root)

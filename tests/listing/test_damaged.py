@@ -125,7 +125,7 @@ def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
             listing = Listing(path)
             update_listing(listing, request)
             assert listing.models() == Listing(path).models()
-            assert listing.bad_rows() == Listing(path).bad_rows()
+            assert listing.rejected_rows() == Listing(path).rejected_rows()
         assert len(lines(path)) < 40
         assert not list(path.parent.glob(".*"))
         found = by_id(Listing(path))
@@ -133,7 +133,7 @@ def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
         assert found["a/model3"].gone
         assert found["a/model1"].row["downloads"] == 3
         assert Listing(path).aliases() == (SHORT,)
-        assert len(Listing(path).bad_rows()) == 1
+        assert len(Listing(path).rejected_rows()) == 1
         hub.reset_log()
         update_listing(Listing(path), request)
         assert not asked(hub, "/resolve/")  # what was looked into is still known

@@ -39,13 +39,13 @@ def test_what_the_hub_said_comes_back(store, monkeypatch, path):
     assert found["a/lora"].row["siblings"] == [{"rfilename": "adapter_config.json"}]
     assert listing.aliases() == (SHORT,)
     assert listing.problems() == []
-    assert listing.bad_rows() == []
+    assert listing.rejected_rows() == []
 
 
 def test_an_atlas_without_a_listing(path):
     listing = Listing(path)
     assert listing.models() == []
-    assert listing.bad_rows() == []
+    assert listing.rejected_rows() == []
     assert listing.problems() == []
     assert listing.aliases() == ()
     assert not path.exists()
@@ -232,16 +232,16 @@ def test_a_row_that_has_become_bad_is_not_a_model_that_has_gone(store, monkeypat
 # Bad rows
 
 
-def test_bad_rows_are_those_of_the_last_complete_crawl(store, monkeypatch, path):
+def test_rejected_rows_are_those_of_the_last_complete_crawl(store, monkeypatch, path):
     many(store, 2)
     with served(store, monkeypatch) as hub:
         hub.faults.add("/api/models", splice_row={"id": "../x", "tags": []})
         report = update_listing(Listing(path), ONE)
         assert report.bad == 2  # once for each question
-        (bad,) = Listing(path).bad_rows()
+        (bad,) = Listing(path).rejected_rows()
         row = bad.as_row()
         assert json.loads(row["raw"]) == {"id": "../x", "tags": []}
         assert row["seen"].tzinfo is not None
         hub.faults.clear()
         update_listing(Listing(path), ONE)
-        assert Listing(path).bad_rows() == []
+        assert Listing(path).rejected_rows() == []

@@ -211,7 +211,7 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
     shutil.copytree(folder, other)
     with duckdb.connect(str(other / "atlas.duckdb")) as connection:
         connection.executemany(
-            "INSERT INTO backgrounds VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
+            "INSERT INTO null_similarity VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
             [[BASE, similarity, share] for similarity, share in ((0.9, 0.002), (0.5, 0.1), (-0.5, 0.9))],
         )
         connection.execute(

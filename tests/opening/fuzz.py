@@ -221,7 +221,11 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
             read_identity(path)
 
     ways: dict[str, list[Callable[[], object]]] = {
-        "listing": [lambda: Listing(path).models(), lambda: Listing(path).bad_rows(), lambda: Listing(path).problems()],
+        "listing": [
+            lambda: Listing(path).models(),
+            lambda: Listing(path).rejected_rows(),
+            lambda: Listing(path).problems(),
+        ],
         "base": [base],
         "record": [lambda: read_record(path), identity],
         "outcome": [lambda: RecordStore(atlas).checked_outcome(path.stem)],

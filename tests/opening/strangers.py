@@ -33,14 +33,20 @@ REFUSED = {
     ),
     "a view of its own": (["CREATE VIEW mine AS FROM read_text('{secret}')"], "view 'mine'"),
     "a view in place of a table": (
-        ["DROP TABLE bad_rows", "CREATE VIEW bad_rows AS SELECT content AS base FROM read_text('{secret}')"],
-        "'bad_rows'",
+        [
+            "DROP TABLE rejected_listing_rows",
+            "CREATE VIEW rejected_listing_rows AS SELECT content AS base FROM read_text('{secret}')",
+        ],
+        "'rejected_listing_rows'",
     ),
     "a view that is called as one of DuckDB's": (["CREATE VIEW duckdb_views AS SELECT 1 AS a"], "view 'duckdb_views'"),
     "a table of its own": (["CREATE TABLE system (x INTEGER)"], "table 'system'"),
     "a table less": (["DROP TABLE internal.removed_vectors"], "lacks the table 'removed_vectors'"),
     "a column more": (["ALTER TABLE tags ADD COLUMN more INTEGER"], "table 'tags'"),
-    "a column of another type": (["ALTER TABLE bad_rows ALTER why TYPE BLOB USING why::BLOB"], "table 'bad_rows'"),
+    "a column of another type": (
+        ["ALTER TABLE rejected_listing_rows ALTER why TYPE BLOB USING why::BLOB"],
+        "table 'rejected_listing_rows'",
+    ),
     "a column that may be null": (["ALTER TABLE tags ALTER model_id DROP NOT NULL"], "table 'tags'"),
     "a column that is computed": (
         [
@@ -50,8 +56,11 @@ REFUSED = {
         ],
         "table 'compared_deltas'",
     ),
-    "a default that is computed": (["ALTER TABLE bad_rows ALTER raw SET DEFAULT getvariable('x')"], "'bad_rows'"),
-    "another default": (["ALTER TABLE fine_tunes ALTER gone SET DEFAULT true"], "table 'fine_tunes'"),
+    "a default that is computed": (
+        ["ALTER TABLE rejected_listing_rows ALTER raw SET DEFAULT getvariable('x')"],
+        "'rejected_listing_rows'",
+    ),
+    "another default": (["ALTER TABLE fine_tunes ALTER deleted_at_hub SET DEFAULT true"], "table 'fine_tunes'"),
     "a check": (
         [
             "DROP TABLE internal.compared_deltas",
@@ -62,20 +71,20 @@ REFUSED = {
     ),
     "a collation": (
         [
-            "DROP TABLE bad_rows",
-            "CREATE TABLE bad_rows (base VARCHAR COLLATE nocase NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, "
+            "DROP TABLE rejected_listing_rows",
+            "CREATE TABLE rejected_listing_rows (base VARCHAR COLLATE nocase NOT NULL, why VARCHAR NOT NULL, raw VARCHAR, "
             "seen TIMESTAMP)",
         ],
-        "table 'bad_rows'",
+        "table 'rejected_listing_rows'",
     ),
     "an index": (["CREATE INDEX mine ON tags (model_id)"], "index 'mine'"),
     "an index of an expression": (["CREATE INDEX mine ON tags ((model_id + 1))"], "index 'mine'"),
     "a key": (
         [
-            "DROP TABLE bad_rows",
-            "CREATE TABLE bad_rows (base VARCHAR PRIMARY KEY, why VARCHAR, raw VARCHAR, seen DATE)",
+            "DROP TABLE rejected_listing_rows",
+            "CREATE TABLE rejected_listing_rows (base VARCHAR PRIMARY KEY, why VARCHAR, raw VARCHAR, seen DATE)",
         ],
-        "table 'bad_rows'",
+        "table 'rejected_listing_rows'",
     ),
     "a type": (["CREATE TYPE mood AS ENUM ('a', 'b')"], "type 'mood'"),
     "a sequence": (["CREATE SEQUENCE numbers"], "sequence 'numbers'"),

@@ -184,7 +184,7 @@ def forget_spectra(folder: AtlasFolder, condition: str, ranks_above: int = 8) ->
     with duckdb.connect(str(folder.database)) as connection:
         (models,) = connection.execute(f"SELECT list(model_id) FROM fine_tunes WHERE {condition}").fetchone()
         connection.execute("UPDATE records SET has_spectra = false WHERE list_contains(?, model_id)", [models])
-        connection.execute("DELETE FROM wholes WHERE list_contains(?, model_id)", [models])
+        connection.execute("DELETE FROM fused_matrices WHERE list_contains(?, model_id)", [models])
         for percent in (50, 80, 90, 95, 99):
             connection.execute(
                 f"UPDATE deltas SET rank_{percent} = CASE WHEN rank_{percent} <= {ranks_above} THEN rank_{percent} END, "
@@ -202,7 +202,7 @@ def by_numpy(made, base: str, models: list[str], of: str, threshold: float, whol
         tensors = {name: tuned[name].astype(np.float64) - original[name] for name in tuned} if of == "delta" else tuned
         matrices = {name: place.get(tensors) for name, place in kind.places.items()}
         if whole:
-            for name, parts in kind.wholes.items():
+            for name, parts in kind.fused_matrices.items():
                 for stack, layer, family in list(matrices):
                     if family == parts[0]:
                         matrices[stack, layer, name] = kind.whole(tensors, stack, layer, name)

@@ -27,7 +27,7 @@ def test_the_view_agrees_with_the_study(atlas):
 def test_all_columns_have_comments(atlas):
     """Tables of ranks, as every other."""
     rows = atlas.rows(
-        "SELECT table_name, column_name FROM duckdb_columns() WHERE table_name IN ('deltas', 'wholes', 'records') "
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE table_name IN ('deltas', 'fused_matrices', 'records') "
         "AND comment IS NULL"
     )
     assert rows == []

@@ -79,7 +79,7 @@ def test_an_atlas_is_what_the_indexer_would_have_made(made):
         assert row["created"] is not None
     with duckdb.connect(str(root / "atlas.duckdb"), read_only=True) as connection:
         assert connection.execute("SELECT count(*) FROM deltas").fetchall() == [(80 * 72,)]
-        assert connection.execute("SELECT count(*) FROM bad_rows").fetchall() == [(0,)]
+        assert connection.execute("SELECT count(*) FROM rejected_listing_rows").fetchall() == [(0,)]
         (energy,) = connection.execute("SELECT avg(energy) FROM deltas WHERE family = 'value' AND norm > 0").fetchall()
     assert energy[0] == pytest.approx(0.77, abs=0.01)
 

@@ -31,11 +31,11 @@ def check_record(record: Record, kind: Kind, base: dict, tuned: dict) -> None:
         for threshold in THRESHOLDS:
             assert delta.change_ranks([threshold])[0] == world.rank_of(place.get(changes), threshold)
             assert delta.weight_ranks([threshold])[0] == world.rank_of(place.get(tuned), threshold)
-    expected = {(stack, layer, name) for stack, layer, _ in kind.places for name in kind.wholes}
-    assert {(one.parts[0].stack, one.parts[0].layer, one.family) for one in record.wholes} == expected
-    for whole in record.wholes:
+    expected = {(stack, layer, name) for stack, layer, _ in kind.places for name in kind.fused_matrices}
+    assert {(one.parts[0].stack, one.parts[0].layer, one.family) for one in record.fused_matrices} == expected
+    for whole in record.fused_matrices:
         where = whole.parts[0].stack, whole.parts[0].layer, whole.family
-        assert tuple(part.family for part in whole.parts) == kind.wholes[whole.family]
+        assert tuple(part.family for part in whole.parts) == kind.fused_matrices[whole.family]
         assert whole.shape == kind.whole(tuned, *where).shape
         check_values(whole.spectrum, kind.whole(changes, *where))
         check_values(whole.weights, kind.whole(tuned, *where))
@@ -95,9 +95,9 @@ def test_an_adapter_against_numpy(name, modules, tmp_path):
         if is_touched:
             assert delta.spectrum.shape == (min(delta.shape),)
             check_values(delta.spectrum, place.get(changes))
-    for whole in record.wholes:
+    for whole in record.fused_matrices:
         where = whole.parts[0].stack, whole.parts[0].layer, whole.family
-        is_touched = kind.places[where[0], where[1], kind.wholes[whole.family][0]].tensor in modules.values()
+        is_touched = kind.places[where[0], where[1], kind.fused_matrices[whole.family][0]].tensor in modules.values()
         assert whole.change_ranks([1.0])[0] == (3 if is_touched else 0)
         check_values(whole.weights, kind.whole(merged, *where))
         if is_touched:
@@ -116,7 +116,7 @@ def test_a_fused_matrix_of_which_an_adapter_changes_a_part(tmp_path):
         delta = LoraDelta(DeltaKey("", 1, family), torch.tensor(a), torch.tensor(b), 0.5, True)
         values, _ = spectra.of(delta)
         assert np.count_nonzero(values) == rank
-    untouched, whole = spectra.wholes()
+    untouched, whole = spectra.fused_matrices()
     assert untouched.spectrum is None
     assert np.count_nonzero(whole.spectrum) == 6
     check_values(whole.spectrum, changed)
@@ -136,7 +136,7 @@ def test_parts_that_come_apart_and_in_another_order_make_the_same_whole(tmp_path
         spectra.of(delta)
         waiting.append(sum(map(len, spectra._waiting.values())))
     assert waiting == [0, 0, 0, 0, 1, 2, 2, 2, 3, 4, 2, 0]  # two layers of key, then query, then value
-    for one, other in zip(spectra.wholes(), record.wholes, strict=True):
+    for one, other in zip(spectra.fused_matrices(), record.fused_matrices, strict=True):
         np.testing.assert_array_equal(one.spectrum, other.spectrum)
         np.testing.assert_array_equal(one.weights, other.weights)
 
@@ -148,7 +148,7 @@ def test_untouched_and_unchanged_matrices_have_weights_and_no_change(tmp_path):
     record = record_of(world.save(tmp_path / "copy", kind, weights), base)
     assert record.is_copy
     assert record.has_spectra
-    assert {delta.spectrum for delta in record.deltas} == {whole.spectrum for whole in record.wholes} == {None}
+    assert {delta.spectrum for delta in record.deltas} == {whole.spectrum for whole in record.fused_matrices} == {None}
     assert {delta.change_ranks([0.5])[0] for delta in record.deltas} == {0}
     for delta in record.deltas:
         check_values(delta.weights, kind.places[delta.key.stack, delta.key.layer, delta.key.family].get(weights))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from indexer.publish.rows import delta_rows, record_row, whole_rows
+from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
 from indexer.records.record import checksum, read_record, write_record
 from tests import rank_world as world
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
@@ -21,20 +21,20 @@ def test_spectra_and_wholes_survive_the_disk_and_older_records_still_read(tmp_pa
     record = record_of(folder, base)
     write_record(record, tmp_path / "r.safetensors")
     back = read_record(tmp_path / "r.safetensors")
-    for one, other in zip([*record.deltas, *record.wholes], [*back.deltas, *back.wholes], strict=True):
+    for one, other in zip([*record.deltas, *record.fused_matrices], [*back.deltas, *back.fused_matrices], strict=True):
         np.testing.assert_array_equal(one.spectrum, other.spectrum)
         np.testing.assert_array_equal(one.weights, other.weights)
-    assert [(one.parts, one.shape, one.name) for one in back.wholes] == [
-        (one.parts, one.shape, one.name) for one in record.wholes
+    assert [(one.parts, one.shape, one.name) for one in back.fused_matrices] == [
+        (one.parts, one.shape, one.name) for one in record.fused_matrices
     ]
     plain = record_of(folder, base, spectra=False)
-    assert plain.wholes == ()
+    assert plain.fused_matrices == ()
     assert not plain.has_spectra
     assert {delta.weights is None and delta.spectrum is None for delta in plain.deltas} == {True}
 
 
 def test_a_file_of_the_first_form_reads_and_lacks_the_weights(tmp_path):
-    """Its header has no wholes and its arrays no weights."""
+    """Its header has no fused_matrices and its arrays no weights."""
     kind = KINDS["gpt2"]
     base, weights = base_in(tmp_path, kind)
     record = record_of(world.save(tmp_path / "tuned", kind, kind.changed(weights, noise())), base)
@@ -51,7 +51,7 @@ def test_a_file_of_the_first_form_reads_and_lacks_the_weights(tmp_path):
     path.write_bytes(save(arrays, metadata={"record": text, "checksum": checksum(text, arrays)}))
     old = read_record(path)
     assert not old.has_spectra
-    assert old.wholes == ()
+    assert old.fused_matrices == ()
     assert [row["rank_99"] for row in delta_rows(1, old)] == [row["rank_99"] for row in delta_rows(1, record)]
     assert {row["weight_rank_50"] for row in delta_rows(1, old)} == {None}
 
@@ -63,7 +63,7 @@ def test_rows_hold_every_rank(tmp_path):
     record = record_of(world.save(tmp_path / "tuned", kind, tuned), base)
     changes = {name: tuned[name].astype(np.float64) - weights[name] for name in weights}
     assert record_row(1, record, "k")["has_spectra"] is True
-    for row in [*delta_rows(1, record), *whole_rows(1, record)]:
+    for row in [*delta_rows(1, record), *fused_matrix_rows(1, record)]:
         where = row["stack"], row["layer"], row["family"]
         change, weight = (
             kind.whole(tensors, *where) if "families" in row else kind.places[where].get(tensors)
@@ -74,4 +74,4 @@ def test_rows_hold_every_rank(tmp_path):
         for percent in (50, 80, 90, 95, 99):
             assert row[f"rank_{percent}"] == world.rank_of(change, percent / 100)
             assert row[f"weight_rank_{percent}"] == world.rank_of(weight, percent / 100)
-    assert [row["families"] for row in whole_rows(1, record)] == [["query", "key", "value"]] * 2
+    assert [row["families"] for row in fused_matrix_rows(1, record)] == [["query", "key", "value"]] * 2

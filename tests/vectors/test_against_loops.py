@@ -129,7 +129,7 @@ def test_the_background_is_the_share_of_strangers_at_least_as_similar(atlas, mod
 
 def test_sql_and_python_read_a_background_alike(atlas):
     rows = atlas.rows(
-        "SELECT similarity, share, pairs FROM backgrounds WHERE one_group = 'full' ORDER BY similarity DESC"
+        "SELECT similarity, share, pairs FROM null_similarity WHERE one_group = 'full' ORDER BY similarity DESC"
     )
     points = (np.array([row[name] for row in rows]) for name in ("similarity", "share"))
     known = Background(rows[0]["pairs"], *points)

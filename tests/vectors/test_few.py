@@ -65,7 +65,7 @@ def test_every_similarity_is_a_number_between_minus_one_and_one(few):
 
 def test_a_background_is_told_only_where_enough_strangers_are_known(few):
     _, atlas = few
-    rows = atlas.rows("SELECT pairs, share FROM backgrounds")
+    rows = atlas.rows("SELECT pairs, share FROM null_similarity")
     assert all(row["pairs"] >= 200 and 0 < row["share"] <= 1 for row in rows)
     assert atlas.background(BASE, ("full", "adapter"), 0.5) is None or rows
 

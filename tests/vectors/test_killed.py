@@ -40,7 +40,7 @@ elif point == "vectors named":
 elif point == "neighbours":
     neighbour_table.NeighbourTable.change = die
 elif point == "backgrounds":
-    arriving.renew_backgrounds = die
+    arriving.renew_null_similarity = die
 elif point == "commit":
     sibling._put_in_place = die
 elif point == "renamed":

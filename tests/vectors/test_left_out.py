@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from indexer.publish import backgrounds
+from indexer.publish import null_similarity
 from indexer.vectors.background import Background
 from query import Atlas
 from query.population import Population
@@ -25,14 +25,14 @@ def _shares(folder, models: list[Tuned], groups: tuple[str, str]) -> tuple[list[
     with Atlas(plant(folder, models)) as atlas:
         vectors = atlas.index(BASE).vectors()
         rows = atlas.rows(
-            "SELECT pairs, similarity, share FROM backgrounds WHERE one_group = ? AND other_group = ? "
+            "SELECT pairs, similarity, share FROM null_similarity WHERE one_group = ? AND other_group = ? "
             "ORDER BY similarity DESC",
             list(groups),
         )
     points = [np.array([row[name] for row in rows]) for name in ("similarity", "share")]
     known = Background(rows[0]["pairs"], *points)
     ids = {name: np.array([number for number, one in enumerate(models, 1) if one.group == name]) for name in groups}
-    used = {name: set(backgrounds._drawn(ids[name], f"{BASE}|{name}").tolist()) for name in groups}
+    used = {name: set(null_similarity._drawn(ids[name], f"{BASE}|{name}").tolist()) for name in groups}
     free = {name: [number for number in ids[name].tolist() if number not in used[name]] for name in groups}
     alike = similarities(vectors.matrix, vectors.matrix, 6)
     strangers, kin = [], []
@@ -50,7 +50,7 @@ def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_
     groups, tmp_path, monkeypatch
 ):
     """Eight populations, as pairs of one share their models: the mean share lies within three standard errors."""
-    monkeypatch.setattr(backgrounds, "MOST_MODELS", DRAWN)
+    monkeypatch.setattr(null_similarity, "MOST_MODELS", DRAWN)
     low: dict[float, list[float]] = {0.1: [], 0.01: []}
     of_kin = []
     for seed in DRAWS:

@@ -23,13 +23,13 @@ MOST_MODELS = 1_024
 Ids = NDArray[np.int64]
 
 
-def renew_backgrounds(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
+def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
     """Write the distributions anew for all pairs of groups that have enough pairs of strangers.
 
     Strangers: by different authors, and naming data sets of which none is the same. Models that name none may well
     share theirs, and do not count; nor do copies, unrelated models and repeats.
     """
-    tables.run("DELETE FROM backgrounds WHERE base = ? AND representation = ?", [base, representation])
+    tables.run("DELETE FROM null_similarity WHERE base = ? AND representation = ?", [base, representation])
     people = _People(tables, base)
     drawn = {group: _drawn(people.ids[people.groups == group], f"{base}|{group}") for group in GROUPS}
     for place, one in enumerate(GROUPS):
@@ -38,7 +38,7 @@ def renew_backgrounds(tables: Tables, base: str, representation: str, index: Vec
             if found is not None:
                 count = len(found.shares)
                 tables.insert_columns(
-                    "backgrounds",
+                    "null_similarity",
                     {
                         "base": [base] * count,
                         "representation": [representation] * count,
