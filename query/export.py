@@ -124,9 +124,11 @@ class ModelVectors(Result):
 
 
 def model_vectors(atlas: AtlasReader, base: str | None = None, representation: str = "input") -> ModelVectors:
-    """The vectors of every model of a base that has one; copies of the base have none.
+    """The published vectors of a base: ids, names, datasets and ``matrix`` (models × numbers, float32).
 
-    Raises AtlasError where the base or the representation is not there.
+    Copies of the base have no vector. ``similarity()`` of the result is the similarity that ``similar`` reports; the
+    cosine of whole rows is not, if models changed different matrices. ``write("vectors.parquet")`` or ``.npz`` saves
+    them. Raises AtlasError if the base or the representation is not published.
     """
     canonical = atlas.base_named(base)
     vectors = atlas.index(canonical, representation).vectors()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
@@ -104,12 +105,13 @@ class ShownModel(Result, Mapping[str, Any]):
         return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
 
 
-def show(atlas: AtlasReader, model: str, base: str | None = None) -> ShownModel:
-    """One object: what the Hub said, what the weights said, datasets, results, deltas by family, neighbours.
+def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> ShownModel:
+    """Everything known of one model: what the Hub says, its datasets and results, its deltas by family, its neighbours.
 
-    A model that was skipped or failed is shown with the reason. Raises AtlasError for one the atlas has never
-    met, naming the closest ids.
+    A model that was skipped or failed is shown with the reason. The answer is a mapping. Raises AtlasError for a model
+    that the atlas does not know, naming the closest ids.
     """
+    model = str(model)
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else held_folder(atlas, reference, base)
     if known is None:

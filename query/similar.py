@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
@@ -127,7 +128,7 @@ def _for_people(one: Neighbour, row: dict[str, Any], most: int | None) -> dict[s
 
 def similar(
     atlas: AtlasReader,
-    model: str,
+    model: str | Path,
     k: int = 10,
     *,
     where: str | None = None,
@@ -148,7 +149,7 @@ def similar(
     # The condition is judged in a process of its own: meanwhile vectors can be opened here.
     condition = _asked_condition(atlas, where)
     try:
-        asked = resolve_model(atlas, model, base, representation)
+        asked = resolve_model(atlas, str(model), base, representation)
         found = _similar(atlas, asked, k, condition, other_authors, representation, explain)
     finally:
         if condition is not None:

@@ -1,4 +1,4 @@
-"""What an atlas holds: its models, its datasets, and how it shows itself in a line and as a table."""
+"""The models and datasets of an atlas, and the atlas itself in a line and as a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DATASETS = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inventory(Rows[dict[str, Any]]):
-    """Models, or datasets, that an atlas holds: a list of mappings with the ``columns``."""
+    """The models, or datasets, of an atlas: a list of mappings with the ``columns``."""
 
     OPTIONAL_COLUMNS = ("authors", "relation", "downloads", "datasets")
 
@@ -39,53 +39,60 @@ class Inventory(Rows[dict[str, Any]]):
 
     @property
     def headline(self) -> str:
-        """How many there are."""
+        """Their number."""
         return counted(len(self.items), self.kind)
 
 
-def models_of(atlas: AtlasReader, search: str, dataset: str | None, base: str | None) -> Inventory:
-    """The indexed models, the most downloaded first; see :meth:`query.Atlas.models`."""
+def models(atlas: AtlasReader, search: str = "", *, dataset: str | None = None, base: str | None = None) -> Inventory:
+    """The indexed models, most downloads first: a list of mappings with base, relation, datasets and downloads.
+
+    ``search``: part of the id, in any case. ``dataset``: only models tuned on this one, by its canonical name.
+    Raises AtlasError if the base is unknown.
+    """
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
     return Inventory("model", ("base", "model", "relation", "datasets", "downloads"), rows)
 
 
-def datasets_of(atlas: AtlasReader, search: str, base: str | None) -> Inventory:
-    """The datasets that indexed models name, those of most models first; see :meth:`query.Atlas.datasets`."""
+def datasets(atlas: AtlasReader, search: str = "", *, base: str | None = None) -> Inventory:
+    """The datasets that indexed models name, most models first, with the number of their models and authors.
+
+    ``search``: part of the name, in any case. Raises AtlasError if the base is unknown.
+    """
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_DATASETS, [search, canonical]))
     return Inventory("dataset", ("base", "dataset", "models", "authors"), rows)
 
 
-def place(atlas: AtlasReader) -> str:
-    """Its folder, from where one is; a notebook is to show nobody's home."""
+def relative_folder(atlas: AtlasReader) -> str:
+    """The folder of the atlas, relative to the working folder: notebooks are shared, and show no home folder."""
     root, here = atlas.folder.root, Path.cwd()
     return str(root.relative_to(here) if root.is_relative_to(here) else root)
 
 
-def in_a_line(atlas: AtlasReader) -> str:
-    """How many models of which bases, and since when; of one that is closed, that it is."""
+def one_line(atlas: AtlasReader) -> str:
+    """The number of models, their bases and the time of publication; or that the atlas is closed."""
     try:
         bases = contents(atlas)
         (published,) = (row["published"] for row in atlas.rows("SELECT published FROM atlas_info"))
     except AtlasError as error:
         return error.message
-    models = counted(sum(row["indexed"] for row in bases), "model")
+    count = counted(sum(row["indexed"] for row in bases), "model")
     when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
-    return f"{models} of {', '.join(row['base'] for row in bases) or 'no base'}{when}"
+    return f"{count} of {', '.join(row['base'] for row in bases) or 'no base'}{when}"
 
 
-def in_a_notebook(atlas: AtlasReader) -> str:
-    """The same over a table with a row for each base, in HTML."""
+def as_html(atlas: AtlasReader) -> str:
+    """The same above a table of the bases, for notebooks."""
     try:
         rows = contents(atlas)
     except AtlasError:  # it is closed
         rows = []
-    return shown(f"Atlas {place(atlas)}: {in_a_line(atlas)}", rows, atlas.notes)
+    return shown(f"Atlas {relative_folder(atlas)}: {one_line(atlas)}", rows, atlas.notes)
 
 
 def contents(atlas: AtlasReader) -> list[dict[str, Any]]:
-    """A row for each base: its models, authors and published representations."""
+    """A row for each base: the number of models and authors, and the published representations."""
     return atlas.rows(
         "SELECT bases.base, count(models.model_id) AS indexed, count(DISTINCT author) AS authors, "
         "(SELECT list(representation ORDER BY representation) FROM representations AS r WHERE r.base = bases.base) "

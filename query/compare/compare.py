@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError
@@ -87,13 +88,14 @@ class Comparison(Result):
 
 
 def compare(
-    atlas: AtlasReader, a: str, b: str, *, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader, a: str | Path, b: str | Path, *, base: str | None = None, representation: str = "input"
 ) -> Comparison:
-    """Set two models (indexed ids, other Hub ids, local folders) side by side.
+    """Two models side by side: their similarity by family and layer, and what cards and weights say of each.
 
-    Raises AtlasError where one is unknown or cannot be read, and where they are of different bases.
+    ``a`` and ``b`` are indexed ids, other Hub ids, or local folders. Raises AtlasError if one is unknown or cannot be
+    read, or if their bases differ.
     """
-    first, second = (resolve_model(atlas, name, base, representation) for name in (a, b))
+    first, second = (resolve_model(atlas, str(name), base, representation) for name in (a, b))
     if first.base != second.base:
         raise AtlasError(
             f"{first.name} is a fine-tune of {first.base}, {second.name} of {second.base}: models of different bases "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, require
@@ -37,7 +38,7 @@ class Depth(LayerCurves):
 
 def depth(
     atlas: AtlasReader,
-    model: str,
+    model: str | Path,
     *,
     against: str = "base",
     base: str | None = None,
@@ -48,12 +49,14 @@ def depth(
     seed: int = 0,
     device: str = "cpu",
 ) -> Depth:
-    """The profile of ``model``, an indexed id, a base, any other Hub id or a local folder.
+    """What each layer of a model keeps of its input: its depth profile, compared with another one.
 
-    ``against``: base, untrained, or another profiled model. A model without a profile is measured now, and nothing is
-    stored; what follows ``base`` is then what `index profile` takes. Raises AtlasError where it cannot be read, or
-    ``against`` has no profile of the same probe.
+    ``model`` is an indexed id, a base, any other Hub id or a local folder. ``against``: base, untrained, or another
+    profiled model. A model without a profile is measured now and not stored; the arguments after ``base`` are those of
+    `index profile` and apply only then. Raises AtlasError if the model cannot be read, or ``against`` has no profile of
+    the same probe.
     """
+    model = str(model)
     found = _stored(atlas, model, base)
     if found is None:
         chosen = None if layers is None else tuple(layers)

@@ -45,10 +45,10 @@ class DepthStudy(DepthFindings):
 
 
 def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> DepthStudy:
-    """Over all profiles of one probe: that which most models that count were asked with.
+    """The profiles of all models of a base, compared with how much their weights changed.
 
-    Copies, unrelated models and repeats do not count; notes say how many. Raises AtlasError where fewer than
-    LEAST_MODELS are left.
+    Uses the probe that most of the models were profiled with. Copies, unrelated models and duplicates are left out;
+    the notes say how many. Raises AtlasError if fewer than LEAST_MODELS models are left.
     """
     canonical = atlas.base_named(base)
     hint = f"Make them: index profile --base {canonical} --with-untrained --recover"

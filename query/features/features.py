@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.errors import BadArgument, require
@@ -33,7 +34,7 @@ class FeatureGrid(FoundFeatures):
 
 def features(
     atlas: AtlasReader,
-    model: str,
+    model: str | Path,
     *,
     layers: Sequence[int] | None = None,
     neurons: str | Sequence[int] = "0-7",
@@ -45,10 +46,13 @@ def features(
     seed: int = 0,
     device: str = "cpu",
 ) -> FeatureGrid:
-    """See :func:`indexer.profiles.single.features_now`. ``neurons``: numbers, "0-15", "3,7", or "all" with a patch.
+    """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.features_now`.
 
-    Raises AtlasError where a layer, neuron or patch does not exist, or the model cannot be read.
+    ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image stem in front of a language
+    model's layers. ``plain``: without octaves, blur and jitter. Raises AtlasError if a layer, neuron or patch does not
+    exist, or the model cannot be read.
     """
+    model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
     from indexer.profiles.single import features_now

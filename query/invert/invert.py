@@ -43,7 +43,7 @@ class ImagesBack(FoundImages):
 
 def invert(
     atlas: AtlasReader,
-    model: str,
+    model: str | Path,
     text: str | None = None,
     *,
     images: Sequence[str | Path] = (),
@@ -60,11 +60,15 @@ def invert(
     rate: float | None = None,
     device: str = "cpu",
 ) -> WordsBack | ImagesBack:
-    """Invert ``text``, or images; see :func:`indexer.profiles.single.invert_text` and ``invert_images``.
+    """Recover ``text``, or images, from the output of each layer of ``model``.
 
-    ``keep`` is a slice of output positions ("1:"). Raises AtlasError where the two do not go together, or the model
-    cannot be read.
+    ``images``: files, instead of a text. ``recipe``: default, blank or seed. ``top``: nearest words for each position.
+    ``keep``: a slice of the output positions that may be used ("1:"). ``restrict``: search among the text's own words
+    only. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. See
+    :func:`indexer.profiles.single.invert_text` and ``invert_images``. Raises AtlasError if options contradict each
+    other, or the model cannot be read.
     """
+    model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
     from indexer.profiles.single import invert_images, invert_text

@@ -95,12 +95,13 @@ class Layers(Drawn):
         write_output(file, draw(self.figure(theme, of), file.suffix.lower()))
 
 
-def layers(atlas: AtlasReader, model: str, base: str | None = None) -> Layers:
-    """Where ``model`` (an indexed id, any other Hub id, a local folder) changed.
+def layers(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Layers:
+    """Where ``model`` changed: the size and rank of the change of every matrix, layer and family.
 
-    Raises AtlasError where it is unknown, has no record, or cannot be read.
+    ``model`` is an indexed id, any other Hub id, or a local folder. Raises AtlasError if it is unknown, has no record,
+    or cannot be read.
     """
-    return layers_of(atlas, resolve_model(atlas, model, base, "input"))
+    return layers_of(atlas, resolve_model(atlas, str(model), base, "input"))
 
 
 def layers_of(atlas: AtlasReader, asked: ResolvedModel) -> Layers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ MOST_FAILURES = 5
 
 def lineage(
     atlas: AtlasReader,
-    model: str,
+    model: str | Path,
     base: str | None = None,
     *,
     dates: bool = True,
@@ -68,6 +69,7 @@ def lineage(
     "unknown", and the weights are always read. Raises AtlasError where the atlas holds no factors, or the model cannot
     be read.
     """
+    model = str(model)
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is not None and known.status == "skipped":

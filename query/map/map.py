@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def model_map(
     atlas: AtlasReader,
     base: str | None = None,
     *,
-    method: str | None = None,
+    method: Literal["umap", "tsne", "pca"] | None = None,
     color: str = "dataset",
     representation: str = "input",
     seed: int = 0,

@@ -136,7 +136,10 @@ class Evaluation(Drawn):
 
 
 def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
-    """Judge ``predict`` on every documented model of a base; see ``evaluate_documents``."""
+    """How often ``predict`` is right on this atlas, compared with a baseline; see ``evaluate_documents``.
+
+    Raises AtlasError if fewer than two authors name a dataset, ValueError on k < 1.
+    """
     canonical = atlas.base_named(base)
     documents = read_documents(atlas, canonical, representation)
     return evaluate_documents(documents, base=canonical, representation=representation, k=k)

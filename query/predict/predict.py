@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,13 +139,14 @@ class Prediction(Result):
 
 
 def predict(
-    atlas: AtlasReader, model: str, *, k: int = 10, base: str | None = None, representation: str = "input"
+    atlas: AtlasReader, model: str | Path, *, k: int = 10, base: str | None = None, representation: str = "input"
 ) -> Prediction:
     """The datasets that ``model`` (an indexed id, any other Hub id, a local folder) was probably tuned on.
 
-    Raises AtlasError where the model is unknown or unreadable, says nothing, or nobody else names a dataset.
+    ``k``: the number of nearest models that vote. The probabilities sum to 1. Raises AtlasError if the model is unknown
+    or unreadable, has nothing to compare, or no model by another author names a dataset.
     """
-    return predict_asked(atlas, model, Documented(atlas, representation), k=k, base=base)
+    return predict_asked(atlas, str(model), Documented(atlas, representation), k=k, base=base)
 
 
 def predict_asked(

@@ -107,10 +107,11 @@ class Report(Result):
 
 
 def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Report:
-    """Write the page of ``base``; the same atlas and ``seed`` give the same page.
+    """One page with everything about ``base``; ``write("report.html")`` keeps it.
 
-    What an atlas cannot answer (no model, no dataset, no spectra), and what a library that is missing would draw, is
-    a line in its section. Raises AtlasError where the base is unknown.
+    The same atlas and ``seed`` (of the map, the intervals and the permutations) give the same page. A section that the
+    atlas cannot fill (no model, no dataset, no spectra), or whose picture needs a missing library, says so in one line.
+    Raises AtlasError if the base is unknown.
     """
     started = time.monotonic()
     source = Source(atlas, atlas.base_named(base), seed)

@@ -1,9 +1,10 @@
-"""The face says what the questions and the commands say: names and defaults are compared, not read."""
+"""Methods, functions and commands have the same arguments with the same defaults."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
 import subprocess
 import sys
 
@@ -13,24 +14,14 @@ from indexer.console.typed import option_of
 from query import Atlas
 from tests.conftest import ROOT
 
-# The study behind each method of the face; arguments that one of them has alone.
-STUDIES = {
-    "similar": ("query.similar", "similar", set(), set()),
+# The function behind each method that is more than that function; arguments that only one of the two has.
+FUNCTIONS = {
     "purity": ("query.purity.purity", "purity", {"base", "representation", "kin"}, {"population", "trees"}),
-    "show": ("query.show", "show", set(), set()),
     "sql": ("query.sql", "run_sql", set(), {"database", "stand_ins", "started"}),
     "clusters": ("query.clusters.clusters", "clusters", {"base", "representation"}, {"population"}),
-    "map": ("query.map.map", "model_map", set(), set()),
-    "rank": ("query.rank.rank", "rank_by_depth", set(), set()),
-    "predict": ("query.predict.predict", "predict", set(), set()),
-    "evaluate_prediction": ("query.predict.calibration", "evaluate", set(), set()),
-    "lineage": ("query.lineage.lineage", "lineage", set(), {"limits"}),
     "lineages": ("query.lineage.lineage", "every_lineage", {"store"}, {"limits"}),
-    "report": ("query.report.report", "report", set(), set()),
-    "depth": ("query.depth.depth", "depth", set(), set()),
-    "depth_study": ("query.depth.study", "depth_study", set(), set()),
-    "invert": ("query.invert.invert", "invert", set(), set()),
-    "features": ("query.features.features", "features", set(), set()),
+    "similar_many": ("query.similar", "similar", {"models"}, {"model"}),
+    "predict_many": ("query.predict.predict", "predict", {"models", "store"}, {"model"}),
 }
 # The command of each method, and what is of the command alone: how it prints, draws, or which of two methods it is.
 PRINTING = {"atlas", "output", "as_json", "out", "theme", "details", "quiet", "verbose", "debug"}
@@ -60,22 +51,45 @@ def signature(function):
     return {name: one for name, one in inspect.signature(function).parameters.items() if name not in ("self", "atlas")}
 
 
-@pytest.mark.parametrize("method", STUDIES)
-def test_a_method_has_the_arguments_of_its_study(method):
-    module, function, own, of_study = STUDIES[method]
-    face, study = signature(getattr(Atlas, method)), signature(getattr(importlib.import_module(module), function))
-    assert {name: one.default for name, one in face.items() if name not in own} == {
-        name: one.default for name, one in study.items() if name not in of_study
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_a_method_has_the_arguments_of_its_function(method):
+    module, function, own, other = FUNCTIONS[method]
+    mine, theirs = signature(getattr(Atlas, method)), signature(getattr(importlib.import_module(module), function))
+    assert {name: one.default for name, one in mine.items() if name not in own} == {
+        name: one.default for name, one in theirs.items() if name not in other
     }
 
 
-def test_every_question_of_the_face_is_compared_and_documented():
-    questions = {name for name, one in vars(Atlas).items() if inspect.isfunction(one) and not name.startswith("_")}
-    assert questions >= set(STUDIES)
-    for name in questions:
-        assert getattr(Atlas, name).__doc__, name
-        kinds = {one.kind for one in signature(getattr(Atlas, name)).values()}
+def questions():
+    return sorted(
+        name for name, one in inspect.getmembers(Atlas, inspect.isfunction) if name in vars(Atlas) and name[0] != "_"
+    )
+
+
+def test_every_question_has_a_signature_and_a_docstring():
+    assert {*COMMANDS, *FUNCTIONS, "compare", "layers", "models", "datasets", "vectors", "schema"} == set(questions())
+    shown = pydoc.render_doc(Atlas, renderer=pydoc.plaintext)
+    for name in questions():
+        method = getattr(Atlas, name)
+        kinds = {one.kind for one in signature(method).values()}
         assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
+        assert f"{name}(" in shown or f"{name} = " in shown, name
+
+
+def test_a_question_is_a_method_of_one_atlas():
+    """The functions are imported on first use, also of a subclass and of an instance."""
+    code = """
+from query import Atlas
+import sys, inspect
+class Mine(Atlas):
+    pass
+assert "query.similar" not in sys.modules
+atlas = object.__new__(Mine)
+assert atlas.similar.__self__ is atlas
+assert list(inspect.signature(atlas.similar).parameters)[0] == "model"
+assert Mine.similar is Atlas.similar
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def compared(options, parameters, alone):
