@@ -160,7 +160,7 @@ class Atlas(AtlasReader):
         seed: int = 0,
         draws: int = 1000,
     ) -> Clusters:
-        """Groups of similar models, and how well they agree with datasets; see :func:`query.clusters.clusters.clusters`.
+        """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.clusters.clusters`.
 
         ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
         permutations for each chance level. Raises AtlasError for an option of the other method, ValueError on
