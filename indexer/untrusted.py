@@ -15,6 +15,9 @@ from typing import Any
 
 from indexer.names import is_hub_id
 
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")  # of git
+
 MAX_TEXT = 500
 MAX_ODDITIES = 50
 DEEPEST = 100

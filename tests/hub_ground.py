@@ -17,9 +17,8 @@ from huggingface_hub import constants, set_client_factory
 from indexer.listing.crawl import crawl
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
-from indexer.network.pace import Pace
-from indexer.network.session import HttpLimits, PacedClient, install_session
-from indexer.network.shared_clock import MemoryClock
+from indexer.network.rate_limit import RateLimiter
+from indexer.network.session import HttpLimits, HubClient, install_session
 from scripts.loopback_hub import LoopbackHub
 
 BASE = "FacebookAI/roberta-base"
@@ -93,11 +92,11 @@ class Clock:
 
 
 def given_clock(monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = None) -> Clock:
-    """From now on the client of this process waits by a clock of the test's, and keeps a pace of its own."""
+    """From now on the client of this process waits by a clock of the test's, and keeps rate limits of its own."""
     clock = Clock()
     monkeypatch.setattr("indexer.network.session.time", clock)
-    pace = Pace(MemoryClock(clock.monotonic))
-    set_client_factory(lambda: PacedClient(limits, pace, say or (lambda sentence: None)))
+    limiter = RateLimiter(clock=clock.monotonic)
+    set_client_factory(lambda: HubClient(limits, limiter, say or (lambda sentence: None)))
     return clock
 
 

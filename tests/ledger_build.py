@@ -12,8 +12,7 @@ import os
 import sys
 import time
 
-from indexer.network import bandwidth
-from indexer.network.pace import Pace
+from indexer.network.rate_limit import Bandwidth, RateLimiter
 
 
 def note(**facts: object) -> None:
@@ -23,15 +22,15 @@ def note(**facts: object) -> None:
 
 
 def watch(name: str) -> None:
-    real = getattr(Pace, name)
+    real = getattr(RateLimiter, name)
 
-    def watched(pace, quota, seconds):
+    def watched(limiter, quota, seconds):
         began = time.time()
-        answer = real(pace, quota, seconds)
+        answer = real(limiter, quota, seconds)
         note(call=name, name=quota, seconds=seconds, wait=answer, began=began, ended=time.time())
         return answer
 
-    setattr(Pace, name, watched)
+    setattr(RateLimiter, name, watched)
 
 
 def slept(seconds: float) -> None:
@@ -41,7 +40,7 @@ def slept(seconds: float) -> None:
 
 for call in ("spend", "take_turn", "pause"):
     watch(call)
-bandwidth.Bandwidth.__init__.__defaults__ = (None, slept)
+Bandwidth.__init__.__defaults__ = (None, slept)
 
 if __name__ == "__main__":
     from indexer.cli import main

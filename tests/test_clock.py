@@ -10,8 +10,7 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import Failed
-from indexer.network.pace import Pace, told_to_wait
-from indexer.network.shared_clock import FileClock
+from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, Outcome, RecordStore
@@ -86,15 +85,15 @@ def test_what_killed_writers_left_before_the_clock_was_set_back_is_swept_up(tmp_
 
 def test_a_date_to_wait_for_is_one_of_the_servers_clock():
     headers = {"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}
-    assert told_to_wait(429, headers) == 30
-    assert told_to_wait(429, {**headers, "date": "never"}) == 1
+    assert requested_wait(429, headers) == 30
+    assert requested_wait(429, {**headers, "date": "never"}) == 1
 
 
 def test_processes_do_not_wait_for_a_clock_that_was_set_back(tmp_path, monkeypatch):
     path = tmp_path / "clock"
-    Pace(FileClock(path)).pause("api", 5)
+    RateLimiter(path).pause("api", 5)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 1800)
-    turn = Pace(FileClock(path)).take_turn("api", 3600)
+    turn = RateLimiter(path).take_turn("api", 3600)
     assert turn is not None
     assert turn <= 5

@@ -8,7 +8,7 @@ from huggingface_hub.errors import BadRequestError
 
 from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
 from indexer.network.hub import conversion_revision, fetch_json, model_row, nearest_ids, resolve_base
-from indexer.network.hub_api import ask, parse_json, with_parameter
+from indexer.network.hub_requests import RetryPolicy, ask, parse_json, with_parameter
 from tests.hub_ground import (
     BASE,
     QUICK,
@@ -225,7 +225,7 @@ def test_a_refusal_is_not_garbled_json(hub):
 
 
 def test_json_that_stays_garbled(monkeypatch):
-    monkeypatch.setattr("indexer.network.hub_api._WAITS_FOR_JSON", (0.01, 0.01))
+    monkeypatch.setattr("indexer.network.hub_requests.JSON_RETRIES", RetryPolicy(retries=2, first_wait=0.01))
     with RawServer(http(b"<html>")) as server:
         use_endpoint(monkeypatch, server.endpoint)
         with pytest.raises(Failed, match="not JSON") as caught:

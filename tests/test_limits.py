@@ -17,9 +17,7 @@ from pathlib import Path
 import pytest
 
 from indexer.builds.resources import PROCESS_BYTES
-from indexer.network.bandwidth import STEP_SECONDS, Bandwidth, limit_bandwidth, received
-from indexer.network.pace import Pace
-from indexer.network.shared_clock import MemoryClock
+from indexer.network.rate_limit import STEP_SECONDS, Bandwidth, RateLimiter, count_received, limit_bandwidth
 from scripts.loopback_hub import LoopbackHub
 from scripts.loopback_hub.ledger import RequestRecord
 from tests.conftest import ROOT
@@ -135,7 +133,7 @@ class Line:
 
     def __init__(self, rate):
         self.now, self.slept, self.came = 1000.0, [], 0
-        self.pace = Pace(MemoryClock(lambda: self.now))
+        self.limiter = RateLimiter(clock=lambda: self.now)
         self.rate = rate
 
     def sleep(self, seconds):
@@ -143,7 +141,7 @@ class Line:
         self.now += seconds
 
     def reader(self):
-        return Bandwidth("atlas", self.rate, self.pace, self.sleep)
+        return Bandwidth("atlas", self.rate, self.limiter, self.sleep)
 
     def read(self, reader, piece):
         self.came += piece
@@ -176,24 +174,24 @@ def test_two_who_read_at_once_wait_for_each_other():
     line = Line(LIMIT)
     waits = []
     for _ in range(3):
-        Bandwidth("atlas", LIMIT, line.pace, waits.append).received(LIMIT)
-    Bandwidth("another", LIMIT, line.pace, waits.append).received(LIMIT)
+        Bandwidth("atlas", LIMIT, line.limiter, waits.append).received(LIMIT)
+    Bandwidth("another", LIMIT, line.limiter, waits.append).received(LIMIT)
     assert waits == pytest.approx([1.0, 2.0, 3.0, 1.0])
 
 
 def test_small_models_are_not_free(monkeypatch):
     """Every model sets the limit anew, and each of these alone is less than a step."""
     line = Line(LIMIT)
-    monkeypatch.setattr("indexer.network.bandwidth.common_pace", lambda: line.pace)
+    monkeypatch.setattr("indexer.network.rate_limit.common_limiter", lambda: line.limiter)
     monkeypatch.setattr(Bandwidth.__init__, "__defaults__", (None, line.sleep))
     try:
         for _ in range(100):
             limit_bandwidth("atlas of small models", LIMIT)
-            received(STEP // 2)
+            count_received(STEP // 2)
     finally:
         limit_bandwidth("", None)
     assert sum(line.slept) == pytest.approx(50 * STEP_SECONDS)
-    received(10 * LIMIT)
+    count_received(10 * LIMIT)
     assert sum(line.slept) == pytest.approx(50 * STEP_SECONDS)  # lifted
 
 

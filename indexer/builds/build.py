@@ -25,8 +25,8 @@ from indexer.errors import AtlasError, Failed
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
-from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.hub import BaseFacts
+from indexer.network.rate_limit import limit_bandwidth
 from indexer.publish.kept_rank import held
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish

@@ -16,8 +16,8 @@ from indexer.builds.result import Place, Result
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, Failed, ModelError
-from indexer.network.bandwidth import limit_bandwidth
 from indexer.network.hub import conversion_revision
+from indexer.network.rate_limit import limit_bandwidth
 from indexer.network.session import as_model_error, install_session
 from indexer.records.parent import Parent
 from indexer.records.record import Record

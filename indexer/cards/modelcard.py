@@ -7,7 +7,6 @@ it is about is refused. All strings are bounded, on one line, and without contro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +18,7 @@ from indexer.cards.head import HeadFacts, head_facts
 from indexer.cards.readme import card_facts, trainer_sentence
 from indexer.errors import Failed
 from indexer.names import RELATIONS, author_of, is_hub_id
-from indexer.untrusted import Reader, hub_address, printable
+from indexer.untrusted import COMMIT, Reader, hub_address, printable
 
 __all__ = [
     "BaseClaim",
@@ -40,7 +39,6 @@ MAX_DATASETS = 200
 MAX_BASES = 50
 MAX_LANGUAGES = 200
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DATASET_KEYS = ("datasets", "dataset", "Datasets")
 _NAME_KEYS = ("id", "name", "path", "type", "dataset")
 
@@ -180,7 +178,7 @@ def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:
 
 
 def _commit(value: Any, reader: Reader) -> str | None:
-    if isinstance(value, str) and _COMMIT.fullmatch(value.lower()):
+    if isinstance(value, str) and COMMIT.fullmatch(value.lower()):
         return value.lower()
     if value is not None:
         reader.note("sha", "not 40 hex digits")

@@ -34,8 +34,7 @@ from indexer.listing.questions import (
 )
 from indexer.listing.selection import in_utc
 from indexer.names import is_hub_id
-from indexer.network.hub_api import HubAnswer, ask, with_parameter
-from indexer.network.hub_get import is_own
+from indexer.network.hub_requests import HubAnswer, ask, is_own, with_parameter
 from indexer.network.session import as_user_error
 from indexer.untrusted import Reader, printable
 

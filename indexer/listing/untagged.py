@@ -21,7 +21,7 @@ from indexer.errors import Failed, ModelError
 from indexer.listing.claims import Claim, untyped_relation
 from indexer.names import is_hub_id
 from indexer.network.hub import fetch_json
-from indexer.network.hub_get import fetch_small
+from indexer.network.hub_requests import fetch_small
 from indexer.network.rows import filenames_in
 
 LARGEST_README = 1 << 20

@@ -1,1 +1,1 @@
-"""Requests to the Hub: manners, pace, errors in our words, and bytes of files by range."""
+"""Requests to the Hub: limits, retries, errors, and ranges of files."""

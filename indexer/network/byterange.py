@@ -1,13 +1,12 @@
-"""Bytes of one file, wherever it lies: the interface, and files on this machine.
+"""The interface for reading ranges of a file, and files on this machine.
 
-Nothing is mapped into memory: a map counts towards the resident size of the process and turns a file that is
-cut short while it is read into a crash.
+Files are not mapped into memory: a map counts towards the resident size of the process, and a file that is cut short
+while it is read would crash it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,16 +15,16 @@ from typing import Protocol
 
 from indexer.errors import Failed
 from indexer.regular_files import descriptor_of
+from indexer.untrusted import SHA256
 
 _CHUNK = 1 << 20
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Run(ABC):
-    """A stretch of one file, read once from front to back."""
+    """A range of one file, read once from front to back."""
 
     def __init__(self, start: int, stop: int) -> None:
-        self.position = start  # the offset in the file of the next byte
+        self.position = start  # offset of the next byte in the file
         self._stop = stop
 
     @abstractmethod
@@ -41,11 +40,11 @@ class Run(ABC):
 
     @abstractmethod
     def skip_to(self, position: int) -> None:
-        """Go on to ``position``, not before the present one."""
+        """Go on to ``position``, which must not lie before the current one."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the run; what was not read of it is let go."""
+        """End the run; unread bytes are dropped."""
 
     def _check_step(self, to: int) -> None:
         """Raise ValueError unless the run can go on to ``to``."""
@@ -54,10 +53,10 @@ class Run(ABC):
 
 
 class ByteSource(Protocol):
-    """One file. ``bytes_read`` counts what came from the disk or as response bodies.
+    """One file. ``bytes_read`` counts bytes from the disk or in response bodies.
 
-    ``sha256`` is the LFS id where it is known without reading the file. Offsets outside the file raise
-    ValueError: they are for the caller to check. Reading raises Failed, and never gives too few bytes.
+    ``sha256`` is the LFS id if it is known without reading the file. Offsets outside the file raise ValueError. Reading
+    raises Failed, and never returns too few bytes.
     """
 
     name: str
@@ -66,7 +65,7 @@ class ByteSource(Protocol):
     sha256: str | None
 
     def read(self, start: int, stop: int, keep: bool = False) -> bytes | bytearray:
-        """Exactly the bytes [start, stop). With ``keep`` they are not fetched again by this source."""
+        """Exactly the bytes [start, stop). With ``keep`` this source does not fetch them again."""
         ...
 
     def stream(self, start: int, stop: int) -> Iterator[bytes | bytearray]:
@@ -74,19 +73,19 @@ class ByteSource(Protocol):
         ...
 
     def run(self, start: int, stop: int) -> Run:
-        """The stretch [start, stop), to be read piece by piece."""
+        """The range [start, stop), to be read piece by piece."""
         ...
 
     def close(self) -> None:
-        """Let go of descriptors and connections; reading again opens them again."""
+        """Release descriptors and connections; reading again opens them again."""
         ...
 
 
 class LocalFile:
     """A file on this machine.
 
-    Raises Failed("not_found") where there is no regular file, Failed("file_changed") where it is replaced or
-    cut short while it is read.
+    Raises Failed("not_found") if there is no regular file, Failed("file_changed") if it is replaced or cut short while
+    being read.
     """
 
     def __init__(self, path: Path | str, name: str | None = None) -> None:
@@ -105,7 +104,7 @@ class LocalFile:
         self.sha256 = _sha256_of_blob(self._path)
 
     def read(self, start: int, stop: int, keep: bool = False) -> bytearray:
-        """Exactly the bytes [start, stop). ``keep`` changes nothing: the page cache keeps them."""
+        """Exactly the bytes [start, stop). ``keep`` has no effect: the page cache keeps them."""
         check_range(self, start, stop)
         buffer = bytearray(stop - start)
         self.read_into(start, memoryview(buffer))
@@ -118,18 +117,18 @@ class LocalFile:
             yield self.read(offset, min(offset + _CHUNK, stop))
 
     def run(self, start: int, stop: int) -> Run:
-        """The stretch [start, stop): only what is asked of it is read."""
+        """The range [start, stop), of which only the requested bytes are read."""
         check_range(self, start, stop)
         return LocalRun(self, start, stop)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``start`` on, without a copy in between."""
+        """Fill ``buffer`` with the bytes from ``start`` on."""
         descriptor = self._opened()
         done = 0
         while done < len(buffer):
             count = os.preadv(descriptor, [buffer[done:]], start + done)
             if count == 0:
-                raise Failed("file_changed", f"{self.name} became shorter while it was read")
+                raise Failed("file_changed", f"{self.name} became shorter while being read")
             done += count
             self.bytes_read += count
 
@@ -140,7 +139,7 @@ class LocalFile:
             self._descriptor = None
 
     def __del__(self) -> None:
-        # A bare descriptor outlives whoever forgets it; a process has 1,024.
+        # A descriptor outlives its last reference, and a process has 1,024 of them.
         if getattr(self, "_descriptor", None) is not None:
             self.close()
 
@@ -152,7 +151,7 @@ class LocalFile:
                 raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
             if _identity(os.fstat(descriptor)) != self._identity:
                 os.close(descriptor)
-                raise Failed("file_changed", f"{self.name} was replaced while it was read")
+                raise Failed("file_changed", f"{self.name} was replaced while being read")
             self._descriptor = descriptor
         return self._descriptor
 
@@ -176,7 +175,7 @@ class LocalRun(Run):
         self.position = position
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 def check_range(source: ByteSource, start: int, stop: int) -> None:
@@ -190,6 +189,6 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _sha256_of_blob(path: Path) -> str | None:
-    """The LFS id, where the file is a link into a Hugging Face cache, whose blobs are named after it."""
+    """The LFS id, if the file is a link into a Hugging Face cache, which names blobs after it."""
     target = path.resolve()
-    return target.name if target.parent.name == "blobs" and _SHA256.fullmatch(target.name) else None
+    return target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None

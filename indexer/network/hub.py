@@ -1,4 +1,4 @@
-"""Asks the Hub about one model: a base, any model by name, a file of it, its safetensors conversion."""
+"""Questions to the Hub about one model: a base, any model by name, a file of it, its safetensors conversion."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from huggingface_hub.errors import (
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
 from indexer.names import is_hub_id, nearest, without_address
-from indexer.network.hub_api import GarbledError, ask, parse_json
-from indexer.network.hub_get import fetch_small
+from indexer.network.hub_errors import as_model_error, as_user_error
+from indexer.network.hub_requests import ask, fetch_small, parse_json
 from indexer.network.rows import filenames_in
-from indexer.network.session import as_model_error, as_user_error
 from indexer.untrusted import is_too_deep, printable
 
 LARGEST_JSON = 8 << 20
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
-# Ids under which a base may have been known before it was renamed; each is asked about before it is believed.
+# Patterns of ids that a base may have had before it was renamed; each is checked with the Hub.
 _FORMER_IDS = (("", "{name}"), ("meta-llama", "meta-llama/Meta-{name}"))
 
 _CONVERTER = "SFconvertbot"
@@ -36,7 +35,7 @@ _MOST_DISCUSSION_PAGES = 4
 
 @dataclass(frozen=True)
 class BaseFacts:
-    """A base model as the Hub knows it now: canonical id, its other ids, commit, parsed config.json."""
+    """A base model on the Hub: canonical id, other ids, commit, parsed config.json."""
 
     id: str
     commit: str
@@ -46,7 +45,7 @@ class BaseFacts:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Every id that names it, the canonical one first."""
+        """All its ids, the canonical one first."""
         return (self.id, *self.aliases)
 
     @property
@@ -56,15 +55,15 @@ class BaseFacts:
 
     @property
     def gated(self) -> bool:
-        """Whether its files are for granted accounts only."""
+        """Whether only granted accounts can read its files."""
         return bool(self.row.get("gated"))
 
 
 def resolve_base(name: str) -> BaseFacts:
-    """What the Hub says of a base, by its old or new id, or the address of its page.
+    """Look up a base by its old or new id, or the address of its page.
 
-    Raises AtlasError where the Hub does not know it (the hint names the nearest ids), does not let this
-    account read it, or cannot be asked.
+    Raises AtlasError if the Hub does not know it (the hint names the nearest ids), does not let this account read it,
+    or cannot be asked.
     """
     name = without_address(name).partition("@")[0]
     if not is_hub_id(name):
@@ -95,7 +94,7 @@ def _config_of(identifier: str, commit: str) -> dict[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise AtlasError(
-            f"{identifier} has no config.json that can be read, so nobody knows what its weights are.",
+            f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
             "Choose a base that transformers can load.",
         )
     return config
@@ -111,7 +110,7 @@ def _identity(row: Any, what: str) -> tuple[str, str]:
 
 
 def _former_ids(identifier: str) -> list[str]:
-    """The ids that the Hub still leads from to ``identifier``."""
+    """The older ids that the Hub still redirects to ``identifier``."""
     owner, _, name = identifier.rpartition("/")
     found = []
     for renamed_owner, pattern in _FORMER_IDS:
@@ -128,17 +127,17 @@ def _former_ids(identifier: str) -> list[str]:
 
 
 def unknown_model(name: str) -> AtlasError:
-    """What to tell a person who named a model that the Hub does not know."""
+    """The error for a model that the Hub does not know."""
     near = nearest_ids(name)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
     return AtlasError(
-        f"The Hub knows no model {name}, or it is private.",
+        f"There is no model {name} on the Hub, or it is private.",
         f"{hint} For a private model log in with `hf auth login` or set HF_TOKEN.",
     )
 
 
 def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
-    """Ids on the Hub that are spelled like ``name``, nearest first; () where it cannot be asked."""
+    """Ids on the Hub that are spelled like ``name``, nearest first; () if the Hub cannot be asked."""
     owner, _, bare = name.rpartition("/")
     words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
     asked = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
@@ -155,13 +154,13 @@ def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
 
 
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
-    """The row of one model, by its old or new id: as in a listing, with sizes and hashes of its files.
+    """The row of one model as in a listing, with sizes and hashes of its files, by its old or new id.
 
-    ``id`` is the canonical one and ``sha`` the commit of ``revision``. Raises ModelError ("not_found" where
-    the Hub does not know it, as UnknownRevision where it knows the model).
+    Its ``id`` is the canonical one and its ``sha`` the commit of ``revision``. Raises ModelError: "not_found" if the
+    Hub does not know the model, UnknownRevision if it does not know the revision.
     """
     if not is_hub_id(identifier):
-        raise Skipped("malformed", f"{printable(identifier, 100)!r} is not a name the Hub can know")
+        raise Skipped("malformed", f"{printable(identifier, 100)!r} is not a valid name on the Hub")
     path = f"/api/models/{identifier}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
     try:
         row = ask(path, [("blobs", "true")]).value
@@ -180,21 +179,21 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
 def fetch_json(identifier: str, filename: str, revision: str) -> Any:
     """A JSON file of a repository, parsed.
 
-    Raises Skipped("malformed") where it is longer than LARGEST_JSON bytes, Failed("malformed_row") where it
-    is not JSON, and what the Hub's answers mean.
+    Raises Skipped("malformed") if it is longer than LARGEST_JSON bytes, Failed("malformed_row") if it is not JSON, and
+    what the Hub's answers mean.
     """
     body = fetch_small(identifier, filename, revision, LARGEST_JSON)
     try:
         return parse_json(body)
-    except GarbledError as error:
+    except ValueError as error:
         raise Failed("malformed_row", f"{filename} of {identifier} is not JSON") from error
 
 
 def conversion_revision(identifier: str) -> str | None:
-    """``refs/pr/N`` where the Hub's converter offers the weights of ``main`` as safetensors, else None.
+    """``refs/pr/N`` if the Hub's converter offers the weights of ``main`` as safetensors, else None.
 
-    Anybody can open a pull request of that title: the author counts. One that was opened before the last
-    commit of ``main`` holds other weights, perhaps, and is left alone. Raises ModelError.
+    Only the converter's own pull requests count, because anybody can use its title. One that was opened before the last
+    commit of ``main`` may hold other weights and is ignored. Raises ModelError.
     """
     try:
         for number in _conversions(identifier):
@@ -207,7 +206,7 @@ def conversion_revision(identifier: str) -> str | None:
     except (RepositoryNotFoundError, EntryNotFoundError, RevisionNotFoundError):
         return None
     except HfHubHTTPError as error:
-        # Discussions can be switched off, which is not a failure of the model.
+        # Discussions can be switched off; the model has not failed then.
         if error.response.status_code in (403, 404, 410):
             return None
         raise as_model_error(error) from error
@@ -220,15 +219,15 @@ def _conversions(identifier: str) -> list[int]:
     """The numbers of the converter's open pull requests, newest first."""
     found: list[int] = []
     for page in range(_MOST_DISCUSSION_PAGES):
-        told = ask(
+        answer = ask(
             f"/api/models/{identifier}/discussions",
             [("p", str(page)), ("type", "pull_request"), ("status", "open"), ("author", _CONVERTER)],
         ).value
-        discussions = told.get("discussions") if isinstance(told, dict) else None
+        discussions = answer.get("discussions") if isinstance(answer, dict) else None
         if not isinstance(discussions, list) or not discussions:
             break
         found += [one["num"] for one in discussions if _is_conversion(one)]
-        start, count = told.get("start"), told.get("count")
+        start, count = answer.get("start"), answer.get("count")
         if not isinstance(start, int) or not isinstance(count, int) or start + len(discussions) >= count:
             break
     return sorted(set(found), reverse=True)

@@ -1,8 +1,7 @@
-"""What went wrong on the way to the Hub, in our words: an error of one model, or one a user must act on.
+"""Translates errors of huggingface_hub and httpx2: to errors of one model, or errors that a user must act on.
 
-Everything that huggingface_hub and httpx2 raise passes through here, so that a 429 or a 5xx is never taken
-for "there is no such model", and a gated repository (which the library derives from "not found") is told as
-gated.
+All of them pass through here, so that a 429 or a 5xx is never taken for "there is no such model", and a gated
+repository (an exception that the library derives from "not found") is reported as gated.
 """
 
 from __future__ import annotations
@@ -29,22 +28,17 @@ from indexer.untrusted import tidy
 _LONGEST = 200
 _INVALID_TOKEN = "Invalid credentials"
 
-# The first class that fits decides, so what derives from another stands before it.
+# The first class that matches decides, so derived classes come first.
 _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
-    (OfflineModeIsEnabled, Failed, "network", "the Hub may not be asked: HF_HUB_OFFLINE is set"),
+    (OfflineModeIsEnabled, Failed, "network", "HF_HUB_OFFLINE is set, so the Hub is not asked"),
     (GatedRepoError, Skipped, "gated", "the repository is gated and this account has no access"),
     (DisabledRepoError, Skipped, "disabled", "the repository is disabled"),
-    (
-        LocalEntryNotFoundError,
-        Failed,
-        "network",
-        "the file is not in the local cache and the Hub did not answer",
-    ),
+    (LocalEntryNotFoundError, Failed, "network", "the file is not in the local cache and the Hub did not answer"),
     (RevisionNotFoundError, Failed, "not_found", "there is no such revision"),
     (EntryNotFoundError, Failed, "not_found", "there is no such file"),
     (RepositoryNotFoundError, Failed, "not_found", "there is no such repository, or it is private"),
     (FileMetadataError, Failed, "server_error", "the Hub does not say what the file is"),
-    (HFValidationError, Skipped, "malformed", "this is not a name the Hub can know"),
+    (HFValidationError, Skipped, "malformed", "this is not a valid name on the Hub"),
     (httpx2.TimeoutException, Failed, "timeout", "no answer in time"),
     (httpx2.TooManyRedirects, Failed, "server_error", "the answer is a chain of redirects"),
     (httpx2.DecodingError, Failed, "server_error", "the answer cannot be read"),
@@ -54,14 +48,19 @@ _BY_CLASS: tuple[tuple[type[Exception], type[ModelError], str, str], ...] = (
     (ConnectionError, Failed, "network", "the connection failed"),
 )
 
-# The hints that go with a reason, for people.
+# What the library says more of than the status.
+_WITH_A_MEANING = (
+    GatedRepoError, DisabledRepoError, EntryNotFoundError, RevisionNotFoundError, RepositoryNotFoundError,
+)  # fmt: skip
+
+# What to do, by reason.
 _HINTS = {
     "network": "Check the network and HF_ENDPOINT, then run it again; what is already here is kept.",
     "timeout": "The Hub may be slow or down: run it again later, what is already here is kept.",
     "rate_limited": "Wait a few minutes and run it again, or set HF_TOKEN: an account has a higher limit.",
     "server_error": "The Hub may be down: run it again later, what is already here is kept.",
     "gated": "Ask for access on its page on the Hub, then log in with `hf auth login` or set HF_TOKEN.",
-    "disabled": "Nobody can read it any more; choose another.",
+    "disabled": "It can no longer be read; choose another.",
     "not_found": "Check the spelling; for a private repository log in with `hf auth login` or set HF_TOKEN.",
     "refused": "Check that HF_TOKEN (or the login of `hf auth login`) may read it.",
 }
@@ -70,13 +69,13 @@ _HINTS = {
 def as_model_error(exception: Exception) -> ModelError:
     """The ``Skipped`` or ``Failed`` that ``exception`` means for one model.
 
-    Raises ``exception`` again where it is not about the network or the Hub: that is a bug, not bad luck.
+    Raises ``exception`` again if it does not come from the network or the Hub: then it is a bug.
     """
     if isinstance(exception, ModelError):
         return exception
     if isinstance(exception, LocalEntryNotFoundError) and isinstance(exception.__cause__, Exception):
-        return as_model_error(exception.__cause__)  # the library fell back on its cache, after that
-    if isinstance(exception, HfHubHTTPError) and _is_plain(exception):
+        return as_model_error(exception.__cause__)  # what made the library fall back on its cache
+    if isinstance(exception, HfHubHTTPError) and not isinstance(exception, _WITH_A_MEANING):
         return _by_status(exception)
     for known, kind, reason, sentence in _BY_CLASS:
         if isinstance(exception, known):
@@ -85,15 +84,15 @@ def as_model_error(exception: Exception) -> ModelError:
 
 
 def as_user_error(exception: Exception, what: str) -> AtlasError:
-    """The sentence and the next step for a person; ``what`` names what was asked for ("the base model x/y").
+    """The error to show to a user; ``what`` names what was asked for ("the base model x/y").
 
-    Raises ``exception`` again where it is not about the network or the Hub.
+    Raises ``exception`` again if it does not come from the network or the Hub.
     """
     if isinstance(exception, AtlasError):
         return exception
     if isinstance(exception, OfflineModeIsEnabled):
         return AtlasError(
-            f"{what} is not here, and HF_HUB_OFFLINE forbids to ask the Hub.",
+            f"{what} is not stored locally, and HF_HUB_OFFLINE forbids asking the Hub.",
             "Unset HF_HUB_OFFLINE and run it again.",
         )
     if isinstance(exception, HfHubHTTPError) and _token_is_invalid(exception):
@@ -108,18 +107,6 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
     return AtlasError(f"Cannot get {what} from {without_user(constants.ENDPOINT)}: {error.detail}.", hint)
 
 
-def _is_plain(exception: HfHubHTTPError) -> bool:
-    """Whether the library could not say more than the status."""
-    known = (
-        GatedRepoError,
-        DisabledRepoError,
-        EntryNotFoundError,
-        RevisionNotFoundError,
-        RepositoryNotFoundError,
-    )
-    return not isinstance(exception, known)
-
-
 def _by_status(exception: HfHubHTTPError) -> ModelError:
     status = exception.response.status_code
     if _token_is_invalid(exception):
@@ -127,9 +114,9 @@ def _by_status(exception: HfHubHTTPError) -> ModelError:
     if status in (401, 403):
         return Failed("refused", _with_detail(f"the Hub refuses to answer (HTTP {status})", exception))
     if status in (404, 410):
-        return Failed("not_found", f"the Hub knows nothing there (HTTP {status})")
-    if status == 408:
-        return Failed("timeout", "the Hub gave up waiting (HTTP 408)")
+        return Failed("not_found", f"there is nothing at this address (HTTP {status})")
+    if status in (408, 504):
+        return Failed("timeout", f"no answer in time (HTTP {status})")
     if status == 429:
         return Failed("rate_limited", "the rate limit is used up (HTTP 429)")
     return Failed("server_error", _with_detail(f"the Hub answered HTTP {status}", exception))
@@ -141,7 +128,7 @@ def _token_is_invalid(exception: HfHubHTTPError) -> bool:
 
 
 def _with_detail(sentence: str, exception: Exception) -> str:
-    """The sentence and the first line of what was said, which came from a stranger: printable and short."""
+    """The sentence, and the first line of the server's message, which is untrusted: printable and short."""
     said = exception.server_message if isinstance(exception, HfHubHTTPError) else str(exception)
     lines = (said or "").strip().splitlines()
     line = tidy(lines[0], _LONGEST) if lines else ""

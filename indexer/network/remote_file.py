@@ -1,7 +1,7 @@
-"""Bytes of one file on the Hub, by ranges.
+"""Ranges of one file on the Hub.
 
-The file is resolved once: a HEAD on ``/resolve`` gives size, LFS id and, for a file in LFS, the signed
-address it is served from. Ranges are read from there: every request to ``/resolve`` counts against a quota.
+The file is resolved once: a HEAD on ``/resolve`` gives the size, the LFS id and, for a file in LFS, the signed address
+it is served from. Ranges are read from there, because every request to ``/resolve`` counts against a quota.
 """
 
 from __future__ import annotations
@@ -14,34 +14,28 @@ from dataclasses import dataclass
 import httpx2
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
-from indexer.errors import Failed, ModelError
-from indexer.network.bandwidth import received as count_bytes
+from indexer.errors import Failed
 from indexer.network.byterange import Run, check_range
-from indexer.network.floor import Floor
-from indexer.network.hub_get import (
-    Patience,
-    SetbackError,
-    Waiting,
-    ensure_session,
-    fetch_small,
+from indexer.network.hub_requests import (
+    RetryPolicy,
+    TransientError,
+    about,
     get,
     is_own,
     meaning_of,
     raise_for_status,
 )
-from indexer.untrusted import shown
-
-__all__ = ["Patience", "RemoteFile", "ensure_session", "fetch_small", "is_own"]
+from indexer.network.rate_limit import count_received
+from indexer.network.session import ensure_session
+from indexer.untrusted import COMMIT, SHA256, shown
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REFUSALS = frozenset({401, 403, 404, 410})
 
 
 @dataclass(frozen=True)
 class _Location:
-    """What the Hub says of the file: its size, its (linked) ETag and where its bytes are."""
+    """The size of the file, its (linked) ETag, and the address of its bytes."""
 
     size: int
     etag: str | None
@@ -51,10 +45,10 @@ class _Location:
 class RemoteFile:
     """One file of one commit on the Hub.
 
-    Raises what the Hub's answers mean (``indexer.network.hub_errors``), and Failed: ``range_ignored`` where the
-    server keeps sending the whole file, or another part of it than was asked for; ``short_body`` and ``network``
-    where bodies keep breaking off; ``timeout``; ``file_changed`` where size, ETag or commit keep being others than
-    those of the beginning. No single answer decides: what helps against a body that is cut short helps here.
+    Raises what the Hub's answers mean (``indexer.network.hub_errors``), and Failed: ``range_ignored`` if the server
+    keeps sending the whole file or another part of it; ``short_body`` and ``network`` if bodies keep breaking off;
+    ``timeout``; ``file_changed`` if size, ETag or commit keep differing from the first ones. Every odd response is
+    retried, because it may have come from one bad cache of many.
     """
 
     def __init__(
@@ -64,21 +58,21 @@ class RemoteFile:
         commit: str,
         *,
         endpoint: str | None = None,
-        patience: Patience | None = None,
+        retries: RetryPolicy | None = None,
     ) -> None:
         ensure_session()
         self.name = filename
         self.bytes_read = 0
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
-        self._patience = patience or Patience()
+        self._retries = retries or RetryPolicy()
         self._commit = commit
         self._url = hf_hub_url(repository, filename, revision=commit, endpoint=self._endpoint)
-        self._location = self._resolve()
+        self._location = self._retries.call(self._resolve)
         self._served_etag: str | None = None
         self._kept: list[tuple[int, bytes]] = []
         self.size = self._location.size
         etag = self._location.etag or ""
-        self.sha256 = etag if _SHA256.fullmatch(etag) else None
+        self.sha256 = etag if SHA256.fullmatch(etag) else None
 
     def read(self, start: int, stop: int, keep: bool = False) -> bytes:
         """Exactly the bytes [start, stop). With ``keep`` a later read or run takes them from memory."""
@@ -88,33 +82,33 @@ class RemoteFile:
         return content
 
     def stream(self, start: int, stop: int) -> Generator[bytes]:
-        """The bytes [start, stop) as they come, some 64 KiB at a time; resumed where a body breaks off."""
+        """The bytes [start, stop) as they arrive, about 64 KiB at a time; resumed if a body breaks off."""
         check_range(self, start, stop)
         position = start
         known = self._kept_from(start, stop)
         if known:
             position += len(known)
             yield known
-        setbacks, resumed_at = 0, position
+        attempts, resumed_at = 0, position
         while position < stop:
             try:
                 with closing(self._body(position, stop)) as chunks:
                     for chunk in chunks:
                         position += len(chunk)
                         yield chunk
-                problem = self._setback("short_body", f"was cut short at byte {position}")
-            except SetbackError as setback:
-                problem = setback
+                problem = self._transient("short_body", f"was cut short at byte {position}")
+            except TransientError as error:
+                problem = error
             if position == stop:
                 return
-            setbacks = 1 if position - resumed_at >= self._patience.progress else setbacks + 1
+            attempts = 1 if position - resumed_at >= self._retries.progress else attempts + 1
             resumed_at = position
-            if setbacks > self._patience.setbacks:
+            if attempts > self._retries.retries:
                 raise problem.failure
-            self._patience.wait(setbacks)
+            self._retries.wait(attempts)
 
     def run(self, start: int, stop: int) -> Run:
-        """The stretch [start, stop) by one request; what is skipped in it is received all the same."""
+        """The bytes [start, stop) by one request; skipped bytes are received all the same."""
         check_range(self, start, stop)
         return StreamRun(self.stream(start, stop), start, stop)
 
@@ -129,105 +123,85 @@ class RemoteFile:
         return b""
 
     def _resolve(self) -> _Location:
-        for setback in range(1, self._patience.setbacks + 2):
-            try:
-                return self._resolve_once()
-            except SetbackError as problem:
-                if setback > self._patience.setbacks:
-                    raise problem.failure from problem
-                self._patience.wait(setback)
-        raise AssertionError("unreachable")
-
-    def _resolve_once(self) -> _Location:
         try:
             found = get_hf_file_metadata(self._url, timeout=None, endpoint=self._endpoint)
         except Exception as error:
-            raise self._about(meaning_of(error)) from error
+            raise about(self.name, meaning_of(error)) from error
         if found.size is None:
-            raise self._setback("server_error", "is given without a size")
-        if found.commit_hash and _COMMIT.fullmatch(self._commit) and found.commit_hash != self._commit:
-            raise self._setback("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
+            raise self._transient("server_error", "is served without a size")
+        if found.commit_hash and COMMIT.fullmatch(self._commit) and found.commit_hash != self._commit:
+            raise self._transient("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
         return _Location(found.size, found.etag, found.location)
 
     def _resolve_again(self) -> None:
-        """A new signed address, for the very same bytes."""
-        found = self._resolve()
+        """Get a new signed address for the same bytes."""
+        found = self._retries.call(self._resolve)
         if (found.size, found.etag) != (self._location.size, self._location.etag):
-            raise self._failed("file_changed", "was replaced while it was read")
+            raise self._failed("file_changed", "was replaced while being read")
         self._location = found
         self._served_etag = None
 
     def _body(self, start: int, stop: int) -> Generator[bytes]:
-        """The body of the answer to one request, checked; raises SetbackError if it breaks off."""
-        patience = self._patience
-        floor = Floor(patience.slowest, patience.slow_seconds)
+        """The checked body of the response to one request; raises TransientError if it breaks off."""
         span = {"Range": f"bytes={start}-{stop - 1}"}
-        with get(self._location.address, self._endpoint, span, self._about) as response:
+        with get(self._location.address, self._endpoint, span, self.name) as response:
             self._check(response, start, stop)
-            received, waiting = 0, Waiting(patience.clock)
+            received = 0
             try:
-                for chunk in waiting.timed(response.iter_raw()):
+                for chunk in response.iter_raw():
                     received += len(chunk)
                     self.bytes_read += len(chunk)
-                    count_bytes(len(chunk))
+                    count_received(len(chunk))
                     if received > stop - start:
-                        raise self._setback("range_ignored", "is sent with more bytes than were asked for")
+                        raise self._transient("range_ignored", "was sent with more bytes than requested")
                     yield chunk
-                    if floor.is_missed(received, waiting.seconds):
-                        raise self._setback("timeout", "comes too slowly")
             except httpx2.TimeoutException as error:
-                raise self._setback("timeout", f"stopped at byte {start + received}") from error
+                raise self._transient("timeout", f"stopped at byte {start + received}") from error
             except httpx2.TransportError as error:
                 reason = "short_body" if received else "network"
-                sentence = f"broke off at byte {start + received}"
-                raise self._setback(reason, sentence) from error
+                raise self._transient(reason, f"broke off at byte {start + received}") from error
 
     def _check(self, response: httpx2.Response, start: int, stop: int) -> None:
-        """Nothing but exactly the range that was asked for, of the file that was resolved, is let through.
-
-        Raises SetbackError: an answer of another kind may have come from one bad cache of many.
-        """
+        """Raise TransientError unless the response is exactly the requested range of the resolved file."""
         status = response.status_code
         if status in _REFUSALS and not is_own(self._location.address, self._endpoint):
             refused = self._failed("server_error", f"cannot be read from its signed address (HTTP {status})")
             self._resolve_again()
-            raise SetbackError(refused)
-        told = response.headers.get("Content-Range", "")
+            raise TransientError(refused)
+        said = response.headers.get("Content-Range", "")
         if status == 416:
-            if told.endswith(f"/{self.size}"):
-                raise self._setback("server_error", "cannot be read in parts (HTTP 416)")
-            raise self._setback("file_changed", f"has another size now ({shown(told)}, was {self.size})")
+            if said.endswith(f"/{self.size}"):
+                raise self._transient("server_error", "cannot be read in parts (HTTP 416)")
+            raise self._transient("file_changed", f"changed size while being read ({shown(said)}, was {self.size})")
         if status != 206:
-            raise_for_status(response, self._about)
-            raise self._setback("range_ignored", f"is sent whole where a part was asked for (HTTP {status})")
+            raise_for_status(response, self.name)
+            raise self._transient("range_ignored", f"was sent whole instead of in part (HTTP {status})")
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            raise self._setback("range_ignored", f"is sent encoded, unasked ({shown(encoding)})")
-        found = _CONTENT_RANGE.fullmatch(told)
+            raise self._transient("range_ignored", f"was sent encoded, unasked ({shown(encoding)})")
+        found = _CONTENT_RANGE.fullmatch(said)
         if found is None:
-            raise self._setback("range_ignored", f"is sent without a usable Content-Range ({shown(told)})")
+            raise self._transient("range_ignored", f"was sent without a usable Content-Range ({shown(said)})")
         first, last, total = (int(number) for number in found.groups())
         if total != self.size:
-            raise self._setback("file_changed", f"has another size now ({total}, was {self.size})")
+            sentence = f"changed size while being read ({total} bytes, previously {self.size})"
+            raise self._transient("file_changed", sentence)
         if (first, last) != (start, stop - 1):
-            raise self._setback("range_ignored", f"is sent from {first} to {last}, not {start} to {stop - 1}")
+            raise self._transient("range_ignored", f"was sent from {first} to {last}, not {start} to {stop - 1}")
         etag = response.headers.get("ETag")
         if self._served_etag is not None and etag != self._served_etag:
-            raise self._setback("file_changed", "was replaced while it was read (another ETag)")
+            raise self._transient("file_changed", "was replaced while being read (another ETag)")
         self._served_etag = etag
 
-    def _setback(self, reason: str, sentence: str) -> SetbackError:
-        return SetbackError(self._failed(reason, sentence))
+    def _transient(self, reason: str, sentence: str) -> TransientError:
+        return TransientError(self._failed(reason, sentence))
 
     def _failed(self, reason: str, sentence: str) -> Failed:
         return Failed(reason, f"{shown(self.name)} {sentence}")
 
-    def _about(self, error: ModelError) -> ModelError:
-        return type(error)(error.reason, f"{shown(self.name)}: {error.detail}")
-
 
 class StreamRun(Run):
-    """A run over a body that comes in chunks."""
+    """A run over a body that arrives in chunks."""
 
     def __init__(self, chunks: Generator[bytes], start: int, stop: int) -> None:
         super().__init__(start, stop)
@@ -244,13 +218,13 @@ class StreamRun(Run):
             done += len(piece)
 
     def skip_to(self, position: int) -> None:
-        """Receive and drop what lies before ``position``."""
+        """Receive and drop the bytes before ``position``."""
         self._check_step(position)
         while self.position < position:
             self._next(position - self.position)
 
     def close(self) -> None:
-        """Finish the body where all of it was wanted, so that the connection can be used again."""
+        """Finish the body if all of it was wanted, so that the connection can be used again."""
         if self.position == self._stop:
             for _ in self._chunks:
                 pass

@@ -1,4 +1,4 @@
-"""What one row of the Hub says of a repository: its commit and its files. Pure functions."""
+"""The commit and the file names in a row of the Hub's listing."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 
 def commit_of(row: Mapping[str, Any]) -> str | None:
-    """The commit a listing row names, None where it names none."""
+    """The commit that a listing row names, or None."""
     sha = row.get("sha")
     return sha if isinstance(sha, str) and 7 <= len(sha) <= 64 and sha.isascii() and sha.isalnum() else None
 
 
 def filenames_in(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The file names that a row lists, in either spelling; () where it lists none."""
+    """The file names that a row lists, in either spelling; () if it lists none."""
     return listed_filenames(row) or ()
 
 
 def listed_filenames(row: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The same, but None where the row says nothing of files: an empty repository is known to be empty."""
+    """The same, but None if the row does not list files at all, unlike an empty repository's."""
     siblings = row.get("siblings")
     if not isinstance(siblings, list):
         return None

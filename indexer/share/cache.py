@@ -14,7 +14,7 @@ from huggingface_hub import cached_assets_path, constants, hf_hub_download
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.network.session import bars_like_ours
+from indexer.network.session import our_progress_bars
 from indexer.share.address import Address
 from indexer.share.arrival import take_over
 from indexer.share.pull import Say, fetch
@@ -63,7 +63,7 @@ def _commit(address: Address, note: Path, say: Say) -> str:
 
 def _cached(name: str, path: str, sha: str, target: Path) -> Path:
     """Fetch a file into the Hub's cache, and give its content a second name below ``target``."""
-    with bars_like_ours():
+    with our_progress_bars():
         blob = Path(hf_hub_download(name, path, repo_type="dataset", revision=sha)).resolve()
     take_over(blob, target / path)
     return target / path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from indexer.errors import WRONG_KINDS
-from indexer.network.hub_api import ask
+from indexer.network.hub_requests import ask
 from indexer.network.session import install_session
 from indexer.share.card import TAG
 from indexer.share.repository import LIMITS, failures_told

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.untrusted import load_json, printable
+from indexer.untrusted import SHA256, load_json, printable
 
 NAME = "atlas.json"
 FORMAT = 1
@@ -24,7 +24,6 @@ ATLAS, DATA, RECORDS = "atlas", "data", "records"
 PARTS = (ATLAS, DATA, RECORDS)
 
 _PATH = re.compile(r"[A-Za-z0-9_][\w.@=+\-]{0,250}(?:/[A-Za-z0-9_][\w.@=+\-]{0,250}){0,3}", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def _file(told: Any) -> FileEntry:
     path, size, sha256, part = told["path"], _count(told["bytes"]), told["sha256"], told["part"]
     if not (isinstance(path, str) and is_plain(path)):
         raise ValueError(f"a file named {printable(str(path), 60)!r}")
-    if not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)) or part not in PARTS:
+    if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)) or part not in PARTS:
         raise ValueError(f"{path} without a checksum or of no part")
     return FileEntry(path, size, sha256, part)
 

@@ -16,7 +16,7 @@ from huggingface_hub import hf_hub_download
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.network.session import bars_like_ours
+from indexer.network.session import our_progress_bars
 from indexer.publish.origin import Origin, read_origin
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
@@ -116,7 +116,7 @@ def fetch(
 
 def download(name: str, path: str, sha: str, target: Path) -> Path:
     """Fetch one file into a folder, going on where an earlier try stopped. Raises what goes wrong."""
-    with bars_like_ours():
+    with our_progress_bars():
         return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target))
 
 

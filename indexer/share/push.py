@@ -19,7 +19,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
-from indexer.network.session import as_user_error, bars_like_ours, install_session
+from indexer.network.hub_requests import fetch_small
+from indexer.network.session import as_user_error, install_session, our_progress_bars
 from indexer.share.address import Address
 from indexer.share.card import card
 from indexer.share.contents import packable
@@ -35,7 +36,7 @@ from indexer.share.packs import (
     plan_packs,
     write_pack,
 )
-from indexer.share.repository import LIMITS, Remote, failures_told, read_remote, resolve, small_file, tags
+from indexer.share.repository import LIMITS, Remote, failures_told, read_remote, resolve, tags
 from indexer.share.staging import DATABASE, Staged, staged
 from indexer.storage.checked_files import file_sha256
 
@@ -118,7 +119,7 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
         plan = _planned(stage, remote)
         sha = None
         if not options.dry_run:
-            with bars_like_ours():
+            with our_progress_bars():
                 sha = _publish(folder, address.name, stage, packs, plan, remote, options)
             if tag is not None and tag not in known_tags:
                 _set_tag(address.name, tag, sha)
@@ -263,7 +264,7 @@ def _packs(folder: AtlasFolder, stage: Staged, remote: Remote | None, options: P
     if remote is not None and remote.manifest is not None and INDEX in remote.files:
         name = remote.address.name
         with failures_told(name, "read"):
-            before = decode_index(small_file(name, remote.sha, INDEX, LARGEST_INDEX), name)
+            before = decode_index(fetch_small(name, INDEX, remote.sha, LARGEST_INDEX, repo_type="dataset"), name)
         # Of a pack that is there the checksum is known, and it need not be written again.
         before = {path: pack for path, pack in before.items() if remote.manifest.file(path)}
     files = {

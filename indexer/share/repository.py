@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from indexer.errors import AtlasError, Failed, ModelError
-from indexer.network.hub_api import ask
-from indexer.network.hub_get import get, raise_for_status
+from indexer.network.hub_requests import ask, fetch_small
 from indexer.network.session import HttpLimits, as_model_error, as_user_error, install_session
 from indexer.share.address import Address
 from indexer.share.manifest import LARGEST, MOST_FILES, NAME, Manifest, parse
-from indexer.untrusted import printable
+from indexer.untrusted import COMMIT, SHA256, printable
 
 # The Hub may take a minute to answer a commit.
 LIMITS = HttpLimits(read_seconds=120.0)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _REFUSALS = (401, 403)
 MOST_PAGES = 300  # of a list of files, of which the Hub shows a thousand a page
 
@@ -103,7 +98,7 @@ def resolve(address: Address) -> str:
     try:
         row = ask(f"/api/datasets/{address.name}/revision/{revision}").value
         sha = row.get("sha") if isinstance(row, dict) else None
-        if not (isinstance(sha, str) and _COMMIT.fullmatch(sha)):
+        if not (isinstance(sha, str) and COMMIT.fullmatch(sha)):
             raise Failed("server_error", "its answer names no commit")
         return sha
     except RevisionNotFoundError as error:
@@ -159,28 +154,10 @@ def atlas_at(address: Address, sha: str) -> tuple[Remote, Manifest]:
     return remote, remote.manifest
 
 
-def small_file(name: str, sha: str, path: str, most: int) -> bytes:
-    """A small file of a commit, whole. Raises what goes wrong on the way, and Failed where it is larger."""
-    endpoint = constants.ENDPOINT.rstrip("/")
-    address = hf_hub_url(name, path, repo_type="dataset", revision=sha, endpoint=endpoint)
-
-    def about(error: ModelError) -> ModelError:
-        return type(error)(error.reason, f"{path}: {error.detail}")
-
-    with get(address, endpoint, {}, about) as response:
-        raise_for_status(response, about)
-        content = bytearray()
-        for part in response.iter_raw():
-            content += part
-            if len(content) > most:
-                raise Failed("malformed", f"{path} is larger than {most:,} bytes")
-        return bytes(content)
-
-
 def _manifest(address: Address, sha: str, size: int) -> Manifest:
     if size > LARGEST:
         raise AtlasError(f"{NAME} of {address} is larger than {LARGEST >> 20} MB.", "It is not one of ours.")
-    return parse(small_file(address.name, sha, NAME, LARGEST), f"{NAME} of {address}")
+    return parse(fetch_small(address.name, NAME, sha, LARGEST, repo_type="dataset"), f"{NAME} of {address}")
 
 
 def _files(name: str, sha: str) -> dict[str, RemoteFile]:
@@ -193,7 +170,7 @@ def _files(name: str, sha: str) -> dict[str, RemoteFile]:
                 if row["type"] == "file":
                     lfs = row.get("lfs") or {}
                     sha256 = lfs.get("oid")
-                    is_sha256 = isinstance(sha256, str) and _SHA256.fullmatch(sha256)
+                    is_sha256 = isinstance(sha256, str) and SHA256.fullmatch(sha256)
                     found[str(row["path"])] = RemoteFile(
                         int(row["size"]), str(row["oid"]), sha256 if is_sha256 else None
                     )

@@ -19,7 +19,7 @@ from huggingface_hub import is_offline_mode
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef
 from indexer.network.byterange import ByteSource
-from indexer.network.hub_get import Patience
+from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.untrusted import shown
 from indexer.weights.ahead import read_ahead
@@ -195,7 +195,7 @@ def open_checkpoint(
     conversion: Callable[[], str | None] | None = None,
     config: Mapping[str, Any] | None = None,
     endpoint: str | None = None,
-    patience: Patience | None = None,
+    retries: RetryPolicy | None = None,
     most_small: int | None = None,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
@@ -208,9 +208,7 @@ def open_checkpoint(
     Raises Skipped where these files can never be read, Failed where another try may work.
     """
     try:
-        repository = open_repository(
-            reference, commit=commit, filenames=filenames, endpoint=endpoint, patience=patience
-        )
+        repository = open_repository(reference, commit=commit, filenames=filenames, endpoint=endpoint, retries=retries)
         if most_small is not None:
             repository.most_small = most_small
         choice = choose(repository.filenames, relation)
@@ -218,7 +216,7 @@ def open_checkpoint(
         if choice.kind == "adapter":
             return _open(repository, choice, found_config, read_adapter_config(repository, choice))
         if choice.is_pickle and conversion is not None and reference.folder is None:
-            converted = _converted(reference, choice, conversion, endpoint, patience)
+            converted = _converted(reference, choice, conversion, endpoint, retries)
             repository, choice = converted or (repository, choice)
         return _open(repository, choice, found_config, None)
     except Skipped as skip:
@@ -297,14 +295,14 @@ def _converted(
     choice: Choice,
     conversion: Callable[[], str | None],
     endpoint: str | None,
-    patience: Patience | None,
+    retries: RetryPolicy | None,
 ) -> tuple[Repository, Choice] | None:
     """The conversion and what wins in it; None where there is none, or it cannot be had now."""
     try:
         revision = conversion()
         if revision is None:
             return None
-        repository = open_revision(reference, revision, endpoint, patience)
+        repository = open_revision(reference, revision, endpoint, retries)
     except ModelError:
         return None
     found = choose_conversion(repository.filenames, choice.folder)

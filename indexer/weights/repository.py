@@ -13,9 +13,9 @@ from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
-from indexer.network.hub_get import Patience, ensure_session, fetch_small
+from indexer.network.hub_requests import RetryPolicy, fetch_small
 from indexer.network.remote_file import RemoteFile
-from indexer.network.session import as_model_error
+from indexer.network.session import as_model_error, ensure_session
 from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000
@@ -86,7 +86,7 @@ class HubRepository:
         *,
         subfolder: str = "",
         endpoint: str | None = None,
-        patience: Patience | None = None,
+        retries: RetryPolicy | None = None,
     ) -> None:
         self.commit: str | None = commit
         self.small_bytes = 0
@@ -94,7 +94,7 @@ class HubRepository:
         self._identifier = identifier
         self._below = f"{subfolder.strip('/')}/" if subfolder.strip("/") else ""
         self._endpoint = endpoint
-        self._patience = patience
+        self._retries = retries
         self.filenames = frozenset(name.removeprefix(self._below) for name in filenames if name.startswith(self._below))
 
     def open(self, path: str) -> ByteSource:
@@ -104,7 +104,7 @@ class HubRepository:
             self._below + path,
             str(self.commit),
             endpoint=self._endpoint,
-            patience=self._patience,
+            retries=self._retries,
         )
 
     def read_small(self, path: str, limit: int) -> bytes:
@@ -119,7 +119,7 @@ class HubRepository:
                 str(self.commit),
                 limit,
                 endpoint=self._endpoint,
-                patience=self._patience,
+                retries=self._retries,
                 stay=True,
             )
         self.small_bytes += len(content)
@@ -136,7 +136,7 @@ def open_repository(
     commit: str | None = None,
     filenames: Sequence[str] | None = None,
     endpoint: str | None = None,
-    patience: Patience | None = None,
+    retries: RetryPolicy | None = None,
 ) -> Repository:
     """The repository that ``reference`` names, at ``commit`` (its revision, else main, where None).
 
@@ -155,13 +155,13 @@ def open_repository(
         filenames,
         subfolder=str(_checked(reference.subfolder)) if reference.subfolder else "",
         endpoint=endpoint,
-        patience=patience,
+        retries=retries,
     )
 
 
-def open_revision(reference: ModelRef, revision: str, endpoint: str | None, patience: Patience | None) -> Repository:
+def open_revision(reference: ModelRef, revision: str, endpoint: str | None, retries: RetryPolicy | None) -> Repository:
     """Another revision of the same repository."""
-    return open_repository(replace(reference, revision=revision), endpoint=endpoint, patience=patience)
+    return open_repository(replace(reference, revision=revision), endpoint=endpoint, retries=retries)
 
 
 def read_json_object(repository: Repository, path: str, limit: int) -> dict[str, Any]:

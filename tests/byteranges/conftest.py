@@ -1,4 +1,4 @@
-"""A Hub that serves files to be read in ranges, with a patience that tests can wait for."""
+"""A Hub that serves files to be read in ranges, with retries that tests can wait for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from indexer.network.session import HttpLimits, install_session
+from indexer.network.session import install_session
 from scripts.loopback_hub import LoopbackHub
-from tests.byteranges.served import CONTENT, OTHER, SHA, SMALL
+from tests.byteranges.served import CONTENT, OTHER, SESSION_LIMITS, SHA, SMALL
 from tests.hub_ground import undisturbed
 
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
-    install_session(HttpLimits(read_seconds=2.0, first_wait=0.01, longest_wait=0.05, retries=3))
+    install_session(SESSION_LIMITS)
     yield
     install_session()
 

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from indexer.errors import Failed
-from indexer.network.hub_get import Patience, fetch_small, is_own
+from indexer.network.hub_requests import RetryPolicy, fetch_small, is_own
+from indexer.network.min_throughput import MinThroughput
 from indexer.network.remote_file import RemoteFile
+from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
-from tests.byteranges.served import CONTENT, OTHER, QUICK, SHA, cdn_requests, remote
+from tests.byteranges.served import CONTENT, OTHER, QUICK, SESSION_LIMITS, SHA, cdn_requests, remote
 from tests.patience import PATIENCE
 
 
@@ -44,7 +46,7 @@ def test_bodies_that_are_always_cut_short_end_in_a_failure(hub: LoopbackHub) -> 
     with pytest.raises(Failed) as failure:
         remote(hub).read(0, 900_000)
     assert failure.value.reason == "short_body"
-    assert len(cdn_requests(hub)) == QUICK.setbacks + 1
+    assert len(cdn_requests(hub)) == QUICK.retries + 1
 
 
 def test_steady_progress_through_many_breaks_is_no_failure(hub: LoopbackHub) -> None:
@@ -61,7 +63,7 @@ def test_a_range_that_is_ignored_is_a_failure_and_costs_little(hub: LoopbackHub,
         file.read(0, 30_000)
     assert failure.value.reason == "range_ignored"
     assert file.bytes_read == 0
-    assert fault.struck == QUICK.setbacks + 1
+    assert fault.struck == QUICK.retries + 1
 
 
 ODD_ANSWERS = {
@@ -94,7 +96,7 @@ def test_one_answer_about_another_commit_or_without_a_size_is_asked_for_again(hu
 
 def test_one_odd_answer_for_a_small_file_is_asked_for_again(hub: LoopbackHub) -> None:
     fault = hub.faults.add("config.json", nth=1, status=206)
-    assert fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, patience=QUICK)
+    assert fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
     assert fault.struck == 1
 
 
@@ -153,7 +155,7 @@ def test_bodies_of_a_wrong_length(hub: LoopbackHub, head: str, body: bytes, reas
     """The header promises the 100 bytes that were asked for; the body is another matter."""
     span = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/{len(CONTENT)}\r\n{head}\r\n\r\n"
     address, thread = answering(span.encode() + body)
-    file = remote(hub, patience=Patience(setbacks=1 if reason == "network" else 0, first_wait=0.01))
+    file = remote(hub, retries=RetryPolicy(retries=1 if reason == "network" else 0, first_wait=0.01))
     file._location = dataclasses.replace(file._location, address=address)
     with pytest.raises(Failed) as failure:
         file.read(0, 100)
@@ -185,7 +187,7 @@ def test_addresses_that_never_work_are_given_up(hub: LoopbackHub) -> None:
     with pytest.raises(Failed) as failure:
         remote(hub).read(0, 1000)
     assert failure.value.reason == "server_error"
-    assert len(cdn_requests(hub)) == QUICK.setbacks + 1
+    assert len(cdn_requests(hub)) == QUICK.retries + 1
 
 
 def test_another_file_behind_the_second_address_is_noticed(hub: LoopbackHub) -> None:
@@ -259,19 +261,20 @@ def test_a_hanging_body_is_resumed_and_a_dead_one_given_up(hub: LoopbackHub) -> 
     hub.faults.remove(fault)
     hub.faults.add("repos", role="cdn", hang=600, hang_after=1000)
     with pytest.raises(Failed) as failure:
-        remote(hub, patience=Patience(setbacks=1, first_wait=0.01)).read(0, 900_000)
+        remote(hub, retries=RetryPolicy(retries=1, first_wait=0.01)).read(0, 900_000)
     assert failure.value.reason == "timeout"
 
 
 def test_a_server_that_drips_is_given_up(hub: LoopbackHub) -> None:
     hub.bandwidth = 60_000
+    install_session(HttpLimits(throughput=MinThroughput(bytes_per_second=1_000_000, seconds=0.2)))
     try:
-        slow = Patience(setbacks=0, slowest=1_000_000, slow_seconds=0.2)
         with pytest.raises(Failed) as failure:
-            remote(hub, patience=slow).read(0, 900_000)
+            remote(hub, retries=RetryPolicy(retries=0)).read(0, 900_000)
         assert failure.value.reason == "timeout"
     finally:
         hub.bandwidth = None
+        install_session(SESSION_LIMITS)
 
 
 def test_what_is_not_there_is_told(hub: LoopbackHub) -> None:

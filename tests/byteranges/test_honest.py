@@ -11,7 +11,7 @@ import pytest
 
 from indexer.errors import Failed, Skipped
 from indexer.network.byterange import LocalFile
-from indexer.network.hub_get import fetch_small
+from indexer.network.hub_requests import fetch_small
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.served import CONTENT, OTHER, QUICK, SHA, SMALL, cdn_requests, remote
 
@@ -174,18 +174,18 @@ def test_small_files_have_a_bound(hub: LoopbackHub) -> None:
 
 def test_small_files_survive_a_broken_body(hub: LoopbackHub) -> None:
     hub.faults.add("config.json", drop_after=5, first=2)
-    found = fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, patience=QUICK)
+    found = fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
     assert found == b'{"model_type": "bert"}'
     hub.faults.add("config.json", drop_after=5)
     with pytest.raises(Failed) as failure:
-        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, patience=QUICK)
+        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
     assert failure.value.reason == "short_body"
 
 
 def test_redirects_do_not_go_on_for_ever(hub: LoopbackHub) -> None:
     hub.faults.add("config.json", status=302, headers={"Location": "/me/model/resolve/main/config.json"})
     with pytest.raises(Failed) as failure:
-        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, patience=QUICK)
+        fetch_small("me/model", "config.json", SHA, 1000, endpoint=hub.endpoint, retries=QUICK)
     assert failure.value.reason == "server_error"
     assert len(hub.requests) <= 6
 

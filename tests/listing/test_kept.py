@@ -10,6 +10,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import CrawlRequest
+from indexer.network.hub_requests import RetryPolicy
 from tests.hub_ground import BASE, SHORT, add_repo, served, tags, update_listing
 from tests.listing.hubs import IDS, ONE, by_id, lines, many
 
@@ -206,7 +207,7 @@ def test_a_failing_page_erases_nothing(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=3) as hub:
         update_listing(Listing(path), ONE)
         for fault in ({"status": 500}, {"malformed_json": True}, {"status": 401}, {"no_answer": True}):
-            monkeypatch.setattr("indexer.network.hub_api._WAITS_FOR_JSON", (0.01,))
+            monkeypatch.setattr("indexer.network.hub_requests.JSON_RETRIES", RetryPolicy(retries=1, first_wait=0.01))
             struck = hub.faults.add("/api/models", since=2, **fault)
             with pytest.raises(AtlasError):
                 update_listing(Listing(path), ONE)

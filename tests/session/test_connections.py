@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import get_session, hf_hub_download
 
 from indexer.errors import Failed
-from indexer.network.hub_api import ask
+from indexer.network.hub_requests import ask
 from indexer.network.session import HttpLimits, install_session
 from tests.hub_ground import QUICK, use_endpoint
 from tests.session.asking import failure, info

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import Failed
-from indexer.network.pace import Pace, quota_in, told_to_wait
+from indexer.network.rate_limit import RateLimiter, quota_in, requested_wait
 from indexer.network.session import as_model_error
 from tests.hub_ground import asked, given_clock, served
 from tests.session.asking import failure, info
@@ -27,13 +27,13 @@ def test_a_429_waits_as_the_ratelimit_header_says(hub, monkeypatch):
 def test_a_refusal_lets_nobody_out_in_the_middle_of_the_wait(hub, monkeypatch):
     """Whoever takes a turn between the answer and the pause that follows goes at once, as if already on the way."""
     turns = []
-    pause = Pace.pause
+    pause = RateLimiter.pause
 
-    def overtaken(pace, quota, seconds):
-        turns.append(pace.take_turn(quota, 60.0))
-        return pause(pace, quota, seconds)
+    def overtaken(limiter, quota, seconds):
+        turns.append(limiter.take_turn(quota, 60.0))
+        return pause(limiter, quota, seconds)
 
-    monkeypatch.setattr(Pace, "pause", overtaken)
+    monkeypatch.setattr(RateLimiter, "pause", overtaken)
     hub.faults.add("me/model", first=1, status=429, headers={"RateLimit": '"api";r=0;t=1'})
     assert info().id == "me/model"
     assert turns == [0.0]
@@ -93,10 +93,10 @@ def test_threads_share_the_wait(hub, monkeypatch):
 
 
 def test_a_file_is_not_held_up_by_the_api_quota():
-    pace = Pace()
-    pace.pause("host api", 60)
-    assert pace.take_turn("host resolve", 1.0) == 0
-    assert pace.take_turn("host api", 1.0) is None
+    limiter = RateLimiter()
+    limiter.pause("host api", 60)
+    assert limiter.take_turn("host resolve", 1.0) == 0
+    assert limiter.take_turn("host api", 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_quota_headers(header, expected):
     ],
 )
 def test_what_a_429_asks_for(headers, low, high):
-    seconds = told_to_wait(429, headers)
+    seconds = requested_wait(429, headers)
     assert seconds is not None
     assert low <= seconds <= high
 
 
 @pytest.mark.parametrize("text", ["soon", "-5", "1e3", "٣", "9" * 40, ""])
 def test_a_retry_after_that_cannot_be_read_asks_for_nothing(text):
-    assert told_to_wait(429, {"retry-after": text}) is None
+    assert requested_wait(429, {"retry-after": text}) is None

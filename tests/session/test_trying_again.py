@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from indexer.network.hub_api import ask
+from indexer.network.hub_requests import ask
 from indexer.network.session import as_model_error
 from tests.hub_ground import QUICK, asked
 from tests.session.asking import failure, info

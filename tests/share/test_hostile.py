@@ -229,9 +229,9 @@ def test_a_name_from_a_header_is_no_path(ann, atlas, tmp_path, header, value):
     headers[header] = value if header == "X-Repo-Commit" else f'"{value}"'
     ann.hub.faults.add("/resolve/", method="HEAD", headers=headers)
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(AtlasError, match=f"{header} of its answer"):
+    with pytest.raises(AtlasError, match=f"{header} of the response"):
         Atlas(f"hf://{NAME}")
-    assert f"{header} of its answer" in refused(ann, AtlasFolder(tmp_path / "got"))
+    assert f"{header} of the response" in refused(ann, AtlasFolder(tmp_path / "got"))
     new = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path not in before}
     assert new <= {"hf", "got", "hub"}
     assert not [path for path in tmp_path.rglob("*harm*") if path not in before]

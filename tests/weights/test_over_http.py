@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from indexer.errors import Failed, Skipped
 from indexer.names import ModelRef
-from indexer.network.hub_get import Patience
+from indexer.network.hub_requests import RetryPolicy
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.hub_ground import undisturbed
@@ -22,7 +22,7 @@ from tests.weights.folders import FORMS, a_state, write_config
 
 SHA = "1234567890abcdef1234567890abcdef12345678"
 LISTED = ["config.json", "model.safetensors"]
-QUICK = Patience(setbacks=2, first_wait=0.01, longest_wait=0.02)
+QUICK = RetryPolicy(retries=2, first_wait=0.01, longest_wait=0.02)
 
 
 # The Hub.
@@ -176,7 +176,7 @@ def test_a_listed_file_that_is_gone_is_a_failure(hub: LoopbackHub) -> None:
 
 def test_a_stream_survives_a_broken_connection(hub: LoopbackHub, bert: dict[str, torch.Tensor]) -> None:
     hub.faults.add("model.safetensors", role="cdn", drop_after=3_000_000, since=2)
-    checkpoint = open_checkpoint(ModelRef("me/safetensors"), endpoint=hub.endpoint, patience=QUICK)
+    checkpoint = open_checkpoint(ModelRef("me/safetensors"), endpoint=hub.endpoint, retries=QUICK)
     assert all(torch.equal(tensor, bert[name]) for name, tensor in checkpoint.stream(block_names(bert)))
     assert len([request for request in hub.requests if request.role == "cdn"]) > 3
 

@@ -1,9 +1,8 @@
-"""A floor under the speed of every answer: a server that drips its bytes counts as one that has stopped.
+"""A minimum transfer rate for every response, so that a server cannot hold a connection by sending byte after byte.
 
-A limit on the wait for the next byte alone lets a server that sends one byte a second hold a connection for as long as
-it likes, in its status line and headers as well as in the body. So all that a connection receives is counted, from
-each request on, against the time that was spent waiting for it. What the reader does in between (a wait that keeps to
-``--bandwidth``, a matrix to decompose) does not count.
+A read timeout alone lets a server that sends one byte a second hold a connection for as long as it likes, in the status
+line and headers as well as in the body. So everything a connection receives for one request is counted against the time
+spent waiting for it. What the reader does in between (a bandwidth limit, an SVD) does not count.
 """
 
 from __future__ import annotations
@@ -21,39 +20,36 @@ import httpx2
 
 
 @dataclass(frozen=True)
-class Floor:
-    """Fewer than ``slowest`` bytes a second, waited for longer than ``seconds``, are too few."""
+class MinThroughput:
+    """A response is too slow if it brings fewer than ``bytes_per_second`` over more than ``seconds`` of waiting."""
 
-    slowest: float = 1024.0
+    bytes_per_second: float = 1024.0
     seconds: float = 60.0
     clock: Callable[[], float] = time.monotonic
 
-    def is_missed(self, received: int, waited: float) -> bool:
-        """Whether so many bytes in so many seconds of waiting are too few."""
-        return waited > self.seconds and received < self.slowest * waited
-
 
 class WatchedStream(httpcore2.NetworkStream):
-    """A connection whose answers keep to the floor; reading raises httpcore2.ReadTimeout where one does not."""
+    """A connection whose reads raise httpcore2.ReadTimeout when a response is too slow."""
 
-    def __init__(self, inner: httpcore2.NetworkStream, floor: Floor) -> None:
+    def __init__(self, inner: httpcore2.NetworkStream, minimum: MinThroughput) -> None:
         self._inner = inner
-        self._floor = floor
+        self._minimum = minimum
         self._received = 0
         self._waited = 0.0
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """What comes next of the answer."""
-        before = self._floor.clock()
+        """The next bytes of the response."""
+        minimum = self._minimum
+        before = minimum.clock()
         data: bytes = self._inner.read(max_bytes, timeout)
-        self._waited += self._floor.clock() - before
+        self._waited += minimum.clock() - before
         self._received += len(data)
-        if data and self._floor.is_missed(self._received, self._waited):
-            raise httpcore2.ReadTimeout(f"{self._received} bytes in {self._waited:.0f} s are too few")
+        if data and self._waited > minimum.seconds and self._received < minimum.bytes_per_second * self._waited:
+            raise httpcore2.ReadTimeout(f"only {self._received} bytes in {self._waited:.0f} s")
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send a request, or a part of one: what comes from here on is another answer."""
+        """Send a request or a part of one; the next bytes to read belong to a new response."""
         self._received, self._waited = 0, 0.0
         self._inner.write(buffer, timeout)
 
@@ -63,61 +59,52 @@ class WatchedStream(httpcore2.NetworkStream):
 
     def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
         """The same connection, encrypted."""
-        return WatchedStream(self._inner.start_tls(*arguments, **options), self._floor)
+        return WatchedStream(self._inner.start_tls(*arguments, **options), self._minimum)
 
     def get_extra_info(self, info: str) -> Any:
-        """What the connection knows of itself."""
+        """Facts about the connection, by httpcore2's names."""
         return self._inner.get_extra_info(info)
 
 
-class WatchedBackend(httpcore2.NetworkBackend):
-    """Connects as ``inner`` does, to connections with a floor."""
-
-    def __init__(self, inner: httpcore2.NetworkBackend, floor: Floor) -> None:
-        self._inner = inner
-        self._floor = floor
+class _WatchedBackend(httpcore2.SyncBackend):
+    def __init__(self, minimum: MinThroughput) -> None:
+        self._minimum = minimum
 
     def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
-        """A connection to a host."""
-        return WatchedStream(self._inner.connect_tcp(*arguments, **options), self._floor)
-
-    def connect_unix_socket(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
-        """A connection to a socket of this machine."""
-        return WatchedStream(self._inner.connect_unix_socket(*arguments, **options), self._floor)
-
-    def sleep(self, seconds: float) -> None:
-        """Between tries to connect."""
-        self._inner.sleep(seconds)
+        return WatchedStream(super().connect_tcp(*arguments, **options), self._minimum)
 
 
 class WatchedTransport(httpx2.BaseTransport):
-    """HTTP/1.1 over connections with a floor, through the proxies that the environment names. Safe between threads.
+    """HTTP/1.1 with a minimum throughput, through the proxies of the environment. Can be shared between threads.
 
-    httpx2's own transport takes no network backend, so this one is made of httpcore2's pools, as that one is.
+    httpx2's own transport does not accept a network backend, so this one is built from httpcore2's pools as well.
     """
 
-    def __init__(self, floor: Floor) -> None:
-        self._backend = WatchedBackend(httpcore2.SyncBackend(), floor)
+    def __init__(self, minimum: MinThroughput) -> None:
+        self._backend = _WatchedBackend(minimum)
         self._tls = httpx2.create_ssl_context()
         self._pools: dict[str, httpcore2.ConnectionPool] = {}
         self._lock = threading.Lock()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request. Raises httpx2.RequestError where no answer comes, or it keeps not to the floor."""
+        """Send one request. Raises httpx2.RequestError if there is no response or it is too slow."""
         url = httpcore2.URL(
             scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
         )
         assert isinstance(request.stream, httpx2.SyncByteStream)
         with _httpx_errors(request):
-            answer = self._pool(request.url).handle_request(
+            response = self._pool(request.url).handle_request(
                 httpcore2.Request(
                     request.method, url, headers=request.headers.raw, content=request.stream,
                     extensions=request.extensions,
                 )
             )  # fmt: skip
-        assert isinstance(answer.stream, Iterable)
+        assert isinstance(response.stream, Iterable)
         return httpx2.Response(
-            answer.status, headers=answer.headers, stream=_Body(answer.stream, request), extensions=answer.extensions
+            response.status,
+            headers=response.headers,
+            stream=_Body(response.stream, request),
+            extensions=response.extensions,
         )
 
     def close(self) -> None:
@@ -127,7 +114,7 @@ class WatchedTransport(httpx2.BaseTransport):
                 pool.close()
 
     def _pool(self, url: httpx2.URL) -> httpcore2.ConnectionPool:
-        """The connections to a host, or to the proxy through which the environment has it reached."""
+        """The connections to a host, or to the proxy that the environment names for it."""
         proxies = getproxies()
         address = "" if proxy_bypass(url.host) else proxies.get(url.scheme) or proxies.get("all") or ""
         with self._lock:
@@ -148,7 +135,7 @@ def _proxy(address: str) -> httpcore2.Proxy | None:
 
 
 class _Body(httpx2.SyncByteStream):
-    """The bytes of an answer, as they come."""
+    """A response body that raises httpx2's errors."""
 
     def __init__(self, stream: Iterable[bytes], request: httpx2.Request) -> None:
         self._stream, self._request = stream, request
@@ -163,7 +150,7 @@ class _Body(httpx2.SyncByteStream):
 
 @contextlib.contextmanager
 def _httpx_errors(request: httpx2.Request) -> Iterator[None]:
-    """httpcore2's errors as httpx2's of the same names."""
+    """Turn httpcore2's errors into httpx2's of the same names."""
     try:
         yield
     except Exception as error:

@@ -1,10 +1,11 @@
-"""Servers that drip: every answer has a floor under its speed, in its headers as in its body."""
+"""Servers that send byte after byte: every response has a minimum throughput, in its headers as in its body."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import httpcore2
 import httpx2
@@ -12,9 +13,8 @@ import pytest
 from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
-from indexer.network.floor import Floor, WatchedStream, WatchedTransport
-from indexer.network.hub_api import ask
-from indexer.network.hub_get import Patience, fetch_small
+from indexer.network.hub_requests import RetryPolicy, ask, fetch_small
+from indexer.network.min_throughput import MinThroughput, WatchedStream, WatchedTransport
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits
 from scripts.loopback_hub import LoopbackHub
@@ -59,7 +59,7 @@ class Line(httpcore2.NetworkStream):
 def watched(count: int, seconds: float) -> tuple[Clock, Line, WatchedStream]:
     clock = Clock()
     line = Line(clock, count, seconds)
-    stream = WatchedStream(line, Floor(clock=clock))
+    stream = WatchedStream(line, MinThroughput(clock=clock))
     stream.write(b"GET /")
     return clock, line, stream
 
@@ -101,7 +101,7 @@ def test_a_proxy_of_the_environment_is_asked(monkeypatch, bypassed):
     with RawServer([(0, http({"id": "by proxy"}))]) as proxy, RawServer([(0, http({"id": "itself"}))]) as server:
         monkeypatch.setenv("HTTP_PROXY", proxy.endpoint.replace("http://", "http://user:secret@"))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1" if bypassed else "elsewhere")
-        with httpx2.Client(transport=WatchedTransport(Floor())) as client:
+        with httpx2.Client(transport=WatchedTransport(MinThroughput())) as client:
             answer = client.get(f"{server.endpoint}/api/models/a/b").json()
         assert answer["id"] == ("itself" if bypassed else "by proxy")
 
@@ -110,13 +110,13 @@ def test_a_proxy_that_drips_is_given_up(monkeypatch):
     with RawServer(dripping(http({"id": "a/b"}), 5)) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.endpoint)
         monkeypatch.setenv("NO_PROXY", "")
-        with httpx2.Client(transport=WatchedTransport(HASTY.floor)) as client, pytest.raises(httpx2.ReadTimeout):
+        with httpx2.Client(transport=WatchedTransport(HASTY.throughput)) as client, pytest.raises(httpx2.ReadTimeout):
             client.get("http://example.invalid/")
 
 
 # As the real one, but for people who cannot wait; real seconds, as it is the wiring that is tested.
 HASTY = HttpLimits(
-    read_seconds=5, first_wait=0.01, retries_after_timeout=0, floor=Floor(slowest=1e6, seconds=0.2), body_seconds=1000
+    read_seconds=5, first_wait=0.01, retries_after_timeout=0, throughput=MinThroughput(bytes_per_second=1e6, seconds=0.2), body_seconds=1000
 )  # fmt: skip
 
 
@@ -150,10 +150,10 @@ QUESTIONS = {
     "a model": ("/api/models/me/model$", lambda: ask("/api/models/me/model")),
     "its tree": ("/tree/", lambda: ask("/api/models/me/model/tree/main")),
     "its refs": ("/refs", lambda: ask("/api/models/me/model/refs")),
-    "config.json": ("config.json", lambda: fetch_small("me/model", "config.json", "main", 100, patience=QUICK)),
-    "a range": ("safetensors", lambda: RemoteFile("me/model", "model.safetensors", "main", patience=QUICK).read(0, 32)),
+    "config.json": ("config.json", lambda: fetch_small("me/model", "config.json", "main", 100, retries=QUICK)),
+    "a range": ("safetensors", lambda: RemoteFile("me/model", "model.safetensors", "main", retries=QUICK).read(0, 32)),
 }
-QUICK = Patience(setbacks=1, first_wait=0.01)
+QUICK = RetryPolicy(retries=1, first_wait=0.01)
 
 
 @pytest.mark.parametrize("what", QUESTIONS)
@@ -165,9 +165,19 @@ def test_bodies_that_drip(store, monkeypatch, what):
         assert isinstance(error, httpx2.TimeoutException) or (isinstance(error, Failed) and error.reason == "timeout")
 
 
-def test_a_small_file_has_a_deadline_whatever_its_speed(hub, monkeypatch):
-    """Above the floor, and still a worker's whole day: 4 MiB at 1 kB a second take more than an hour."""
+@pytest.fixture
+def waiting(monkeypatch):
+    """The clock that small files are read by."""
     clock = Clock()
+    monkeypatch.setattr(
+        "indexer.network.hub_requests.time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
+    )
+    return clock
+
+
+def test_a_small_file_has_a_deadline_whatever_its_speed(hub, monkeypatch, waiting):
+    """Above the minimum, 4 MiB at 1 kB a second would still take more than an hour."""
+    clock = waiting
     chunks = iter([b"x" * 50_000] * 1000)
 
     def slowly(_response):
@@ -177,13 +187,13 @@ def test_a_small_file_has_a_deadline_whatever_its_speed(hub, monkeypatch):
 
     monkeypatch.setattr(httpx2.Response, "iter_bytes", slowly)
     with pytest.raises(Failed) as caught:
-        fetch_small("me/model", "config.json", "main", 1 << 30, patience=Patience(clock=clock))
+        fetch_small("me/model", "config.json", "main", 1 << 30, retries=RetryPolicy())
     assert caught.value.reason == "timeout"
     assert clock.now == 200.0
 
 
-def test_setbacks_share_the_deadline_of_a_small_file(hub, monkeypatch):
-    clock = Clock()
+def test_retries_share_the_deadline_of_a_small_file(hub, monkeypatch, waiting):
+    clock = waiting
 
     def stops(_response):
         clock.now += 60.0
@@ -192,7 +202,7 @@ def test_setbacks_share_the_deadline_of_a_small_file(hub, monkeypatch):
 
     monkeypatch.setattr(httpx2.Response, "iter_bytes", stops)
     with pytest.raises(Failed):
-        fetch_small("me/model", "config.json", "main", 1 << 30, patience=Patience(clock=clock, first_wait=0.0))
+        fetch_small("me/model", "config.json", "main", 1 << 30, retries=RetryPolicy())
     assert clock.now == 240.0
 
 

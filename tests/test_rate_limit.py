@@ -1,4 +1,4 @@
-"""Numbers that processes share, and what stands on them: one pace and one bandwidth for all of them."""
+"""Rate limits that processes share: one quota and one bandwidth for all of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from indexer.network.pace import Pace
-from indexer.network.shared_clock import FileClock, MemoryClock, common_clock
+from indexer.network.rate_limit import RateLimiter, shared_limiter
 from tests.conftest import ROOT
 
 NOW = 2e9  # seconds; where the clock stands
@@ -26,73 +25,73 @@ def now():
 
 
 def standing(path):
-    """A shared clock that stands still."""
-    return FileClock(path, clock=now)
+    """A limiter whose clock stands still."""
+    return RateLimiter(path, clock=now)
 
 
 def count_up(path, times):
-    shared = FileClock(path)
+    shared = RateLimiter(path)
     for _ in range(times):
-        with shared.turns("counter") as turns:
-            turns.interval += 1
+        with shared.changing("counter") as limit:
+            limit.interval += 1
 
 
-def test_nobody_is_overtaken(tmp_path):
+def test_no_update_is_lost(tmp_path):
     """Processes and threads add ones; not one is lost."""
     path = tmp_path / "clock"
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         for future in [pool.submit(count_up, path, 300) for _ in range(3)]:
             future.result()
-    shared = FileClock(path)
+    shared = RateLimiter(path)
     with ThreadPoolExecutor(4) as threads:
         for _ in range(4):
             threads.submit(lambda: [add_one(shared) for _ in range(100)])
-    with shared.turns("counter") as turns:
-        assert turns.interval == 1300
+    with shared.changing("counter") as limit:
+        assert limit.interval == 1300
 
 
 def add_one(shared):
-    with shared.turns("counter") as turns:
-        turns.interval += 1
+    with shared.changing("counter") as limit:
+        limit.interval += 1
 
 
-@pytest.mark.parametrize("make", [lambda path: MemoryClock(), FileClock])
-def test_lanes_are_told_apart_and_remembered(make, tmp_path):
+@pytest.mark.parametrize("make", [lambda path: RateLimiter(), RateLimiter])
+def test_limits_are_separate_and_stored(make, tmp_path):
     shared = make(tmp_path / "clock")
     for number in range(20):
-        with shared.turns(f"turns {number}") as turns:
-            turns.next_free, turns.interval, turns.interval_until = number, number + 0.5, number + 0.25
+        with shared.changing(f"turns {number}") as limit:
+            limit.next_free, limit.interval, limit.interval_until = number, number + 0.5, number + 0.25
     for number in range(20):
-        with shared.turns(f"turns {number}") as turns:
-            assert (turns.next_free, turns.interval, turns.interval_until) == (number, number + 0.5, number + 0.25)
+        with shared.changing(f"turns {number}") as limit:
+            assert (limit.next_free, limit.interval, limit.interval_until) == (number, number + 0.5, number + 0.25)
 
 
-def test_a_full_clock_file_gives_up_what_was_free_first(tmp_path):
-    shared = FileClock(tmp_path / "clock")
-    for number in range(FileClock.SLOTS + 1):
-        with shared.turns(f"turns {number}") as turns:
-            turns.next_free = 100 + (number * 7) % 50 if number != 30 else 1
-    with shared.turns(f"turns {FileClock.SLOTS}") as turns:
-        assert turns.next_free > 1
-    with shared.turns("turns 30") as turns:
-        assert turns.next_free == 0
+def test_a_full_file_drops_the_limit_that_was_free_first(tmp_path):
+    shared = RateLimiter(tmp_path / "clock")
+    for number in range(RateLimiter.MOST_LIMITS + 1):
+        with shared.changing(f"turns {number}") as limit:
+            limit.next_free = 100 + (number * 7) % 50 if number != 30 else 1
+    with shared.changing(f"turns {RateLimiter.MOST_LIMITS}") as limit:
+        assert limit.next_free > 1
+    with shared.changing("turns 30") as limit:
+        assert limit.next_free == 0
 
 
-def test_garbage_and_a_clock_that_was_set_back_hold_nobody_up(tmp_path):
+def test_garbage_and_a_clock_that_was_set_back_do_not_block(tmp_path):
     path = tmp_path / "clock"
     path.write_bytes(os.urandom(555))
-    Pace(standing(path)).pause("api", 5)
-    assert Pace(standing(path)).take_turn("api", 60) == 5
-    with standing(path).turns("later") as turns:
-        turns.next_free = NOW + 10 * FileClock.LONGEST
-    assert Pace(standing(path)).take_turn("later", 60) == 0
+    standing(path).pause("api", 5)
+    assert standing(path).take_turn("api", 60) == 5
+    with standing(path).changing("later") as limit:
+        limit.next_free = NOW + 10 * RateLimiter.LONGEST
+    assert standing(path).take_turn("later", 60) == 0
 
 
-def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
+def test_a_process_that_is_killed_with_the_lock_does_not_block_others(tmp_path):
     path = tmp_path / "clock"
     code = (
-        "import sys, time; from pathlib import Path; from indexer.network.shared_clock import FileClock\n"
-        f"with FileClock(Path({str(path)!r})).turns('a'):\n    print('held', flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from indexer.network.rate_limit import RateLimiter\n"
+        f"with RateLimiter(Path({str(path)!r})).changing('a'):\n    print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -100,8 +99,8 @@ def test_a_process_that_is_killed_with_the_lock_holds_nobody_up(tmp_path):
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with FileClock(path).turns("a") as turns:  # would wait for ever
-        assert turns.next_free == 0
+    with RateLimiter(path).changing("a") as limit:  # would wait for ever
+        assert limit.next_free == 0
 
 
 @pytest.fixture
@@ -111,14 +110,14 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path / f"vectors-in-the-wild-{os.getuid()}"
 
 
-def test_the_clock_of_a_user_lies_on_this_machine_and_is_nobody_elses(temporary, monkeypatch):
+def test_the_file_lies_on_this_machine_and_belongs_to_the_user(temporary, monkeypatch):
     """Homes are shared by machines; folders for temporary files are not."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     said = []
-    for shared in (common_clock(said.append), common_clock(said.append)):
+    for shared in (shared_limiter(said.append), shared_limiter(said.append)):
         add_one(shared)
-    with shared.turns("counter") as turns:
-        assert turns.interval == 2
+    with shared.changing("counter") as limit:
+        assert limit.interval == 2
     assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
     assert said == []
 
@@ -147,7 +146,7 @@ def a_file(folder, monkeypatch):
 def a_link_within(folder, monkeypatch):
     folder.mkdir(0o700)
     (folder.parent / "precious").write_text("as it was")
-    (folder / "pace").symlink_to(folder.parent / "precious")
+    (folder / "rate-limits.json").symlink_to(folder.parent / "precious")
 
 
 def no_locks(folder, monkeypatch):
@@ -158,42 +157,42 @@ def no_locks(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("spoil", [left_by_another, a_link, open_to_all, a_file, a_link_within, no_locks])
-def test_what_cannot_be_trusted_or_locked_is_not_used_and_that_is_said(temporary, monkeypatch, spoil):
+def test_a_folder_that_cannot_be_trusted_or_locked_is_not_used(temporary, monkeypatch, spoil):
     spoil(temporary, monkeypatch)
     said = []
-    shared = common_clock(said.append)
-    assert isinstance(shared, MemoryClock)
+    shared = shared_limiter(said.append)
+    assert not shared.is_shared
     (sentence,) = said
-    assert "each process keeps a pace of its own" in sentence
-    assert all(path.read_text() in ("", "as it was") for path in temporary.parent.glob("*/pace"))
+    assert "each process keeps its own rate limits" in sentence
+    assert all(path.read_text() in ("", "as it was") for path in temporary.parent.glob("*/rate-limits.json"))
 
 
 @pytest.mark.parametrize("call", ["flock", "pwrite"])
-def test_a_clock_that_breaks_later_goes_on_in_memory(temporary, monkeypatch, call):
+def test_a_file_that_fails_later_is_replaced_by_memory(temporary, monkeypatch, call):
     """A lock that is refused or a full disk costs the sharing, not the request."""
     said = []
-    shared = common_clock(said.append)
+    shared = shared_limiter(said.append)
+    shared._clock = now
 
     def refuse(*arguments):
         raise OSError(errno.ENOSPC if call == "pwrite" else errno.ENOLCK, "broken")
 
     monkeypatch.setattr({"flock": fcntl, "pwrite": os}[call], call, refuse)
-    shared._clock = now
-    assert [Pace(shared).spend("line", 2.0) for _ in range(3)] == [2, 4, 6]
+    assert [shared.spend("line", 2.0) for _ in range(3)] == [2, 4, 6]
     assert len(said) == 1
-    with pytest.raises(OSError, match="not the clock's"), shared.turns("line"):
+    with pytest.raises(OSError, match="not the clock's"), shared.changing("line"):
         raise OSError("not the clock's")
 
 
 def take_turns(path, count):
-    pace = Pace(standing(path))
+    pace = standing(path)
     return [pace.take_turn("api", 1e9) for _ in range(count)]
 
 
 def test_processes_share_what_is_left_of_a_quota(tmp_path):
     """9 requests left in 60 seconds: whoever takes them, they lie six seconds apart."""
     path = tmp_path / "clock"
-    Pace(standing(path)).note("api", {"ratelimit": '"api";r=9;t=60'}, 310)
+    standing(path).note_quota("api", {"ratelimit": '"api";r=9;t=60'}, 310)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(take_turns, path, 3) for _ in range(2)]
         turns = sorted(turn for future in futures for turn in future.result())
@@ -201,9 +200,9 @@ def test_processes_share_what_is_left_of_a_quota(tmp_path):
 
 
 def spend(path, seconds):
-    return Pace(standing(path)).spend("line", seconds)
+    return standing(path).spend("line", seconds)
 
 
-def test_what_one_spends_the_other_waits_for(tmp_path):
+def test_spent_bandwidth_is_shared(tmp_path):
     path = tmp_path / "clock"
     assert [spend(path, 2.0) for _ in range(3)] == [2, 4, 6]

@@ -1,0 +1,277 @@
+"""Single requests to the Hub: JSON from its API, and files.
+
+The access token is sent to the endpoint's own origin only. The session's transport (``indexer.network.session``)
+retries refused requests; ``RetryPolicy`` is for what goes wrong once a response has begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+
+import httpx2
+from huggingface_hub import constants, get_session, hf_hub_url
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+from indexer.errors import Failed, ModelError, Skipped
+from indexer.names import is_hub_id
+from indexer.network.hub_errors import as_model_error
+from indexer.network.session import ensure_session
+from indexer.untrusted import load_json, printable, shown
+
+Parameters = Sequence[tuple[str, str]]
+Result = TypeVar("Result")
+
+_MOST_REDIRECTS = 5
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class TransientError(Exception):
+    """A retry may help; ``failure`` is what to raise if it does not."""
+
+    def __init__(self, failure: ModelError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Retries after a connection that broke, a body that was cut short, or a response to another question.
+
+    A download that made ``progress`` bytes since its last error starts counting again. A small file must be complete
+    after ``small_file_seconds``, all attempts together.
+    """
+
+    retries: int = 5
+    progress: int = 256 << 10
+    first_wait: float = 0.5
+    longest_wait: float = 8.0
+    small_file_seconds: float = 180.0
+
+    def wait(self, attempt: int) -> None:
+        """Sleep before the next attempt, twice as long each time."""
+        time.sleep(min(self.longest_wait, self.first_wait * 2 ** (attempt - 1)))
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """The result of ``action``, repeated after each TransientError; finally raises its ``failure``."""
+        attempt = 1
+        while True:
+            try:
+                return action()
+            except TransientError as problem:
+                if attempt > self.retries:
+                    raise problem.failure from problem
+            self.wait(attempt)
+            attempt += 1
+
+
+JSON_RETRIES = RetryPolicy(retries=2, first_wait=1.0)
+
+
+@dataclass(frozen=True)
+class HubAnswer:
+    """Parsed JSON, the address it came from, and the address of the next page if there is one."""
+
+    value: Any
+    address: str
+    next_link: str | None = None
+
+
+def ask(path: str, parameters: Parameters = ()) -> HubAnswer:
+    """GET JSON from the endpoint; ``path`` is below it, or a whole address of the endpoint's own host.
+
+    The JSON is raw, because one malformed field in a typed client ends a whole listing. Raises the library's exceptions
+    for statuses of 400 and more, and Failed("server_error") for a body that stays unreadable and for a redirect to
+    another host.
+    """
+    ensure_session()
+    address = path if "://" in path else constants.ENDPOINT.rstrip("/") + path
+    if parameters:
+        address = f"{address}?{urlencode(list(parameters))}"
+    return JSON_RETRIES.call(lambda: _ask_once(address))
+
+
+def _ask_once(address: str) -> HubAnswer:
+    response, address = _send(address, constants.ENDPOINT.rstrip("/"), {}, is_api=True)
+    try:
+        hf_raise_for_status(response)
+        content = response.read()
+    finally:
+        response.close()
+    try:
+        value = parse_json(content)
+    except ValueError as error:
+        raise TransientError(Failed("server_error", "the Hub's answer is not JSON")) from error
+    return HubAnswer(value, address, _next_link(response.links, address))
+
+
+def parse_json(body: bytes) -> Any:
+    """Parsed JSON. Raises ValueError for anything wrong with it."""
+    # Python refuses to read integers of thousands of digits, and one of them would cost the whole page.
+    return load_json(body, whole_number=lambda digits: int(digits) if len(digits) <= 400 else float(digits))
+
+
+def _next_link(links: dict[Any, dict[str, str]], address: str) -> str | None:
+    """The next page's address. Mirrors pass on links to the Hub itself; those are asked of the mirror."""
+    link = links.get("next", {}).get("url")
+    if not link:
+        return None
+    link, endpoint = _joined(address, link), constants.ENDPOINT.rstrip("/")
+    public = constants.HUGGINGFACE_CO_URL_HOME.rstrip("/")
+    if not is_own(link, endpoint) and is_own(link, public):
+        return endpoint + link[len(public) :]
+    return link
+
+
+def with_parameter(address: str, name: str, value: str) -> str:
+    """The address with one query parameter set."""
+    parts = urlsplit(address)
+    pairs = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] != name]
+    return urlunsplit(parts._replace(query=urlencode([*pairs, (name, value)])))
+
+
+def fetch_small(
+    repository: str,
+    filename: str,
+    commit: str,
+    limit: int,
+    *,
+    repo_type: str = "model",
+    endpoint: str | None = None,
+    retries: RetryPolicy | None = None,
+    stay: bool = False,
+) -> bytes:
+    """The content of a small file.
+
+    With ``stay``, raises Skipped("renamed") if the file is served from a repository of another name. Raises
+    Skipped("malformed") if it is longer than ``limit`` (no more than that is read), and what the Hub's answers mean.
+    """
+    ensure_session()
+    policy = retries or RetryPolicy()
+    endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+    url = hf_hub_url(repository, filename, repo_type=repo_type, revision=commit, endpoint=endpoint)
+    deadline = time.monotonic() + policy.small_file_seconds
+
+    def fetch() -> bytes:
+        body = bytearray()
+        with get(url, endpoint, {}, filename, repository if stay else None) as response:
+            if response.status_code != 200:
+                raise_for_status(response, filename)
+                raise TransientError(about(filename, Failed("server_error", f"HTTP {response.status_code}")))
+            try:
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > limit:
+                        raise about(
+                            filename, Skipped("malformed", f"it is longer than the {limit} bytes that are read")
+                        )
+                    if time.monotonic() > deadline:
+                        sentence = f"it took longer than {policy.small_file_seconds:g} s"
+                        raise about(filename, Failed("timeout", sentence))
+            except httpx2.TimeoutException as error:
+                stopped = about(filename, Failed("timeout", "it stopped half-way"))
+                raise (stopped if time.monotonic() > deadline else TransientError(stopped)) from error
+            except httpx2.TransportError as error:
+                raise TransientError(about(filename, Failed("short_body", "it was cut short"))) from error
+        return bytes(body)
+
+    return policy.call(fetch)
+
+
+@contextmanager
+def get(
+    address: str, endpoint: str, headers: dict[str, str], filename: str, stay: str | None = None
+) -> Iterator[httpx2.Response]:
+    """GET a file, following redirects; the body is not read yet. With ``stay``, not to another repository than that.
+
+    Raises ModelError that names the file if there is no response.
+    """
+    try:
+        response, _ = _send(address, endpoint, headers, stay=stay)
+    except Exception as error:
+        raise about(filename, meaning_of(error)) from error
+    try:
+        yield response
+    finally:
+        response.close()
+
+
+def _send(
+    address: str, endpoint: str, headers: dict[str, str], *, stay: str | None = None, is_api: bool = False
+) -> tuple[httpx2.Response, str]:
+    """The response to a GET, redirects followed, and its address; ``is_api``: only on the endpoint's own host.
+
+    The access token is sent to the endpoint's own origin only. An https endpoint never leads to plain http.
+    """
+    for _ in range(_MOST_REDIRECTS):
+        is_endpoint = is_own(address, endpoint)
+        if is_api and not is_endpoint:
+            raise Failed("server_error", f"the Hub points to another host ({printable(address, 100)})")
+        if _origin(address)[0] not in {"https", _origin(endpoint)[0]}:
+            raise Failed("server_error", "its address cannot be read from")
+        token = build_hf_headers() if is_endpoint else build_hf_headers(token=False)
+        request = get_session().build_request(
+            "GET", address, headers={**token, "Accept-Encoding": "identity", **headers}
+        )
+        response = get_session().send(request, stream=True, follow_redirects=False)
+        if not response.has_redirect_location:
+            return response, address
+        response.close()
+        address = _joined(address, response.headers["Location"])
+        found = _repository_in(address, endpoint)
+        if stay is not None and found not in (None, stay):
+            raise Skipped("renamed", f"the model is called {found} now")
+    raise Failed("server_error", "its address is a chain of redirects")
+
+
+def raise_for_status(response: httpx2.Response, filename: str) -> None:
+    """Raise ModelError if the status is 400 or more. The session has bounded the body of such a response."""
+    try:
+        hf_raise_for_status(response)
+    except Exception as error:
+        raise about(filename, meaning_of(error)) from error
+
+
+def about(filename: str, error: ModelError) -> ModelError:
+    """The same error, naming the file."""
+    return type(error)(error.reason, f"{shown(filename)}: {error.detail}")
+
+
+def meaning_of(error: Exception) -> ModelError:
+    """What an exception of a request means; an address that cannot be parsed is the server's mistake."""
+    if type(error) is ValueError:
+        return Failed("server_error", "it is served from an invalid address")
+    return as_model_error(error)
+
+
+def is_own(address: str, endpoint: str) -> bool:
+    """Whether ``address`` has the endpoint's scheme, host and port."""
+    return _origin(address) == _origin(endpoint)
+
+
+def _origin(address: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port; all empty for an invalid address."""
+    try:
+        parts = urlsplit(address)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return "", "", None
+
+
+def _repository_in(address: str, endpoint: str) -> str | None:
+    """The id of the repository whose file an address on the endpoint names."""
+    if not is_own(address, endpoint):
+        return None
+    name, resolve, _ = urlsplit(address).path.removeprefix(urlsplit(endpoint).path).strip("/").partition("/resolve/")
+    return name if resolve and is_hub_id(name) else None
+
+
+def _joined(address: str, location: str) -> str:
+    try:
+        return urljoin(address, location)
+    except ValueError:
+        return ""

@@ -1,0 +1,343 @@
+"""Rate limits shared by all processes of a user on one machine: the Hub's quotas, and ``--bandwidth``.
+
+The Hub counts requests in windows of five minutes, separately for its API and for files. Every response says how many
+are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends). The quota belongs to the
+account, so all processes share it through a small file that is locked while it changes. The system releases the lock
+of a process that dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from pathlib import Path
+
+# Bandwidth is accounted for in steps of this length: often enough to be smooth, seldom enough to cost nothing.
+STEP_SECONDS = 0.05
+
+_RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\d)", re.ASCII)
+_MOST_BYTES = 1 << 20
+
+Say = Callable[[str], None]
+_listener: Say | None = None
+
+
+@dataclass
+class Limit:
+    """The state of one limit; times in seconds of the limiter's clock."""
+
+    next_free: float = 0.0
+    interval: float = 0.0
+    interval_until: float = 0.0
+
+
+class RateLimiter:
+    """When the next request of each kind may be sent.
+
+    The state lies in the file ``path`` (relative to the open directory ``folder`` if given), or in memory without one.
+    If the file fails later, the limiter goes on in memory and calls ``warn`` once. ``clock`` returns seconds and must
+    be the same for all processes that share the file. Raises OSError if the file cannot be created, trusted or locked.
+    """
+
+    MOST_LIMITS = 64
+    # A limit that is busy for longer than this was written before the clock was set back.
+    LONGEST = 3600.0
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        folder: int | None = None,
+        warn: Say = lambda sentence: None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._warn = warn
+        self._clock = clock or (time.monotonic if path is None or _boot_id() else time.time)
+        self._threads = threading.Lock()  # flock does not separate threads of one process
+        self._limits: dict[str, Limit] = {}
+        self._file: int | None = None
+        if path is None:
+            return
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(path, flags, 0o600, dir_fd=folder)
+        try:
+            _check_owner(file, path)
+            with suppress(BlockingIOError):  # another process holds it, so locks work here
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_UN)
+        except OSError:
+            os.close(file)
+            raise
+        self._file = file
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same limits."""
+        return self._file is not None
+
+    def take_turn(self, name: str, longest: float) -> float | None:
+        """Reserve the next free moment: in how many seconds, or None if in more than ``longest``."""
+        with self.changing(name) as limit:
+            now = self._clock()
+            start = max(now, limit.next_free)
+            if start - now > longest:
+                return None
+            if start < limit.interval_until:
+                limit.next_free = start + limit.interval
+            return start - now
+
+    def pause(self, name: str, seconds: float) -> bool:
+        """Send nothing for ``seconds``. False if another thread or process has already said so."""
+        with self.changing(name) as limit:
+            until = self._clock() + seconds
+            is_new = until > limit.next_free + 0.5
+            limit.next_free = max(limit.next_free, until)
+            return is_new
+
+    def note_quota(self, name: str, headers: Mapping[str, str], longest: float) -> None:
+        """Read the quota from a response. Below one request in two seconds, spread the remaining ones evenly."""
+        quota = quota_in(headers)
+        if quota is None:
+            return
+        remaining, seconds = quota
+        with self.changing(name) as limit:
+            now = self._clock()
+            if remaining >= seconds / 2:
+                limit.interval_until = 0.0
+                return
+            limit.interval = min(seconds / (remaining + 1), longest)
+            limit.interval_until = now + seconds
+            limit.next_free = max(limit.next_free, now + limit.interval)
+
+    def spend(self, name: str, seconds: float) -> float:
+        """Reserve ``seconds`` of exclusive use and return how long to wait until they have passed."""
+        with self.changing(name) as limit:
+            now = self._clock()
+            limit.next_free = max(now, limit.next_free) + seconds
+            return limit.next_free - now
+
+    @contextmanager
+    def changing(self, name: str) -> Iterator[Limit]:
+        """One limit, locked against other threads and processes; changes are stored when the block ends.
+
+        A file that fails raises nothing: a request must not fail because of it.
+        """
+        key = hashlib.sha256(name.encode()).hexdigest()[:32]
+        with self._threads:
+            if self._file is not None:
+                try:
+                    fcntl.flock(self._file, fcntl.LOCK_EX)
+                    self._limits = _parse(os.pread(self._file, _MOST_BYTES, 0), self._clock() + self.LONGEST)
+                except OSError as error:
+                    self._give_up(error)
+            limit = self._limits.pop(key, None) or Limit()
+            try:
+                yield limit
+                while len(self._limits) >= self.MOST_LIMITS:
+                    del self._limits[min(self._limits, key=lambda one: self._limits[one].next_free)]
+                self._limits[key] = limit
+                self._write()
+            finally:
+                if self._file is not None:
+                    with suppress(OSError):
+                        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        limits = {key: astuple(limit) for key, limit in self._limits.items()}
+        content = json.dumps({"boot": _boot_id(), "limits": limits}).encode()
+        try:
+            os.pwrite(self._file, content, 0)
+            os.ftruncate(self._file, len(content))
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if self._file is not None:
+            os.close(self._file)  # which releases the lock
+            self._file = None
+        self._warn(_not_shared(error))
+
+
+def _parse(content: bytes, latest: float) -> dict[str, Limit]:
+    """The limits in a file; none if the file is unreadable or older than the last boot."""
+    try:
+        found = json.loads(content)
+        if found["boot"] != _boot_id():
+            return {}
+        limits = {str(key): Limit(*map(float, times)) for key, times in found["limits"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {key: one for key, one in limits.items() if one.next_free < latest and one.interval_until < latest}
+
+
+@cache
+def _boot_id() -> str:
+    """Identifies the start of the machine, and with it of ``time.monotonic``; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def listen(say: Say) -> None:
+    """Call ``say`` from now on with sentences about waits and limits."""
+    global _listener
+    _listener = say
+
+
+def announce(sentence: str) -> None:
+    """Pass a sentence to the listener, if there is one."""
+    if _listener is not None:
+        _listener(sentence)
+
+
+@cache
+def common_limiter() -> RateLimiter:
+    """The limiter of this process, shared with the user's other processes where that is possible."""
+    is_worker = multiprocessing.parent_process() is not None  # the parent has the same problem and reports it
+    return shared_limiter((lambda sentence: None) if is_worker else announce)
+
+
+def shared_limiter(warn: Say = lambda sentence: None) -> RateLimiter:
+    """A limiter shared by all processes of this user on this machine; calls ``warn`` if it cannot be shared.
+
+    Its file lies in the machine's temporary folder, because several machines often share a home.
+    """
+    try:
+        folder = _open_private_folder()
+        try:
+            return RateLimiter(Path("rate-limits.json"), folder=folder, warn=warn)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        warn(_not_shared(error))
+        return RateLimiter()
+
+
+def _not_shared(error: OSError) -> str:
+    return (
+        f"{_private_folder()} cannot be shared ({error.strerror or error}): each process keeps its own rate limits, "
+        "and --bandwidth applies to each worker separately"
+    )
+
+
+def _private_folder() -> Path:
+    # Not tempfile.gettempdir(), which falls back to the current folder, perhaps on a network drive.
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"vectors-in-the-wild-{os.getuid()}"
+
+
+def _open_private_folder() -> int:
+    """A descriptor of the user's own temporary folder, created if missing. The caller closes it.
+
+    Other users can write next to it and may have been there first. Raises OSError for a link, another user's folder
+    and a folder that others can write to.
+    """
+    folder = _private_folder()
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_owner(descriptor, folder)
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
+            raise OSError(errno.EPERM, "others may write to it", str(folder))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_owner(descriptor: int, name: Path) -> None:
+    if os.fstat(descriptor).st_uid != os.getuid():
+        raise OSError(errno.EPERM, "it belongs to another user", str(name))
+
+
+def quota_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """(requests left, seconds until the quota is full again) from the ``RateLimit`` header."""
+    found = _RATE_LIMIT.search(headers.get("ratelimit", "")[:1000])
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def requested_wait(status: int, headers: Mapping[str, str]) -> float | None:
+    """Seconds the server asks to wait, at least one; None if its headers say nothing readable."""
+    quota = quota_in(headers)
+    # The header is on every response. It is the reason for a 429 only if nothing is left.
+    if status == 429 and quota is not None and quota[0] == 0:
+        return quota[1] + 1.0
+    text = headers.get("retry-after", "").strip()[:100]
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return max(1.0, float(text))
+    until = _date(text)
+    if until is None:
+        return None
+    # By the server's own clock where it sends one: the local clock may be wrong.
+    now = _date(headers.get("date", "")[:100]) or datetime.now(UTC)
+    return max(1.0, (until - now).total_seconds())
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+class Bandwidth:
+    """Limits downloads to ``bytes_per_second``, together with all others of the same ``name`` at one ``limiter``.
+
+    Waits only when a step is full: a process is never ahead by more than ``STEP_SECONDS`` and one chunk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bytes_per_second: float,
+        limiter: RateLimiter | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.name = name
+        self.bytes_per_second = bytes_per_second
+        self._limiter = limiter
+        self._sleep = sleep
+        self._unpaid = 0
+
+    def received(self, count: int) -> None:
+        """Count received bytes, and wait if they came too fast."""
+        self._unpaid += count
+        if self._unpaid < self.bytes_per_second * STEP_SECONDS:
+            return
+        seconds, self._unpaid = self._unpaid / self.bytes_per_second, 0
+        self._sleep((self._limiter or common_limiter()).spend(f"bandwidth {self.name}", seconds))
+
+
+_bandwidth: Bandwidth | None = None
+
+
+def limit_bandwidth(name: str, bytes_per_second: float | None) -> None:
+    """Limit downloads of weights in this process; None lifts the limit."""
+    global _bandwidth
+    if _bandwidth is not None and (_bandwidth.name, _bandwidth.bytes_per_second) == (name, bytes_per_second):
+        return  # a new one for each model would forget its unpaid bytes, and small models would be free
+    _bandwidth = Bandwidth(name, bytes_per_second) if bytes_per_second else None
+
+
+def count_received(count: int) -> None:
+    """Called for every chunk of a weight file that arrives."""
+    if _bandwidth is not None:
+        _bandwidth.received(count)
