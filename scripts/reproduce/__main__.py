@@ -18,11 +18,8 @@ from indexer.errors import AtlasError, install
 from scripts.family import make_family
 from scripts.family.plan import SIZES
 from scripts.loopback_hub import LoopbackHub, StoreError
-from scripts.reproduce.bases import BASES, StudiedBase
-from scripts.reproduce.picture import draw_purity
-from scripts.reproduce.results import BaseResults, Results
-from scripts.reproduce.study import Subject, build, represent, study
-from scripts.reproduce.tables import page
+from scripts.reproduce.page import draw_purity, page
+from scripts.reproduce.study import BASES, BaseResults, Results, StudiedBase, Subject, build, represent, study
 from scripts.terminal import CommandFailed, Terminal
 
 LIVE_LIMIT = 100  # models of each base, unless another number is asked for
@@ -136,7 +133,7 @@ def is_sound(results: Results) -> bool:
     """Whether every question had an answer and everything planted ended as expected."""
     replies = [reply for one in results.bases for reply in one.replies.values()]
     checks = [one.check for one in results.bases if one.check]
-    return not any(reply.error for reply in replies) and not any(check.misfits for check in checks)
+    return not any(reply.error for reply in replies) and not any(check.mismatches for check in checks)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Mismatch:
     """A model that ended otherwise than it should have."""
 
     model: str
@@ -50,7 +50,7 @@ class Check:
     """All kinds, the commonest first; ``not_tried`` models lie beyond --limit and are not judged."""
 
     kinds: tuple[Kind, ...]
-    misfits: tuple[Misfit, ...]
+    mismatches: tuple[Mismatch, ...]
     not_tried: int = 0
 
 
@@ -60,38 +60,38 @@ def check(expected: Mapping[str, Mapping[str, Any]], found: Mapping[str, Outcome
     Args:
         expected: ``expected.json``: model → outcome, reason, flag, why.
         found: what the atlas says of each model that it lists.
-        is_partial: not everything was asked for, so a model that was not tried is not a misfit.
+        is_partial: not everything was asked for, so a model that was not tried is not a mismatch.
     """
     judged: dict[str, list[tuple[str, bool]]] = {}
-    misfits = []
+    mismatches = []
     not_tried = 0
-    for model, told in sorted(expected.items()):
+    for model, row in sorted(expected.items()):
         outcome = found.get(model, Outcome("not listed"))
-        if is_partial and told["outcome"] in TRIED and outcome.status not in TRIED:
+        if is_partial and row["outcome"] in TRIED and outcome.status not in TRIED:
             not_tried += 1
             continue
-        is_right = is_as_expected(told, outcome)
-        judged.setdefault(kind_of(told), []).append((model, is_right))
+        is_right = is_as_expected(row, outcome)
+        judged.setdefault(kind_of(row), []).append((model, is_right))
         if not is_right:
-            wanted = Outcome(told["outcome"], told["reason"], frozenset(filter(None, [told["flag"]])))
-            misfits.append(Misfit(model, str(wanted), str(outcome), told["why"]))
+            wanted = Outcome(row["outcome"], row["reason"], frozenset(filter(None, [row["flag"]])))
+            mismatches.append(Mismatch(model, str(wanted), str(outcome), row["why"]))
     sizes = Counter({kind: len(models) for kind, models in judged.items()})
     kinds = [_kind(name, judged[name], expected) for name, _ in sorted(sizes.items(), key=lambda it: (-it[1], it[0]))]
-    return Check(tuple(kinds), tuple(misfits), not_tried)
+    return Check(tuple(kinds), tuple(mismatches), not_tried)
 
 
-def is_as_expected(told: Mapping[str, Any], outcome: Outcome) -> bool:
+def is_as_expected(row: Mapping[str, Any], outcome: Outcome) -> bool:
     """Whether status, reason and flag are the expected ones; an ordinary model must carry no flag."""
-    if outcome.status != told["outcome"] or told["reason"] not in (None, outcome.reason):
+    if outcome.status != row["outcome"] or row["reason"] not in (None, outcome.reason):
         return False
-    return told["flag"] in outcome.flags if told["flag"] else not outcome.flags
+    return row["flag"] in outcome.flags if row["flag"] else not outcome.flags
 
 
-def kind_of(told: Mapping[str, Any]) -> str:
+def kind_of(row: Mapping[str, Any]) -> str:
     """The name of a kind: ordinary, a flag, or why it is skipped or not listed."""
-    if told["outcome"] == "indexed":
-        return told["flag"] or "ordinary"
-    return told["reason"] or told["outcome"]
+    if row["outcome"] == "indexed":
+        return row["flag"] or "ordinary"
+    return row["reason"] or row["outcome"]
 
 
 def _kind(name: str, models: list[tuple[str, bool]], expected: Mapping[str, Mapping[str, Any]]) -> Kind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.reproduce.results import BaseResults, Counts, Reply, Results
+from scripts.reproduce.study import BaseResults, Counts, Reply, Results
 
 
 def score(purity, **more):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.reproduce import bases, tables
-from scripts.reproduce.cells import from_hub, number, table
-from scripts.reproduce.picture import draw_purity
-from scripts.reproduce.planted import Check, Kind, Misfit
+from scripts.reproduce import page
+from scripts.reproduce import study
+from scripts.reproduce.page import draw_purity, from_hub, number, table
+from scripts.reproduce.planted import Check, Kind, Mismatch
 from tests.reproduce.made_up import base_results, purity_answer, reply, results
 
 HOSTILE = "<b>x</b>|`a`\x1b[31m"
@@ -36,10 +36,10 @@ def family(first, last, equation):
 def test_the_best_purity_of_each_base_is_bold():
     one = base_results(seed=purity_answer(0.25, 0.2), input=purity_answer(0.75, 0.1))
     two = base_results("org/two", seed=purity_answer(0.5, 0.3), input=purity_answer(None, None))
-    text = tables.purity(results(one, two))
+    text = page.purity(results(one, two))
     head, *rows = rows_below(text, "## Purity")
     assert head == ["representation", "`org/one`", "`org/two`"]
-    cells = dict(zip(bases.REPRESENTATIONS, (row[1:] for row in rows), strict=True))
+    cells = dict(zip(study.REPRESENTATIONS, (row[1:] for row in rows), strict=True))
     assert cells["input"][0] == "**0.75** (0.20–0.90), chance 0.100, p 0.001"
     assert cells["seed"] == [
         "0.25 (0.20–0.90), chance 0.100, p 0.001",
@@ -59,7 +59,7 @@ def test_rank_equations_of_weights_and_change_stand_side_by_side():
         "rank-delta-whole": {"families": {"query_key_value": family(4.0, 4.0, "rank ≈ 4"), "key": family(0, 0, "no")}},
     }
     one = replace(one, replies={name: reply(name, answer) for name, answer in made.items()})
-    _, *rows = rows_below(tables.ranks(results(one)), "## Rank")
+    _, *rows = rows_below(page.ranks(results(one)), "## Rank")
     assert rows == [
         ["`query`", "8.0 to 6.0", "`rank ≈ 8 − x`", "2.0 to 1.0", "`rank ≈ 2`"],
         ["`key`", "–", "–", "3.0 to 3.0", "`rank ≈ 3`"],
@@ -71,16 +71,16 @@ def test_agreement_of_clusters_with_its_chance():
     row = {"labels": "datasets", "measure": "ari", "among": "all", "value": 0.8, "chance": -0.001, "p_value": 0.001}
     answer = {"clusters": [1, 2], "clustered": 6, "models": 9, "agreement": [row]}
     one = replace(base_results(), replies={"clusters-input": reply("clusters-input", answer)})
-    _, cells = rows_below(tables.clusters(results(one)), "## Clusters")
+    _, cells = rows_below(page.clusters(results(one)), "## Clusters")
     assert cells == ["`org/one`", "`input`", "2", "6 of 9", "0.80 (0.00, 0.001)", "–", "–", "–", "–"]
 
 
-def test_what_was_planted_is_one_table_and_misfits_are_named():
+def test_what_was_planted_is_one_table_and_mismatches_are_named():
     kinds = (Kind("ordinary", 5, 4, "a/b", "As it is."), Kind("copy", 1, 1, "a/c", "The same."))
-    misfit = Misfit("a/x", "indexed", "skipped (gated)", "Why.")
-    one = replace(base_results(), check=Check(kinds, (misfit,), 3))
+    mismatch = Mismatch("a/x", "indexed", "skipped (gated)", "Why.")
+    one = replace(base_results(), check=Check(kinds, (mismatch,), 3))
     two = replace(base_results("org/two"), check=Check(kinds[:1], ()))
-    text = tables.planted(results(one, two))
+    text = page.planted(results(one, two))
     assert rows_below(text, "planted")[1:] == [
         ["ordinary", "4 of 5", "4 of 5", "As it is."],
         ["copy", "1 of 1", "–", "The same."],
@@ -93,7 +93,7 @@ def test_nothing_of_the_hub_becomes_markup(tmp_path):
     one = base_results(input=purity_answer(0.5, 0.5, dataset=HOSTILE))
     failed = replace(reply("report", None), error=HOSTILE)
     one = replace(one, replies=one.replies | {"report": failed})
-    text = tables.page(results(one))
+    text = page.page(results(one))
     assert "<b>" not in text
     assert "\x1b" not in text
     assert rows_below(text, "## Purity by dataset")[1][0] == "&lt;b&gt;x&lt;/b&gt;¦\\`a\\`\\\\x1b\\[31m"
@@ -103,7 +103,7 @@ def test_nothing_of_the_hub_becomes_markup(tmp_path):
 def test_figures_are_shown_and_pages_are_linked():
     made = [reply("map-input", {}, "figures/map.svg"), reply("rank-delta", {}, "figures/rank.pdf"), reply("x", {})]
     one = replace(base_results(), replies={each.name: each for each in made})
-    lines = tables.pictures(results(one)).splitlines()
+    lines = page.pictures(results(one)).splitlines()
     assert "![map-input](figures/map.svg)" in lines
     assert "[rank-delta](figures/rank.pdf)" in lines
     assert "![Purity by representation](figures/purity.png)" in lines
@@ -129,9 +129,11 @@ def test_the_figure_has_a_panel_for_each_base(tmp_path, count):
 
 
 def test_results_can_be_read_again(tmp_path):
-    made = results(replace(base_results(input=purity_answer(0.5, 0.4)), check=Check((), (Misfit("a", "b", "c", "d"),))))
+    made = results(
+        replace(base_results(input=purity_answer(0.5, 0.4)), check=Check((), (Mismatch("a", "b", "c", "d"),)))
+    )
     made.write(tmp_path / "results.json")
     (one,) = json.loads((tmp_path / "results.json").read_text())["bases"]
     assert one["replies"]["purity-input"]["answer"]["purity"] == 0.5
-    assert one["check"]["misfits"][0]["model"] == "a"
+    assert one["check"]["mismatches"][0]["model"] == "a"
     assert one["counts"]["reasons"] == {"gated": 2}

@@ -30,7 +30,7 @@ def test_an_outcome_is_as_expected_or_not(expected, outcome, is_right):
     found = {"a/b": outcome} if outcome.status != "not listed" else {}
     made = planted.check({"a/b": expected}, found, is_partial=False)
     assert [(kind.models, kind.as_expected) for kind in made.kinds] == [(1, int(is_right))]
-    assert [misfit.model for misfit in made.misfits] == ([] if is_right else ["a/b"])
+    assert [mismatch.model for mismatch in made.mismatches] == ([] if is_right else ["a/b"])
 
 
 def test_beyond_a_limit_nothing_is_judged_but_what_was_tried():
@@ -38,7 +38,7 @@ def test_beyond_a_limit_nothing_is_judged_but_what_was_tried():
     found = {"a/1": Outcome("indexed"), "a/2": Outcome("listed"), "a/4": Outcome("indexed")}
     made = planted.check(expected, found, is_partial=True)
     assert made.not_tried == 2
-    assert [misfit.model for misfit in made.misfits] == ["a/4"]
+    assert [mismatch.model for mismatch in made.mismatches] == ["a/4"]
     assert {kind.kind: kind.models for kind in made.kinds} == {"ordinary": 1, "not listed": 1}
     whole = planted.check(expected, found, is_partial=False)
-    assert [misfit.model for misfit in whole.misfits] == ["a/2", "a/3", "a/4"]
+    assert [mismatch.model for mismatch in whole.mismatches] == ["a/2", "a/3", "a/4"]

@@ -6,27 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.reproduce import bases, replies
-from scripts.reproduce.results import Reply
+from scripts.reproduce import study
+from scripts.reproduce.study import Reply
 from scripts.terminal import CommandFailed, Terminal
 from tests.loopback_hub.store import write
 from tests.reproduce.made_up import purity_answer, reply
 
 
 def test_a_reply_is_kept_while_its_state_command_and_file_are_the_same(tmp_path):
-    question = bases.Question("map", "query map --out figures/m.png", "figures/m.png")
+    question = study.Question("map", "query map --out figures/m.png", "figures/m.png")
     write(tmp_path / "figures" / "m.png", b"png")
     made = Reply(question.name, question.command, 2.0, {"models": 3}, question.file)
     kept = tmp_path / "map.json"
-    assert replies.read(kept, question, "s1", tmp_path) is None
-    replies.write(kept, made, "s1")
-    assert replies.read(kept, question, "s1", tmp_path) == made
-    assert replies.read(kept, question, "s2", tmp_path) is None
-    assert replies.read(kept, replace(question, command="query map"), "s1", tmp_path) is None
+    assert study.read_reply(kept, question, "s1", tmp_path) is None
+    study.write_reply(kept, made, "s1")
+    assert study.read_reply(kept, question, "s1", tmp_path) == made
+    assert study.read_reply(kept, question, "s2", tmp_path) is None
+    assert study.read_reply(kept, replace(question, command="query map"), "s1", tmp_path) is None
     (tmp_path / "figures" / "m.png").unlink()
-    assert replies.read(kept, question, "s1", tmp_path) is None
+    assert study.read_reply(kept, question, "s1", tmp_path) is None
     kept.write_text("half of")
-    assert replies.read(kept, question, "s1", tmp_path) is None
+    assert study.read_reply(kept, question, "s1", tmp_path) is None
 
 
 def test_a_reply_is_told_in_a_few_words():
@@ -38,18 +38,18 @@ def test_a_reply_is_told_in_a_few_words():
         "figures/m.png": reply("map-x", {"models": 3}, "figures/m.png"),
         "no answer": reply("report", None, error="Error: why"),
     }
-    assert {replies.gist(each) for each in made.values()} == set(made)
+    assert {study.gist(each) for each in made.values()} == set(made)
 
 
 def test_every_base_of_the_seed_is_asked_the_same_and_fused_ones_both_ways():
-    assert [base.id for base in bases.BASES] == ["bert-base-uncased", "roberta-base", "t5-base", "gpt2-medium"]
-    asked = {base.id: [q.name for q in bases.questions(base, "org/x", ".png")] for base in bases.BASES}
+    assert [base.id for base in study.BASES] == ["bert-base-uncased", "roberta-base", "t5-base", "gpt2-medium"]
+    asked = {base.id: [q.name for q in study.questions(base, "org/x", ".png")] for base in study.BASES}
     assert asked["bert-base-uncased"] == asked["roberta-base"] == asked["t5-base"]
     assert set(asked["gpt2-medium"]) - set(asked["t5-base"]) == {"rank-weights-whole", "rank-delta-whole"}
     assert {"purity-seed", "purity-input", "clusters-seed", "map-seed", "rank-weights", "report"} <= set(
         asked["t5-base"]
     )
-    files = [q.file for q in bases.questions(bases.BASES[3], "org/x", ".svg") if q.file]
+    files = [q.file for q in study.questions(study.BASES[3], "org/x", ".svg") if q.file]
     assert len(set(files)) == len(files)
     assert all(file.startswith(("figures/", "reports/")) and "org--x" in file for file in files)
 

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.loopback_hub import LoopbackHub
 from scripts.reproduce import __main__ as command
-from scripts.reproduce import bases, study
+from scripts.reproduce import study
 from scripts.terminal import Terminal
 from tests.world import BASE, make_world
 
@@ -22,11 +22,11 @@ def planted_hub(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_study_from_crawl_to_answers_and_again(planted_hub, tmp_path, monkeypatch, capsys):
-    subject = study.Subject(bases.BASES[1], BASE)
+    subject = study.Subject(study.BASES[1], BASE)
     monkeypatch.setattr(study, "REPRESENTATIONS", ("seed", "input"))
     asked = (
-        bases.Question("purity-input", f"query purity --base {BASE}"),
-        bases.Question("purity-unpublished", f"query purity --base {BASE} --representation delta"),
+        study.Question("purity-input", f"query purity --base {BASE}"),
+        study.Question("purity-unpublished", f"query purity --base {BASE} --representation delta"),
     )
     monkeypatch.setattr(study, "questions", lambda *_: asked)
     run = Terminal.of_hub(tmp_path, planted_hub.endpoint)
@@ -62,7 +62,7 @@ def test_a_study_from_crawl_to_answers_and_again(planted_hub, tmp_path, monkeypa
 def test_options():
     options = command.parse([])
     assert (options.live, options.limit, options.size) == (False, None, "full")
-    assert options.bases == [base.id for base in bases.BASES]
+    assert options.bases == [base.id for base in study.BASES]
     assert command.parse(["--live"]).limit == command.LIVE_LIMIT
     assert command.parse(["--live", "--limit", "7", "--bases", "t5-base"]).limit == 7
     for wrong in (["--limit", "0"], ["--limit", "many"], ["--bases", "llama"], ["--figures", "gif"]):
@@ -101,7 +101,7 @@ def test_two_miniature_families_from_training_to_report(tmp_path, capsys):
     told = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["base"] for one in told["bases"]] == ["atlas-demo/tiny-t5", "atlas-demo/tiny-gpt2"]
     for one in told["bases"]:
-        assert one["check"]["misfits"] == []
+        assert one["check"]["mismatches"] == []
         assert sum(kind["models"] for kind in one["check"]["kinds"]) == 10
         assert one["counts"]["indexed"] == 7
         for made in one["replies"].values():
@@ -121,7 +121,7 @@ def test_families_of_every_architecture_end_as_expected_and_know_their_data(tmp_
     words = ["--size", "small", "--bases", "bert-base-uncased", "t5-base", "gpt2-medium"]
     assert command.main([*words, "--families", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     for one in json.loads((tmp_path / "out" / "results.json").read_text())["bases"]:
-        assert one["check"]["misfits"] == [], one["base"]
+        assert one["check"]["mismatches"] == [], one["base"]
         purity = one["replies"]["purity-input"]["answer"]
         assert purity["purity"] > 2 * purity["chance"], one["base"]
         assert purity["p_value"] < 0.01, one["base"]

@@ -1,14 +1,20 @@
-"""``results.md``: what a study found, as tables and pictures for a person."""
+"""``results.md``, tables and pictures of what a study found, and its figure: purity by representation and base."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from scripts.reproduce.bases import REPRESENTATIONS, SIDE_BY_SIDE
-from scripts.reproduce.cells import NONE, from_hub, number, table
-from scripts.reproduce.results import BaseResults, Results
+from indexer.console.messages import clean
+from indexer.errors import require
+from query.figures import THEMES, draw, styled_grid, write_output
+from scripts.reproduce.study import REPRESENTATIONS, SIDE_BY_SIDE, BaseResults, Results
 
+NONE = "–"
+_MARKDOWN = re.compile(r"([\\`*_\[\]#!~])")
 SHOWN = (".png", ".svg")
 MOST_DATASETS = 15
 EXPLAINED = {
@@ -16,6 +22,9 @@ EXPLAINED = {
     "seed_scaled": "`seed_scaled` (U_r Σ_r, layers averaged)",
     "input": "`input` (Σ σ v vᵀ per matrix: the default here)",
 }
+THEME = "light"
+OWN, ACROSS = THEMES[THEME].palette[0], THEMES[THEME].palette[4]
+APART = 0.16  # of a row: how far the two marks stand from its middle
 
 
 def page(results: Results) -> str:
@@ -57,17 +66,17 @@ def found(results: Results) -> str:
 def purity(results: Results) -> str:
     """Purity by representation and base, plain and across authors."""
     scored = [
-        f"`{one.base}` {told['models']} models on {told['datasets']} datasets"
+        f"`{one.base}` {answer['models']} models on {answer['datasets']} datasets"
         for one in results.bases
-        if (told := one.answer("purity-input"))
+        if (answer := one.answer("purity-input"))
     ]
     return (
         "## Purity\n\n"
         "The share of a model's nearest neighbours that share a dataset with it; in brackets the 95 % interval over "
         "authors, then chance and p (at least 1/1001). The best of each base is bold. Scored: "
-        f"{', '.join(scored) or 'nothing'}.\n\n{_by_representation(results, lambda told: told)}\n\n"
+        f"{', '.join(scored) or 'nothing'}.\n\n{_by_representation(results, lambda answer: answer)}\n\n"
         "The same where a model's own author is left out of its neighbours:\n\n"
-        f"{_by_representation(results, lambda told: told['cross_author'])}"
+        f"{_by_representation(results, lambda answer: answer['cross_author'])}"
     )
 
 
@@ -76,7 +85,7 @@ def _by_representation(results: Results, part: Callable[[Any], Mapping[str, Any]
     columns = []
     for one in results.bases:
         answers = {name: one.answer(f"purity-{name}") for name in REPRESENTATIONS}
-        scores = {name: part(told) if told else {} for name, told in answers.items()}
+        scores = {name: part(answer) if answer else {} for name, answer in answers.items()}
         best = max((score["purity"] for score in scores.values() if score.get("purity") is not None), default=None)
         columns.append([_score(score, best) for score in scores.values()])
     rows = [
@@ -104,13 +113,13 @@ def datasets(results: Results) -> str:
         for one in results.bases
     ]
     sizes: dict[str, int] = {}
-    for told in by_base:
-        for name, row in told.items():
+    for answer in by_base:
+        for name, row in answer.items():
             sizes[name] = sizes.get(name, 0) + row["models"]
     names = sorted(sizes, key=lambda name: (-sizes[name], name))[:MOST_DATASETS]
     if not names:
         return ""
-    rows = [[from_hub(name), *(_of_dataset(told.get(name)) for told in by_base)] for name in names]
+    rows = [[from_hub(name), *(_of_dataset(answer.get(name)) for answer in by_base)] for name in names]
     head = ("dataset", *(f"`{one.base}`" for one in results.bases))
     return "## Purity by dataset, `input`\n\nThe number of models, purity, and chance.\n\n" + table(head, rows)
 
@@ -124,12 +133,12 @@ def clusters(results: Results) -> str:
     rows = []
     for one in results.bases:
         for name in SIDE_BY_SIDE:
-            told = one.answer(f"clusters-{name}")
-            if told is None:
+            answer = one.answer(f"clusters-{name}")
+            if answer is None:
                 continue
-            agreement = {(row["labels"], row["measure"], row["among"]): row for row in told["agreement"]}
+            agreement = {(row["labels"], row["measure"], row["among"]): row for row in answer["agreement"]}
             rows.append([
-                f"`{one.base}`", f"`{name}`", str(len(told["clusters"])), f"{told['clustered']} of {told['models']}",
+                f"`{one.base}`", f"`{name}`", str(len(answer["clusters"])), f"{answer['clustered']} of {answer['models']}",
                 *(_agreed(agreement.get(key)) for key in AGREEMENT),
             ])  # fmt: skip
     head = ("base", "vectors", "clusters", "models in them", *AGREEMENT.values())
@@ -173,14 +182,14 @@ def ranks(results: Results) -> str:
 def _families(one: BaseResults, of: str) -> dict[str, Any]:
     """Families of one study of rank, and after them those that only the undivided matrices have."""
     split, whole = ((one.answer(name) or {}).get("families", {}) for name in (f"rank-{of}", f"rank-{of}-whole"))
-    return {**split, **{family: told for family, told in whole.items() if family not in split}}
+    return {**split, **{family: answer for family, answer in whole.items() if family not in split}}
 
 
-def _equation(told: Mapping[str, Any] | None) -> tuple[str, str]:
-    known = [rank for rank in told["ranks"] if rank is not None] if told else []
-    if told is None or not known:
+def _equation(answer: Mapping[str, Any] | None) -> tuple[str, str]:
+    known = [rank for rank in answer["ranks"] if rank is not None] if answer else []
+    if answer is None or not known:
         return NONE, NONE
-    return f"{known[0]:.1f} to {known[-1]:.1f}", f"`{told['fit']['equation']}`" if told.get("fit") else NONE
+    return f"{known[0]:.1f} to {known[-1]:.1f}", f"`{answer['fit']['equation']}`" if answer.get("fit") else NONE
 
 
 def planted(results: Results) -> str:
@@ -195,16 +204,16 @@ def planted(results: Results) -> str:
         of_bases = [kinds[base].get(name) for base, _ in checks]
         why = next(kind.why for kind in of_bases if kind)
         rows.append([name, *(f"{kind.as_expected} of {kind.models}" if kind else NONE for kind in of_bases), why])
-    misfits = [
-        [f"`{misfit.model}`", misfit.expected, misfit.found, misfit.why]
+    mismatches = [
+        [f"`{mismatch.model}`", mismatch.expected, mismatch.found, mismatch.why]
         for _, check in checks
-        for misfit in check.misfits
+        for mismatch in check.mismatches
     ]
     beyond = sum(check.not_tried for _, check in checks)
     parts = [
         "## What was planted\n\nHow many ended as they should, of how many there are, and one of the reasons.",
         table(("kind", *(f"`{base}`" for base, _ in checks), "why"), rows),
-        "Otherwise than expected:\n\n" + table(("model", "expected", "found", "why"), misfits) if misfits else "",
+        "Otherwise than expected:\n\n" + table(("model", "expected", "found", "why"), mismatches) if mismatches else "",
         f"{beyond} models lie beyond the limit." if beyond else "",
     ]
     return "\n\n".join(filter(None, parts))
@@ -244,3 +253,67 @@ def commands(results: Results) -> str:
     failed = [[f"`{reply.command}`", from_hub(reply.error)] for reply in replies if reply.error is not None]
     without = "\n\nWithout an answer:\n\n" + table(("command", "it said"), failed) if failed else ""
     return f"## Commands\n\n```console\n{lines}\n```{without}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; what would end a cell or a line is made harmless."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(text) for text in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def from_hub(text: str) -> str:
+    """Text that somebody else wrote, shown as it stands: neither Markdown nor HTML, no control characters."""
+    return _MARKDOWN.sub(r"\\\1", html.escape(clean(text), quote=False))
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number, or a dash; nothing is "-0.00"."""
+    return NONE if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def draw_purity(results: Results, out: Path) -> None:
+    """Purity with its interval against chance, plain and across authors; ``out`` is .png, .svg or .pdf."""
+    require("A figure", "matplotlib")
+    from matplotlib.lines import Line2D
+
+    ink, bases = THEMES[THEME].ink, results.bases
+    figure, grid = styled_grid(2.4 * len(bases) + 1.4, 3.4, 1, len(bases), THEME)
+    for panel, (axes, one) in enumerate(zip([grid] if len(bases) == 1 else grid.flat, bases, strict=True)):
+        _draw_base(axes, one, is_first=panel == 0)
+    marks = [
+        Line2D([], [], color=OWN, marker="o", markersize=5, label="all models"),
+        Line2D([], [], color=ACROSS, marker="o", markersize=5, label="other authors’ models"),
+        Line2D([], [], color=ink, marker="|", markersize=9, linestyle="none", label="chance"),
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=ink)
+    figure.suptitle("Purity: the share of nearest neighbours that share a dataset", color=ink, fontsize=10)
+    write_output(out, draw(figure, out.suffix))
+
+
+def _draw_base(axes: Any, one: BaseResults, *, is_first: bool) -> None:
+    ink = THEMES[THEME].ink
+    for row, name in enumerate(REPRESENTATIONS):
+        answer = one.answer(f"purity-{name}") or {}
+        for score, colour, place in (
+            (answer, OWN, row - APART),
+            (answer.get("cross_author", {}), ACROSS, row + APART),
+        ):
+            if score.get("purity") is None:
+                continue
+            if score["ci_low"] is not None:
+                axes.plot([score["ci_low"], score["ci_high"]], [place, place], color=colour, linewidth=2, alpha=0.5)
+            axes.plot(score["purity"], place, "o", color=colour, markersize=5)
+            axes.plot([score["chance"]] * 2, [place - APART, place + APART], color=ink, linewidth=1.2)
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])  # neighbours' ends do not touch
+    axes.set_ylim(len(REPRESENTATIONS) - 0.5, -0.5)
+    axes.set_yticks(range(len(REPRESENTATIONS)), REPRESENTATIONS if is_first else [""] * len(REPRESENTATIONS))
+    axes.set_title(one.base, fontsize=8, color=ink, parse_math=False)
+    axes.grid(axis="x", color=THEMES[THEME].faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    if not is_first:
+        axes.tick_params(axis="y", length=0)
