@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.reproduce import page
-from scripts.reproduce import study
+from scripts.reproduce import page, study
 from scripts.reproduce.page import draw_purity, from_hub, number, table
 from scripts.reproduce.planted import Check, Kind, Mismatch
 from tests.reproduce.made_up import base_results, purity_answer, reply, results
