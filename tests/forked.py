@@ -35,7 +35,7 @@ LOADED = (
     "torch", "numpy", "duckdb", "faiss", "pyarrow.parquet", "safetensors.torch", "click", "pandas", "yaml", "regex",
     "scipy.linalg", "scipy.special", "sklearn.cluster", "httpx2", "httpcore2", "h11", "filelock",
     # What a command begins with. None of these asks the environment while it is loaded.
-    "indexer.builds.report", "indexer.cli.commands", "indexer.deltas.stored_base", "indexer.listing.listing",
+    "indexer.builds.report", "indexer.cli", "indexer.deltas.stored_base", "indexer.listing.listing",
     "indexer.publish.publish", "query.atlas", "query.cli.questions", "query.cli.studies",
 )  # fmt: skip
 # What Python itself asks of its environment, when it starts.

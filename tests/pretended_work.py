@@ -1,6 +1,6 @@
-"""Work that takes no model: it ends its process, or lasts, as the unit's name says.
+"""Work that needs no model: it ends its process, or lasts, as the unit's name says.
 
-A Dask worker that loads this does it as well. As a command it runs a pool over units of these names, for a test that stops it: FOLDER HOW NAME…
+As a command it runs a pool over units of these names, for a test that stops it: FOLDER HOW NAME…
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from indexer.atlas import AtlasFolder
 from indexer.builds import executor
-from indexer.builds.result import Place, Result
+from indexer.builds.report import Result
+from indexer.builds.worker import RecordWorker
 from indexer.names import ModelRef
 from indexer.records.identity import Spec
 from indexer.records.unit import Unit
@@ -23,42 +23,40 @@ LONG = 3600.0  # seconds; no test waits that long
 
 
 def unit(name: str) -> Unit:
-    """Of a model that nobody reads."""
     return Unit(ModelRef(f"org/{name}"), "c", "org/base", "b", "finetune", Spec())
 
 
-def pretend(unit: Unit, place: Place) -> Result:
-    """In place of the work. Deadly units kill their process, unlucky ones the first time, slow ones last."""
-    name = unit.model.id.removeprefix("org/")
-    met = place.atlas / f"{name}.met"
-    if name.startswith("deadly") or (name.startswith("unlucky") and not met.exists()):
+class PretendingWorker(RecordWorker):
+    """Deadly units kill their process, unlucky ones the first time, slow ones last."""
+
+    def __call__(self, unit: Unit) -> Result[Unit]:
+        name = unit.model.id.removeprefix("org/")
+        met = self.atlas / f"{name}.met"
+        if name.startswith("deadly") or (name.startswith("unlucky") and not met.exists()):
+            met.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         met.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    met.touch()
-    path = AtlasFolder(place.atlas).record(unit.identity.digest)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()  # nobody reads it
-    if name.startswith("slow"):
-        time.sleep(LONG)
-    return Result(unit, None)
+        path = AtlasFolder(self.atlas).record(unit.identity.digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if name.startswith("slow"):
+            time.sleep(LONG)
+        return Result(unit, None)
 
 
-def dask_setup(_worker: object) -> None:
-    """Called by a worker of which this is a preload."""
-    from indexer.builds import dask_executor
+def pretending_worker(folder: Path) -> PretendingWorker:
+    """As another process knows the class: not as that of ``__main__``."""
     from tests import pretended_work
 
-    dask_executor.work = pretended_work.pretend
+    return pretended_work.PretendingWorker(folder, folder / "base")
 
 
 def main() -> None:
     folder, how, *names = sys.argv[1:]
-    executor.work = pretend
-    units, place = [unit(name) for name in names], Place(Path(folder), Path(folder) / "base")
+    units, worker = [unit(name) for name in names], pretending_worker(Path(folder))
     try:
-        together = executor.ProcessExecutor(2).run(units, place)
-        alone = executor.one_by_one(units, partial(pretend, place=place), partial(executor._given_up, place))
-        for _ in together if how == "together" else alone:
+        together = executor.in_processes(units, worker, 2)
+        for _ in together if how == "together" else executor.one_by_one(units, worker):
             pass
     except KeyboardInterrupt:
         sys.exit(130)

@@ -18,12 +18,12 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.builds import dask_executor
 from indexer.builds.dask_executor import DaskExecutor
-from indexer.builds.result import Place, Result
+from indexer.builds.report import Result
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT, Shell, start_python
 from tests.hub_ground import Clock
 from tests.patience import PATIENCE, wait_for
-from tests.pretended_work import unit
+from tests.pretended_work import pretending_worker, unit
 from tests.world import BASE, make_world
 
 pytestmark = pytest.mark.slow
@@ -217,14 +217,14 @@ def test_those_that_wait_for_a_worker_that_dies_are_innocent(tmp_path):
     from distributed import LocalCluster
 
     names = ["a", "deadly", "b", "c"]
-    place = Place(tmp_path, tmp_path / "base")
-    pretending = {"preload": ["tests.pretended_work"], "local_directory": str(tmp_path / "dask")}
+    worker = pretending_worker(tmp_path)
+    folder = str(tmp_path / "dask")
     with (
         dask.config.set(
             {"distributed.scheduler.allowed-failures": 0, "distributed.deploy.lost-worker-timeout": "300s"}
         ),
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", **pretending) as local,
-        closing(DaskExecutor(local.scheduler_address).run([unit(name) for name in names], place)) as results,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", local_directory=folder) as local,
+        closing(DaskExecutor(local.scheduler_address).run([unit(name) for name in names], worker)) as results,
     ):
         found = [(result.unit.model.id[4:], result.error and result.error.reason) for result in results]
     assert sorted(found) == [("a", None), ("b", None), ("c", None), ("deadly", "worker_died")]
@@ -273,14 +273,14 @@ def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_fi
 def test_a_record_that_is_not_seen_here_is_a_failure_of_one_model(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(dask_executor, "time", clock)
-    place = Place(tmp_path, tmp_path / "base")
+    worker = pretending_worker(tmp_path)
     lost, late = Result(unit("lost"), None), Result(unit("late"), None)
-    assert dask_executor._seen(lost, place).error.reason == "worker_error"
-    assert clock.now - 1000.0 == pytest.approx(dask_executor.SEEN_SECONDS, abs=0.5)
+    assert dask_executor.visible_result(lost, worker).error.reason == "worker_error"
+    assert clock.now - 1000.0 == pytest.approx(dask_executor.VISIBLE_SECONDS, abs=0.5)
     path = AtlasFolder(tmp_path).record(late.unit.identity.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     clock.meanwhile = lambda seconds: path.touch()
-    assert dask_executor._seen(late, place) is late
+    assert dask_executor.visible_result(late, worker) is late
 
 
 CONNECT = """
@@ -289,7 +289,7 @@ from pathlib import Path
 from indexer.errors import AtlasError
 from indexer.builds.dask_executor import DaskExecutor
 try:
-    DaskExecutor(sys.argv[1])._connected()
+    DaskExecutor(sys.argv[1]).connect()
 except AtlasError as error:
     sys.exit(str(error))
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.builds import free_memory
-from indexer.builds.free_memory import available_memory
+from indexer import machine
+from indexer.machine import available_memory
 
 MB = 10**6
 
@@ -14,9 +14,9 @@ MB = 10**6
 def groups(tmp_path, monkeypatch):
     """A machine with 20 GB free, and writers of its control groups."""
     (tmp_path / "meminfo").write_text("MemTotal: 32000000 kB\nMemAvailable: 19531250 kB\n")
-    monkeypatch.setattr(free_memory, "MACHINE", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(free_memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
 
     def group(path, **files):
         folder = tmp_path / "groups" / path

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.options import index_change
 from indexer.cli import main
-from indexer.cli.options import index_change_of
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.vectors.choice import IndexChange, IndexChoice
@@ -34,9 +34,7 @@ def test_each_option_changes_one_thing():
 
 
 def test_options_of_the_command_say_no_more_than_they_were_given():
-    asked = [
-        index_change_of(dict(chosen)) for chosen in ({"index_memory": "4G"}, {"recall": 0.0}, {"index": "exact"}, {})
-    ]
+    asked = [index_change(**chosen) for chosen in ({"index_memory": "4G"}, {"recall": 0.0}, {"index": "exact"}, {})]
     assert asked == [IndexChange(memory=4 * 10**9), IndexChange(promised=0.0), IndexChange("exact"), None]
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.report import BuildOptions, Watcher
-from indexer.builds.shards import publish_records
+from indexer.builds.commands import publish_records
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
 from indexer.database.reading import Reading
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify

@@ -10,46 +10,44 @@ from multiprocessing import active_children
 
 import pytest
 
-from indexer.builds import executor
-from indexer.builds.executor import ProcessExecutor, SerialExecutor, executor_for
+from indexer.builds.executor import in_processes, run_units
+from indexer.builds.report import Result
 from indexer.builds.resources import workers_for
-from indexer.builds.result import Place, Result
 from tests.conftest import start_python
 from tests.patience import PATIENCE, wait_for
-from tests.pretended_work import pretend, unit
+from tests.pretended_work import PretendingWorker, pretending_worker, unit
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(executor, "work", pretend)
-    return Place(tmp_path, tmp_path / "base")
+def worker(tmp_path) -> PretendingWorker:
+    return pretending_worker(tmp_path)
 
 
-def told(results: list[Result]) -> dict[str, str | None]:
+def reasons(results: list[Result]) -> dict[str, str | None]:
     """The reason of each model, which must have come once."""
     counts = Counter(result.unit.model.id for result in results)
     assert set(counts.values()) == {1}, counts
     return {result.unit.model.id.removeprefix("org/"): result.error and result.error.reason for result in results}
 
 
-def test_a_process_killed_in_the_middle_of_a_unit_costs_only_that_attempt(place):
+def test_a_process_killed_in_the_middle_of_a_unit_costs_only_that_attempt(worker):
     names = ["a", "unlucky", "deadly", "b"]
-    found = told(list(ProcessExecutor(2).run([unit(name) for name in names], place)))
+    found = reasons(list(in_processes([unit(name) for name in names], worker, 2)))
     assert found == {name: "worker_died" if name == "deadly" else None for name in names}
 
 
-def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(place):
+def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(worker):
     """The consumer publishes for minutes, and the processes are idle."""
     names = [str(number) for number in range(10)]
     results = []
-    for result in ProcessExecutor(2).run([unit(name) for name in names], place):
+    for result in in_processes([unit(name) for name in names], worker, 2):
         results.append(result)
         if len(results) == 3:
             active_children()[0].kill()
             wait_for(lambda: not active_children())  # the pool ends the other one itself
-    assert told(results) == dict.fromkeys(names)
+    assert reasons(results) == dict.fromkeys(names)
 
 
 @pytest.mark.parametrize("how", ["together", "alone"])
@@ -73,5 +71,9 @@ def test_a_pool_that_is_stopped_leaves_nobody_behind(tmp_path, how, stop):
 def test_few_units_take_fewer_workers():
     assert [workers_for(32, units) for units in (0, 1, 2, 3, 50, 63, 64, 1000)] == [1, 1, 1, 2, 25, 32, 32, 32]
     assert workers_for(1, 1000) == 1
-    assert isinstance(executor_for(1), SerialExecutor)
-    assert executor_for(25).workers == 25
+
+
+def test_one_worker_is_this_process(worker):
+    results = list(run_units([unit("a")], worker, 1))
+    assert reasons(results) == {"a": None}
+    assert not active_children()

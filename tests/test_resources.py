@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from indexer.builds import resources
-from indexer.builds.bases import check_device
-from indexer.builds.resources import AHEAD_BYTES, PROCESS_BYTES, parse_size, share_out
+from indexer.builds.options import parse_size
+from indexer.builds.resources import AHEAD_BYTES, PROCESS_BYTES, share_out
 from indexer.errors import AtlasError
+from indexer.machine import check_device
 
 MB = 10**6
 ROBERTA = (340 * MB, 9_437_184)  # block matrices, the largest as float32
@@ -27,7 +28,7 @@ def test_sizes_as_people_write_them(text, expected):
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "2X", "0", "1e9", "2 G B", "9" * 100, "nan", "2,5G"])
 def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 
 
@@ -106,5 +107,5 @@ def test_a_device_that_is_not_there_is_told_in_two_sentences(monkeypatch, error)
     with pytest.raises(AtlasError) as caught:
         check_device("cuda")
     assert str(caught.value) == (
-        "The device 'cuda' is not usable here: Torch not compiled with CUDA enabled. Use `device='cpu'`."
+        "The device 'cuda' cannot be used here: Torch not compiled with CUDA enabled. Use `device='cpu'`."
     )

@@ -10,7 +10,8 @@ from collections import Counter
 import duckdb
 import pytest
 
-from indexer.builds.shards import Shard
+from indexer.builds.commands import Shard
+from indexer.errors import AtlasError
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell, start_python
 from tests.world import BASE, OLD_ID, make_world
@@ -29,7 +30,7 @@ def test_shards_as_they_are_written(text, expected):
      ("a/b", "form"), ("0/0", "form"), ("0/99999999999", "form"), ("1/2/3", "form"), ("²/4", "form")],
 )  # fmt: skip
 def test_what_is_no_shard(text, problem):
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(AtlasError, match=problem):
         Shard.parse(text)
 
 

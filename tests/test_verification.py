@@ -10,8 +10,9 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.report import BuildOptions, Watcher
-from indexer.builds.shards import publish_records
+from indexer.builds.commands import publish_records
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
 from indexer.errors import AtlasError
 from indexer.names import RELATIONS
 from indexer.publish.maintenance import represent

@@ -11,8 +11,7 @@ import torch
 
 from indexer.atlas import AtlasFolder
 from indexer.builds import worker
-from indexer.builds.result import Place
-from indexer.builds.worker import work
+from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.records.identity import SVD_METHOD, Spec
@@ -23,10 +22,10 @@ from tests.spectra.recorded import KINDS, base_in
 
 
 @pytest.fixture
-def place(tmp_path):
+def work(tmp_path):
     base, _ = base_in(tmp_path, KINDS["roberta"])
     base.close()
-    return Place(tmp_path / "atlas", base.path)
+    return RecordWorker(tmp_path / "atlas", base.path)
 
 
 def unit_of(folder):
@@ -57,11 +56,11 @@ def raising(error):
         (raising(TimeoutError()), "timeout"),
     ],
 )
-def test_no_single_model_ends_a_build(place, tmp_path, monkeypatch, trouble, reason):
+def test_no_single_model_ends_a_build(work, tmp_path, monkeypatch, trouble, reason):
     monkeypatch.setattr(worker, "vectorise", lambda *_, **__: trouble())
     unit = unit_of(tmp_path)
-    result = work(unit, place)
-    kept = RecordStore(AtlasFolder(place.atlas)).outcome(unit.identity.digest)
+    result = work(unit)
+    kept = RecordStore(AtlasFolder(work.atlas)).outcome(unit.identity.digest)
     assert result.error.reason == kept.reason == reason
     assert kept.status == "failed"  # worth another try
     assert kept.detail.isprintable()
@@ -71,19 +70,19 @@ def test_no_single_model_ends_a_build(place, tmp_path, monkeypatch, trouble, rea
 
 
 @pytest.mark.parametrize("trouble", [OSError(errno.ENOSPC, "full"), AtlasError("the base is damaged")])
-def test_trouble_of_the_place_does(place, tmp_path, monkeypatch, trouble):
+def test_trouble_of_the_place_does(work, tmp_path, monkeypatch, trouble):
     monkeypatch.setattr(worker, "vectorise", lambda *_, **__: raising(trouble)())
     with pytest.raises(type(trouble)):
-        work(unit_of(tmp_path), place)
+        work(unit_of(tmp_path))
 
 
-def test_what_was_read_of_a_model_counts_also_when_it_comes_to_nothing(place, tmp_path):
+def test_what_was_read_of_a_model_counts_also_when_it_comes_to_nothing(work, tmp_path):
     kind = KINDS["roberta"]
     weights = kind.random(seed=2)
-    good = work(unit_of(world.save(tmp_path / "good", kind, weights)), place)
+    good = work(unit_of(world.save(tmp_path / "good", kind, weights)))
     last = max(name for name in weights if weights[name].ndim == 2)
     weights[last] = np.full_like(weights[last], np.nan)
-    bad = work(unit_of(world.save(tmp_path / "bad", kind, weights)), place)
+    bad = work(unit_of(world.save(tmp_path / "bad", kind, weights)))
     assert (good.error, bad.error.reason) == (None, "not_finite")
     assert bad.bytes_total == good.bytes_total > 0
     assert good.bytes_read / 2 < bad.bytes_read <= good.bytes_read

@@ -1,12 +1,14 @@
-"""A build: crawl a base's fine-tunes, vectorise what is new or changed, publish."""
+"""The build of one base: plan what is new or changed, vectorise it, publish."""
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,13 @@ from typing import Any
 from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Planned, existing_record, plan
 from indexer.builds.renames import follow_renames, move_records
-from indexer.builds.report import BuildOptions, BuildReport, Watcher
+from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import Resources, share_out, workers_for
-from indexer.builds.result import Place, Result
-from indexer.builds.versions import library_versions
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, Failed
+from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
@@ -36,12 +37,12 @@ from indexer.records.store import RecordStore
 from indexer.records.unit import Unit
 from indexer.untrusted import printable
 
-# Results are published as they come, so that an interrupted build is useful: not more often than this many seconds,
-# and seldom enough that publishing takes no more than this share of the time.
+# Results are published as they come, so that an interrupted build is useful: at most this often (in seconds), and
+# seldom enough that publishing takes no more than this share of the time.
 PUBLISH_EVERY_SECONDS = 60.0
 PUBLISHING_SHARE = 0.05
 
-# Past this share of failures (skips do not count) the fault is not the models'.
+# Above this share of failures (skips do not count) the cause is not the models, and the build stops.
 STOP_AFTER_TRIES = 20
 STOP_ABOVE_SHARE = 0.5
 
@@ -63,12 +64,12 @@ class Build:
         self.options = options
         self.watcher = watcher or Watcher()
         self.store = RecordStore(folder)
-        self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # what adapters stand on, where the listing lacks it
+        self.asks_hub = asks_hub and not constants.HF_HUB_OFFLINE  # to find the bases of adapters
         self.listing = listing or Listing(folder.listing(facts.id))
-        self.superseded: list[str] = []  # records under names that their models no longer have
-        self.asked: dict[str, Any] = {}  # of a build that crawls: the Hub's address and the command's options
+        self.superseded: list[str] = []  # digests of records under old names of models
+        self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, where there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
-        self.database_bytes: int | None = None  # known once the memory is shared out
+        self.database_bytes: int | None = None  # known once the workers have their share
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC)
 
@@ -93,15 +94,15 @@ class Build:
             checkpoint.close()
 
     def check_base(self) -> None:
-        """Raises AtlasError where the base can be none, before anything is asked about its fine-tunes."""
+        """Raises AtlasError where the base cannot be used, before the Hub is asked about its fine-tunes."""
         if not stored_bases(self.folder, self.facts.id):
             self.base_size()
 
     def stored_base(self) -> StoredBase:
         """The base's block matrices, fetched where the atlas does not have them yet.
 
-        A new commit that leaves the weight files as they were (an edited card) is not a new base: the commit
-        that the atlas knows stays, and with it every record.
+        A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
+        commit it knows, and with it every record.
         """
         path = self.folder.base(self.facts.id, self.facts.commit)
         if path.is_file() and self._is_whole(stored := StoredBase(path)):
@@ -140,7 +141,7 @@ class Build:
         self.report.base_commit = commit
 
     def selected(self) -> list[ListedModel]:
-        """The listed models that the options speak of."""
+        """The listed models that the options select."""
         options = self.options
         return select(
             self.listing.models(),
@@ -154,9 +155,9 @@ class Build:
     def plan(
         self, selected: Sequence[ListedModel] | None = None, folders: Mapping[str, Path] | None = None
     ) -> list[Planned]:
-        """What there is to do for every listed model; ``selected`` by the options unless given.
+        """What there is to do for every listed model; the options choose ``selected`` unless it is given.
 
-        ``folders``: where models of this machine lie, by their ids.
+        ``folders``: the folders of local models, by id.
         """
         options = self.options
         models = self.listing.models()
@@ -178,8 +179,18 @@ class Build:
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
-                self._count_settled(one)
-        self._tell_unknown(parents)
+                if one.is_unchanged:
+                    self.report.unchanged += 1
+                elif one.has_failed:
+                    self.report.failed += 1
+                else:
+                    self.report.skipped += 1
+        if parents.unknown and self.asks_hub:
+            model, named = min(parents.unknown.items())
+            self.watcher.say(
+                f"adapters whose base could not be resolved, treated as adapters of {self.facts.id}: "
+                f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
+            )
         self.report.discovered = len(chosen)
         again = sum(one.lacks_spectra and one.unit is not None for one in planned)
         if again:
@@ -187,31 +198,15 @@ class Build:
         return planned
 
     def _vector_length(self) -> int | None:
-        """About how many numbers a vector is to have: as asked for, else as published."""
+        """About how many numbers a vector should have: as asked for, else as published."""
         asked = self.options.index.budget if self.options.index else None
         found = held(self.folder, self.facts.id)
         return asked or (found.budget if found is not None else None)
 
-    def _tell_unknown(self, parents: Parents) -> None:
-        if parents.unknown and self.asks_hub:
-            model, named = min(parents.unknown.items())
-            self.watcher.say(
-                f"adapters that name a base nobody can find, taken as adapters of {self.facts.id}: "
-                f"{len(parents.unknown)} ({printable(model, 100)} names {printable(named, 100)})"
-            )
-
-    def _count_settled(self, one: Planned) -> None:
-        if one.is_unchanged:
-            self.report.unchanged += 1
-        elif one.has_failed:
-            self.report.failed += 1
-        else:
-            self.report.skipped += 1
-
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
-        """Do what is planned, and publish now and then. Ctrl-C publishes what was done and goes on upwards."""
+        """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
         settled = {one.entry.listed.id: one.entry for one in planned}
-        waiting, known = dict(settled), set(settled)  # what no publish has been told of yet; and what was planned
+        waiting, known = dict(settled), set(settled)  # not yet published; and planned
         due = time.monotonic() + PUBLISH_EVERY_SECONDS
         try:
             for result in chain(self.work(planned, base, settled), self._work_on_renamed(planned, base, settled)):
@@ -226,28 +221,28 @@ class Build:
             except Exception:
                 if not isinstance(stop, Exception):
                     raise
-                raise stop from None  # on a full disk publishing fails as well: what came first is to be told
+                raise stop from None  # on a full disk publishing fails too: the first error is the one to report
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         lacking = sum(settled[one.entry.listed.id] is one.entry for one in planned if one.lacks_spectra)
         if lacking:
-            self.watcher.say(f"records that still have no spectra, left to another `index build --spectra`: {lacking}")
+            self.watcher.say(f"records that still have no spectra, until the next `index build --spectra`: {lacking}")
         return self.report
 
     def follow(self, names: Sequence[str]) -> dict[str, str]:
-        """What models are called now, of ``names`` those that have another name; listed and kept under that."""
+        """List renamed models among ``names`` under their new names; returns old name → new name."""
         renamed = follow_renames(self.listing, self.facts.ids, names)
         moved = {old: new for old, new in renamed.items() if new not in self.facts.ids}
         self.superseded += move_records(self.store, self.facts.id, moved)
         for old, new in renamed.items():
-            self.watcher.say(f"{old} is called {new} now")
+            self.watcher.say(f"{old} is now called {new}")
         return renamed
 
     def _work_on_renamed(
         self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]
-    ) -> Iterator[Result]:
-        """Models that reading found under an old name, under their new one."""
+    ) -> Iterator[Result[Unit]]:
+        """Work on models that turned out to have a new name, under that name."""
         asked = [one.entry.listed.id for one in planned if one.unit is not None]
         reasons = {name: outcome.reason for name in asked if (outcome := settled[name].outcome) is not None}
         names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
@@ -255,7 +250,7 @@ class Build:
             return
         renamed = self.follow(names)
         wanted = {model.id for model in self.listing.models()} & set(renamed.values()) - set(settled)
-        # An old name counts as its new one, and not at all where that was looked at anyway.
+        # An old name counts as its new one, and not at all where the new one was planned anyway.
         self.report.skipped -= sum(reasons[name] == "renamed" for name in renamed)
         self.report.failed -= sum(reasons[name] == "not_found" for name in renamed)
         discovered = self.report.discovered - len(renamed) + len(wanted)
@@ -269,7 +264,7 @@ class Build:
         yield from self.work(again, base, settled)
 
     def _publish_meanwhile(self, waiting: dict[str, Entry], base: StoredBase) -> float:
-        """Publish what is waiting; when to do so again."""
+        """Publish what is waiting; returns when to publish next."""
         began = time.monotonic()
         self.publish(waiting.values(), base, None)
         waiting.clear()
@@ -277,7 +272,7 @@ class Build:
         return ended + max(PUBLISH_EVERY_SECONDS, (ended - began) / PUBLISHING_SHARE)
 
     def _find_what_was_done(self, planned: Sequence[Planned], settled: dict[str, Entry]) -> None:
-        """Records that workers wrote and nobody heard of any more."""
+        """Find records that workers wrote after the build had stopped listening."""
         for one in planned:
             if one.unit is not None and settled[one.entry.listed.id] is one.entry:
                 found = existing_record(one.unit.identity, self.store)
@@ -286,27 +281,35 @@ class Build:
                     settled[one.entry.listed.id] = done
 
     def finished(self) -> BuildReport:
-        """The report as it stands, with the time that went by."""
+        """The report so far, with the time elapsed."""
         self.report.seconds = round(time.monotonic() - self.started, 3)
         return self.report
 
-    def work(self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result]:
-        """Do what is planned; after each model ``settled`` (by id) says what became of it. Nothing is published."""
+    def work(self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result[Unit]]:
+        """Do what is planned and publish nothing; after each model ``settled`` (by id) has its new entry."""
         units = [one.unit for one in planned if one.unit is not None]
-        self.watcher.started(self.facts.id, len(units), planned)
+        self.watcher.started(self.facts.id, len(units))
         if not units:
             return
-        from indexer.builds.executor import executor_for  # and torch with it: not where there is nothing to do
+        from indexer.builds.executor import run_units
+        from indexer.builds.worker import RecordWorker  # imports torch
 
         resources = self._resources(base, len(units))
-        place = Place(self.folder.root, base.path, resources)
-        executor = executor_for(resources.workers, self.options.scheduler)
-        with closing(executor.run(units, place)) as results:
+        worker = RecordWorker(self.folder.root, base.path, resources)
+        if self.options.scheduler is not None:
+            from indexer.builds.dask_executor import DaskExecutor
+
+            running = DaskExecutor(self.options.scheduler).run(units, worker)
+        else:
+            running = run_units(units, worker, resources.workers)
+        with closing(running) as results:
             for result in results:
                 settled[result.unit.model.id] = self._settle(settled[result.unit.model.id], result)
-                self.watcher.finished(result, self.report)
+                self.watcher.finished(result)
                 yield result
-                if self._is_hopeless():
+                tried = self.report.indexed + self.report.failed
+                if tried >= STOP_AFTER_TRIES and self.report.failed > STOP_ABOVE_SHARE * tried:
+                    self.report.stopped = f"{self.report.failed} of {tried} models failed"
                     return
 
     def _resources(self, base: StoredBase, units: int) -> Resources:
@@ -316,39 +319,28 @@ class Build:
         found = share_out(workers, base.block_bytes, largest, options.memory, options.bandwidth)
         if found.workers < workers:
             self.watcher.say(f"memory for {found.workers} of {workers} workers")
+        self.database_bytes = found.database_bytes
         return found
 
-    def _settle(self, entry: Entry, result: Result) -> Entry:
+    def _settle(self, entry: Entry, result: Result[Unit]) -> Entry:
         report, digest = self.report, result.unit.identity.digest
         report.bytes_read += result.bytes_read
         report.bytes_total += result.bytes_total
+        report.count(result.error)
         if result.error is None:
-            report.indexed += 1
             return Entry(entry.listed, entry.base, result.unit.commit, record_key=digest)
-        if isinstance(result.error, Failed):
-            report.failed += 1
-        else:
-            report.skipped += 1
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
-            return entry  # what was there, without spectra or of an earlier commit, is as good as before
+            return entry  # the record that was there, without spectra or of an earlier commit, still counts
         return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
 
-    def _is_hopeless(self) -> bool:
-        """Whether so much fails that going on would only fill the atlas with failures."""
-        tried = self.report.indexed + self.report.failed
-        if tried < STOP_AFTER_TRIES or self.report.failed <= STOP_ABOVE_SHARE * tried:
-            return False
-        self.report.stopped = f"{self.report.failed} of {tried} models failed"
-        return True
-
     def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
-        """Bring the atlas up to date; with an ``outcome`` (finished, stopped) this run is noted as a build."""
+        """Bring the atlas up to date; with an ``outcome`` (finished, stopped) the run is recorded as a build."""
         self.finished()
         entries = list(entries)
-        is_told = outcome == "finished" or any(one.status != "listed" for one in entries)
-        if not is_told and not self.folder.database.exists():
-            return  # nothing was learnt that is not in the listing
+        is_news = outcome == "finished" or any(one.status != "listed" for one in entries)
+        if not is_news and not self.folder.database.exists():
+            return  # there is nothing that is not in the listing
         renamed = self.listing.renamed
         publish(
             self.folder,
@@ -368,7 +360,7 @@ class Build:
             say=self.watcher.say,
             memory=self.database_bytes,
         )
-        while self.superseded:  # now that nothing published names them
+        while self.superseded:  # nothing published names them any more
             self.store.discard(self.superseded.pop())
 
     def _build_row(self, outcome: str) -> dict[str, Any]:
@@ -388,5 +380,17 @@ class Build:
             "seconds": report.seconds,
             "spec": canonical_json(asdict(self.spec) | self.asked),
             "thresholds": canonical_json(asdict(self.options.thresholds)),
-            "versions": canonical_json(library_versions()),
+            "versions": canonical_json(_library_versions()),
         }
+
+
+def _library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that a record depends on; "unknown" where one is not installed."""
+    names = ("vectors-in-the-wild", "torch", "transformers", "huggingface_hub", "faiss-cpu", "duckdb", "numpy")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except Exception:
+            found[name] = "unknown"
+    return found

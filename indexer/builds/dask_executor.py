@@ -1,39 +1,68 @@
 """Units of work on a Dask distributed cluster that sees the atlas's folder.
 
-Dask decides where a unit runs and runs it again elsewhere when its worker dies. A unit writes its record by rename,
-so that one that runs twice, or whose client is gone meanwhile, does no harm: the next build finds the record.
+Dask decides where a unit runs, and runs it again elsewhere when its worker dies. A unit writes its record by rename, so
+one that runs twice, or whose client has gone meanwhile, does no harm: the next build finds the record.
+
+Dask's own accounting of lost workers is not enough here: it blames every task that a lost worker held, not the one
+that killed it. So units whose worker died are tried again alone.
+
+Before any work all workers are asked for their version, their Hub and whether they see the folder; a worker that joins
+later is asked before its first unit.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.dask_terms import Terms, check_here, check_workers, terms_of, told_in_a_line
-from indexer.builds.result import Place, Result
-from indexer.builds.worker import abandoned, what_it_means, work
-from indexer.errors import AtlasError, Failed, require
+from indexer.builds.report import Result
+from indexer.builds.worker import RecordWorker, classify_error
+from indexer.errors import AtlasError, Failed, require, without_user
 from indexer.records.store import RecordStore
 from indexer.records.unit import Unit
+from indexer.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_SECONDS = 20.0
-# A cluster may lose its last worker and get new ones; this long nobody is told that it has none.
-PATIENCE_SECONDS = 120.0
+# A cluster may lose its last worker and get new ones; after this long without any the build stops.
+WITHOUT_WORKERS_SECONDS = 120.0
 LOOK_SECONDS = 5.0
 # Enough to keep every thread busy while the client sleeps, few enough to stop soon.
 WAITING_PER_THREAD = 3
-# So many that may have killed a worker are tried alone before others begin: where all do, that is soon known.
+# When this many units may have killed a worker, they are tried alone before others begin.
 MOST_SUSPECTS = 8
-# A file that another machine has written is seen here when NFS asks again, which it does at least once a minute.
-SEEN_SECONDS = 65.0
+# A file written on another machine is visible here when NFS asks again, which it does at least once a minute.
+VISIBLE_SECONDS = 65.0
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a worker must share with the client; ``token`` is a file in the atlas's folder while the build runs."""
+
+    version: str
+    endpoint: str
+    token: Path
+
+
+@dataclass(frozen=True)
+class _WorkerError:
+    """An exception on a worker, as text: Dask's client stalls on tracebacks that it cannot unpickle."""
+
+    text: str
+    hint: str = ""
+    errno: int | None = None
 
 
 class DaskExecutor:
@@ -43,182 +72,227 @@ class DaskExecutor:
         self.address = address
 
     def check(self) -> None:
-        """Raises AtlasError where no scheduler answers: better told before a long crawl than after it."""
-        self._connected().close(timeout=5)
+        """Raises AtlasError where no scheduler answers; called before a long crawl."""
+        self.connect().close(timeout=5)
 
-    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
-        """Yield results as they come, one for each unit.
+    def run(self, units: Sequence[Unit], worker: RecordWorker) -> Generator[Result[Unit]]:
+        """Yield one result for each unit, as they come.
 
         Raises AtlasError where the scheduler cannot be reached or goes away, where a worker cannot work (another
         version, another Hub, a folder it does not see), or where the cluster stays without workers.
         """
-        client = self._connected()
+        from distributed import CancelledError
+        from distributed.comm import CommClosedError
+
+        client = self.connect()
         try:
-            _wait_for_workers(client, self.address)
-            with terms_of(place.atlas) as terms:
-                check_workers(client, terms)
+            self._wait_for_workers(client)
+            with _requirements(worker.atlas) as required:
+                _check_workers(client, required)
                 waiting = list(reversed(units))
                 while waiting:
-                    suspects = yield from self._results(client, waiting, place, terms)
-                    # A worker that dies takes along those that wait for it: each is tried again, alone in flight.
-                    for unit in (yield from self._results(client, suspects, place, terms, is_alone=True)):
+                    suspects = yield from self._results(client, waiting, worker, required)
+                    for unit in (yield from self._results(client, suspects, worker, required, is_alone=True)):
                         error = Failed("worker_died", "the worker that read it died each time (out of memory?)")
-                        yield abandoned(unit, place, error)
-        except _signs_of_loss() as error:
-            raise _lost(self.address) from error
+                        yield worker.give_up(unit, error)
+        except (CancelledError, CommClosedError) as error:
+            raise self._lost() from error
         finally:
             client.close(timeout=5)
 
-    def _connected(self) -> Client:
+    def connect(self) -> Client:
+        """A client. Raises AtlasError where no scheduler answers."""
         require("`executor='dask'`", "distributed")
         from distributed import Client
 
         for name in ("distributed", "distributed.client", "distributed.core", "distributed.comm"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters of it is said in a line of ours
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is reported in one line of ours
         client = Client.__new__(Client)
         try:
             client.__init__(  # type: ignore[misc]
                 self.address, timeout=CONNECT_SECONDS, set_as_default=False, name="vectors-in-the-wild"
             )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
-            client.status = "closed"  # else it is closed when the program ends, which takes long and leaves a traceback
+            client.status = "closed"  # otherwise it is closed at exit, which takes long and leaves a traceback
             raise AtlasError(
-                f"No Dask scheduler answers at {self.address}: {told_in_a_line(error)}.",
-                "Check `scheduler`, and what Dask is told of TLS (docs/clusters.md).",
+                f"No Dask scheduler answers at {self.address}: {_in_a_line(error)}.",
+                "Check `scheduler`, and Dask's TLS configuration (docs/clusters.md).",
             ) from error
         return client
 
+    def _wait_for_workers(self, client: Client) -> None:
+        deadline = time.monotonic() + WITHOUT_WORKERS_SECONDS
+        while not _threads(client):
+            if time.monotonic() > deadline:
+                raise AtlasError(
+                    f"The Dask cluster at {self.address} has no workers.",
+                    f"Start some: dask worker {self.address} --nthreads 1",
+                )
+            time.sleep(0.2)
+
     def _results(
-        self, client: Client, waiting: list[Unit], place: Place, terms: Terms, is_alone: bool = False
-    ) -> Generator[Result, None, list[Unit]]:
+        self, client: Client, waiting: list[Unit], worker: RecordWorker, required: Requirements, is_alone: bool = False
+    ) -> Generator[Result[Unit], None, list[Unit]]:
         """Run from the end of ``waiting``; returns the units whose workers died, and stops early for many of them."""
         from distributed import wait
-        from distributed.utils import TimeoutError as Late
+        from distributed.utils import TimeoutError as NothingDone
 
         running: dict[Future, Unit] = {}
         killed: list[Unit] = []
         most_killed = len(waiting) + 1 if is_alone else MOST_SUSPECTS
-        lonely_since: float | None = None
+        empty_since: float | None = None  # when the cluster was first seen without workers
         while running or (waiting and len(killed) < most_killed):
-            most = 1 if is_alone else WAITING_PER_THREAD * max(1, _threads(client))
+            threads = _threads(client)
+            most = 1 if is_alone else WAITING_PER_THREAD * max(1, threads)
             room = most - len(running) if len(killed) < most_killed else 0
             for _ in range(min(room, len(waiting))):
                 unit = waiting.pop()
-                key = f"{unit.identity.digest}-{uuid4().hex}"  # a key that Dask knows already is not run again
-                running[client.submit(_attempt, unit, place, terms, key=key, pure=False)] = unit
+                key = f"{unit.identity.digest}-{uuid4().hex}"  # Dask does not run a key again that it knows
+                running[client.submit(_attempt, unit, worker, required, key=key, pure=False)] = unit
             try:
                 with client.as_current():
                     done = wait(list(running), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
-            except Late:
+            except NothingDone:
                 done = set()
             for future in done:
                 unit = running.pop(future)
-                result = _result(future, unit, place, self.address)
+                result = self._result(future, unit, worker)
                 future.release()
                 if result is None:
                     killed.append(unit)
                 else:
                     yield result
-            lonely_since = self._lonely_since(client, lonely_since)
+            if client.status != "running":
+                raise self._lost()
+            if threads:
+                empty_since = None
+            elif empty_since is None:
+                empty_since = time.monotonic()
+            elif time.monotonic() - empty_since > WITHOUT_WORKERS_SECONDS:
+                raise AtlasError(
+                    f"The Dask cluster at {self.address} has had no worker for {WITHOUT_WORKERS_SECONDS:.0f} s.",
+                    "Start workers and run it again; what was done stays.",
+                )
         return killed
 
-    def _lonely_since(self, client: Client, since: float | None) -> float | None:
-        """When the cluster was first seen without workers; raises AtlasError when that is too long ago."""
-        if client.status != "running":
-            raise _lost(self.address)
-        if _threads(client):
-            return None
-        if since is None:
-            return time.monotonic()
-        if time.monotonic() - since > PATIENCE_SECONDS:
-            raise AtlasError(
-                f"The Dask cluster at {self.address} has had no worker for {PATIENCE_SECONDS:.0f} s.",
-                "Start workers and run it again; what was done stays.",
-            )
-        return since
+    def _result(self, future: Future, unit: Unit, worker: RecordWorker) -> Result[Unit] | None:
+        """What the future holds; None where Dask gave up because the workers that ran it died.
+
+        Raises OSError where the atlas cannot be written to, AtlasError where a worker cannot work at all or the
+        scheduler has gone.
+        """
+        from distributed import KilledWorker
+
+        if future.status in ("cancelled", "lost"):
+            raise self._lost()
+        if future.status != "finished":
+            error = future.exception()
+            if isinstance(error, KilledWorker):
+                return None
+            sentence = f"the worker could not do it ({type(error).__name__}: {_in_a_line(error)})"
+            return worker.give_up(unit, Failed("worker_error", sentence))
+        found: Result[Unit] | _WorkerError = future.result()
+        if isinstance(found, Result):
+            return visible_result(found, worker)
+        if found.errno is not None:
+            raise OSError(found.errno, found.text)
+        raise AtlasError(found.text, found.hint)
+
+    def _lost(self) -> AtlasError:
+        return AtlasError(
+            f"The Dask scheduler at {self.address} went away.",
+            "Start it again and run the build again; what was done stays.",
+        )
 
 
-@dataclass(frozen=True)
-class _Trouble:
-    """An exception on a worker. It comes as text: Dask's client stalls on tracebacks that it cannot unpickle."""
-
-    text: str
-    hint: str = ""
-    errno: int | None = None
-
-
-def _attempt(unit: Unit, place: Place, terms: Terms) -> Result | _Trouble:
-    """Run on a worker, which may have come after the others were asked."""
+def _attempt(unit: Unit, worker: RecordWorker, required: Requirements) -> Result[Unit] | _WorkerError:
+    """Run one unit, on a worker."""
     try:
-        check_here(terms)
-        return work(unit, place)
+        check_here(required)
+        return worker(unit)
     except AtlasError as error:
-        return _Trouble(error.message, error.hint)
+        return _WorkerError(error.message, error.hint)
     except OSError as error:
-        return _Trouble(told_in_a_line(error), errno=error.errno)
+        return _WorkerError(_in_a_line(error), errno=error.errno)
     except Exception as error:
-        return abandoned(unit, place, what_it_means(error))
+        return worker.give_up(unit, classify_error(error))
 
 
-def _result(future: Future, unit: Unit, place: Place, address: str) -> Result | None:
-    """What the future holds; None where Dask gave up because too many workers died that were to run it.
-
-    Raises OSError for trouble of the place that is written to, AtlasError where a worker cannot work at all or the
-    scheduler is gone.
-    """
-    from distributed import KilledWorker
-
-    if future.status in ("cancelled", "lost"):
-        raise _lost(address)
-    if future.status != "finished":
-        error = future.exception()
-        if isinstance(error, KilledWorker):
-            return None
-        sentence = f"the worker could not do it ({type(error).__name__}: {told_in_a_line(error)})"
-        return abandoned(unit, place, Failed("worker_error", sentence))
-    found: Result | _Trouble = future.result()
-    if isinstance(found, Result):
-        return _seen(found, place)
-    if found.errno is not None:
-        raise OSError(found.errno, found.text)
-    raise AtlasError(found.text, found.hint)
-
-
-def _seen(result: Result, place: Place) -> Result:
-    """The same when its record is visible here, else a failure: what nobody can read cannot be published."""
-    store = RecordStore(AtlasFolder(place.atlas))
-    deadline = time.monotonic() + SEEN_SECONDS
+def visible_result(result: Result[Unit], worker: RecordWorker) -> Result[Unit]:
+    """The same once its record is visible here, else a failure: a record that is not visible cannot be published."""
+    store = RecordStore(AtlasFolder(worker.atlas))
+    deadline = time.monotonic() + VISIBLE_SECONDS
     while result.error is None and not store.has(result.unit.identity.digest):
         if time.monotonic() > deadline:
-            sentence = "its record was written on a worker and is not to be seen here; do both see one folder?"
-            return abandoned(result.unit, place, Failed("worker_error", sentence))
+            sentence = "its record was written on a worker but is not visible here; do both see the same folder?"
+            return worker.give_up(result.unit, Failed("worker_error", sentence))
         time.sleep(0.2)
     return result
 
 
-def _signs_of_loss() -> tuple[type[Exception], ...]:
-    from distributed import CancelledError
-    from distributed.comm import CommClosedError
-
-    return (CancelledError, CommClosedError)
-
-
-def _lost(address: str) -> AtlasError:
-    return AtlasError(
-        f"The Dask scheduler at {address} went away.", "Start it again and run the build again; what was done stays."
-    )
-
-
 def _threads(client: Client) -> int:
-    """Units that the cluster can work on at once."""
+    """How many units the cluster can work on at once."""
     return sum(client.nthreads().values())
 
 
-def _wait_for_workers(client: Client, address: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not _threads(client):
-        if time.monotonic() > deadline:
+@contextmanager
+def _requirements(atlas: Path) -> Iterator[Requirements]:
+    """What this process has."""
+    from huggingface_hub import constants
+
+    for left in atlas.glob(".seen-*.token"):  # of a client that was killed: there is one writer at a time
+        left.unlink(missing_ok=True)
+    token = atlas / f".seen-{uuid4().hex}.token"  # not .tmp: a publish during the build removes those
+    token.write_text(token.name, encoding="ascii")
+    try:
+        yield Requirements(__version__, without_user(constants.ENDPOINT), token)
+    finally:
+        token.unlink(missing_ok=True)
+
+
+def _check_workers(client: Client, required: Requirements) -> None:
+    """Ask all workers that are there now. Raises AtlasError that names one that does not fit."""
+    for name, answer in client.run(_introduce, required.token, on_error="return").items():
+        if not isinstance(answer, dict):
             raise AtlasError(
-                f"The Dask cluster at {address} has no workers.", f"Start some: dask worker {address} --nthreads 1"
+                f"The Dask worker {name} cannot work: {_in_a_line(answer)}.",
+                "Install vectors-in-the-wild on every worker.",
             )
-        time.sleep(0.2)
+        _check(required, answer, name)
+
+
+@lru_cache(maxsize=8)
+def check_here(required: Requirements) -> None:
+    """Called on a worker. Raises AtlasError where it does not fit."""
+    from distributed import get_worker
+
+    _check(required, _introduce(required.token), get_worker().address)
+
+
+def _introduce(token: Path) -> dict[str, Any]:
+    """Called on each worker: what it has."""
+    from huggingface_hub import constants
+
+    return {
+        "host": socket.gethostname(),
+        "version": __version__,
+        "endpoint": without_user(constants.ENDPOINT),
+        "sees_folder": token.is_file() and os.access(token.parent, os.W_OK),
+    }
+
+
+def _check(required: Requirements, answer: dict[str, Any], name: str) -> None:
+    for what, wanted, advice in (
+        ("version", required.version, "Install the same version everywhere."),
+        ("endpoint", required.endpoint, "Start workers with the same HF_ENDPOINT."),
+        ("sees_folder", True, f"Mount the folder {required.token.parent} there under the same path."),
+    ):
+        if answer[what] != wanted:
+            raise AtlasError(
+                f"The Dask worker {name} on {answer['host']} has {what}={answer[what]!r}, not {wanted!r}.", advice
+            )
+
+
+def _in_a_line(error: object) -> str:
+    """The message of an error, on one line and cut short."""
+    return " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__

@@ -1,6 +1,7 @@
-"""Executors: who runs the units of work. Each takes the same units and gives the same results.
+"""Runs units of work in this process, in a pool of processes, or on a Dask cluster.
 
-A result is written to the records folder by whoever did the work, by rename; what travels back is small.
+Each way takes the same units and gives one result for each. A result is written to disk by whichever process did the
+work, by rename; only a summary travels back.
 """
 
 from __future__ import annotations
@@ -8,120 +9,63 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from functools import partial
 from multiprocessing import get_context, parent_process
 from threading import Thread
-from typing import Protocol, TypeVar
 
-from indexer.builds.result import Place, Result
-from indexer.builds.worker import abandoned, work
+from indexer.builds.report import Result, U, Worker
 from indexer.console.messages import say_over_the_bar, verbosity
-from indexer.errors import Failed, ModelError
+from indexer.errors import Failed
 from indexer.network.session import install_session
-from indexer.records.unit import Unit
 
-# A unit that takes the process down twice is at fault itself.
+# A unit whose process dies this often is given up.
 DEATHS_ALLOWED = 2
 
 
-class Executor(Protocol):
-    """Runs units in any order and yields one result for each, exactly once."""
-
-    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
-        """Yield one result for each unit, in any order."""
-        ...
-
-
-class SerialExecutor:
-    """Everything in this process, one unit after another."""
-
-    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
-        """Yield results in the order of the units."""
-        for unit in units:
-            yield work(unit, place)
+def run_units(units: Sequence[U], worker: Worker[U], workers: int) -> Generator[Result[U]]:
+    """Yield one result for each unit, from this process where there is one worker, else from a pool."""
+    if workers > 1:
+        return in_processes(units, worker, workers)
+    return (worker(unit) for unit in units)
 
 
-class ProcessExecutor:
-    """A pool of processes on this machine, started by spawn: a fork after OpenMP has run hangs."""
+def in_processes(units: Sequence[U], worker: Worker[U], workers: int) -> Generator[Result[U]]:
+    """Run units in a pool of processes on this machine, and yield one result for each, in any order.
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    def run(self, units: Sequence[Unit], place: Place) -> Generator[Result]:
-        """Yield results as they come. A process that dies takes only its own unit's attempt with it."""
-        return in_processes(units, partial(work, place=place), partial(_given_up, place), self.workers)
-
-
-def _given_up(place: Place, unit: Unit, error: ModelError) -> Result:
-    return abandoned(unit, place, error)
-
-
-class Named(Protocol):
-    """What names a task's result."""
-
-    @property
-    def digest(self) -> str:
-        """As a file's name."""
-        ...
-
-
-class Identified(Protocol):
-    """A task that can be told from others."""
-
-    @property
-    def identity(self) -> Named:
-        """What names its result."""
-        ...
-
-
-Task = TypeVar("Task", bound=Identified)
-Outcome = TypeVar("Outcome")
-
-
-def in_processes(
-    tasks: Sequence[Task], do: Callable[[Task], Outcome], give_up: Callable[[Task, ModelError], Outcome], workers: int
-) -> Generator[Outcome]:
-    """``do`` each task in one of ``workers`` processes, yielding what comes of it in any order, once for each.
-
-    A task whose process dies is tried again alone; ``give_up`` says what comes of one that kills its process each time.
+    A unit whose process dies is tried again alone; one that kills its process each time is given up.
     """
-    waiting = list(reversed(tasks))
+    waiting = list(reversed(units))
     while waiting:
-        suspects = yield from _until_broken(waiting, do, workers, 2 * workers)
-        # Nobody can say which of the tasks in flight killed the process: each is tried again alone.
-        yield from one_by_one(suspects, do, give_up)
+        suspects = yield from _until_broken(waiting, worker, workers, 2 * workers)
+        # It is unknown which of the units in flight killed the process: each is tried again alone.
+        yield from one_by_one(suspects, worker)
 
 
-def one_by_one(
-    suspects: list[Task], do: Callable[[Task], Outcome], give_up: Callable[[Task, ModelError], Outcome]
-) -> Generator[Outcome]:
-    """One in flight, so that a death has one culprit."""
+def one_by_one(suspects: list[U], worker: Worker[U]) -> Generator[Result[U]]:
+    """Run units with one in flight, so that a death has one cause."""
     deaths: Counter[str] = Counter()
     while suspects:
-        for task in (yield from _until_broken(suspects, do, 1, 1)):
-            deaths[task.identity.digest] += 1
-            if deaths[task.identity.digest] < DEATHS_ALLOWED:
-                suspects.append(task)
+        for unit in (yield from _until_broken(suspects, worker, 1, 1)):
+            deaths[unit.identity.digest] += 1
+            if deaths[unit.identity.digest] < DEATHS_ALLOWED:
+                suspects.append(unit)
             else:
                 error = Failed("worker_died", "the process that read it died each time (out of memory?)")
-                yield give_up(task, error)
+                yield worker.give_up(unit, error)
 
 
-def _until_broken(
-    waiting: list[Task], do: Callable[[Task], Outcome], workers: int, most: int
-) -> Generator[Outcome, None, list[Task]]:
-    """Run from the end of ``waiting`` until done; returns those of the ``most`` in flight that a death cut off."""
-    running: dict[Future[Outcome], Task] = {}
+def _until_broken(waiting: list[U], worker: Worker[U], workers: int, most: int) -> Generator[Result[U], None, list[U]]:
+    """Run from the end of ``waiting`` until done or a process dies; returns the units that were then in flight."""
+    running: dict[Future[Result[U]], U] = {}
     with _pool(workers) as pool, suppress(BrokenProcessPool):
         while waiting or running:
             while waiting and len(running) < most:
-                # Popped last: a death while nobody looked is noticed here, and the task has not begun.
-                with _deaf_to_ctrl_c():
-                    running[pool.submit(do, waiting[-1])] = waiting[-1]
+                # Popped last: a death in the meantime is noticed here, and this unit has not begun.
+                with _ctrl_c_blocked():
+                    running[pool.submit(worker, waiting[-1])] = waiting[-1]
                 waiting.pop()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
@@ -137,15 +81,15 @@ def _until_broken(
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that end with the block, at once where an exception leaves it."""
+    """A pool that ends with the block, at once where an exception leaves it. By spawn: a fork after OpenMP hangs."""
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_initialise, initargs=(verbosity.quiet,)
     )
     try:
         yield pool
     except BaseException:
-        # Stopped from outside: what runs is abandoned, what is done is on disk. No future is cancelled: the pool
-        # tells all of them that its processes are gone, and a cancelled one cannot be told.
+        # What runs is abandoned, what is done is on disk. Futures are not cancelled: the pool notifies all of them
+        # that its processes are gone, and fails on a cancelled one.
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.terminate()
         raise
@@ -154,8 +98,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes that are started within never hear of Ctrl-C, not even before they can ignore it."""
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Processes started in this block never receive Ctrl-C, not even before they can ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -163,27 +107,16 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def executor_for(workers: int, scheduler: str | None = None) -> Executor:
-    """This process for one worker, a pool for more; a cluster if one is named."""
-    if scheduler is not None:
-        from indexer.builds.dask_executor import DaskExecutor
-
-        return DaskExecutor(scheduler)
-    if workers <= 1:
-        return SerialExecutor()
-    return ProcessExecutor(workers)
-
-
 def _initialise(is_quiet: bool) -> None:
-    Thread(target=_leave_with_the_parent, name="leave-with-the-parent", daemon=True).start()
+    Thread(target=_exit_with_parent, name="exit-with-parent", daemon=True).start()
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbosity.quiet = is_quiet
-    install_session(say=say_over_the_bar)  # of all who wait for the Hub together, the first says so
+    install_session(say=say_over_the_bar)  # when several workers wait for the Hub, only the first reports it
 
 
-def _leave_with_the_parent() -> None:
-    """A parent that is killed cannot end its workers, and nobody would take what they go on to do."""
+def _exit_with_parent() -> None:
+    """End with the parent: one that is killed cannot end its workers."""
     parent = parent_process()
     if parent is not None:
         parent.join()

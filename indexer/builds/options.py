@@ -1,86 +1,153 @@
-"""What a build is asked to do, from what a person writes: sizes like "2G", dates, relations in a row."""
+"""The options of a build: as a caller writes them, and as they are once checked."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
+from typing import Any, TypedDict, Unpack
 
-from indexer.builds.report import BuildOptions
-from indexer.builds.resources import parse_size
-from indexer.errors import AtlasError
+from indexer.errors import BadArgument
+from indexer.machine import processors
 from indexer.names import DISCOVERIES, EXECUTORS, RELATIONS, SORTS
-from indexer.processors import processors
+from indexer.records.thresholds import Thresholds
 from indexer.vectors.choice import AUTO, EXACT, IndexChange
 
 Size = str | int | None
 
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
 
-def build_options(
+
+class RecordArguments(TypedDict, total=False):
+    """How a model is read. ``rank``: singular triplets kept of each δW; ``spectra``: also all its singular values."""
+
+    rank: int
+    spectra: bool
+    keep_factors: bool
+    device: str
+    vector_length: int | None
+
+
+class IndexArguments(TypedDict, total=False):
+    """How vectors are searched. ``index``: auto, exact or a FAISS factory string."""
+
+    index: str | None
+    index_memory: Size
+    recall: float | None
+
+
+class BuildArguments(RecordArguments, IndexArguments, total=False):
+    """Every option of `index build`, as a caller writes it; see :func:`indexer.build`."""
+
+    limit: int | None
+    sort: str
+    relation: str
+    discover: str
+    descendants: bool
+    since: str | date | None
+    author: str | None
+    retry_failed: bool
+    workers: int | None
+    memory: Size
+    bandwidth: Size
+    executor: str
+    scheduler: str | None
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """The options of a build, checked. ``memory`` and ``bandwidth`` are in bytes (a second)."""
+
+    limit: int | None = None
+    sort: str = "downloads"
+    rank: int = 8
+    relations: tuple[str, ...] = ("finetune", "adapter")
+    discover: str = "tags"
+    descendants: bool = False
+    since: datetime | None = None
+    author: str | None = None
+    spectra: bool = False
+    keep_factors: bool = True
+    workers: int = field(default_factory=processors)
+    memory: int | None = None
+    bandwidth: float | None = None
+    scheduler: str | None = None
+    device: str = "cpu"
+    retry_failed: bool = False
+    index: IndexChange | None = None
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+    @classmethod
+    def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
+        """Check what a caller wrote. Raises BadArgument."""
+        given: dict[str, Any] = dict(arguments)
+        for name, choices in (("sort", SORTS), ("discover", DISCOVERIES), ("executor", EXECUTORS)):
+            if name in given and given[name] not in choices:
+                raise BadArgument(f"`{name}` {given[name]!r} is not one of {', '.join(choices)}.", "")
+        if (given.pop("executor", "local") == "dask") != (given.get("scheduler") is not None):
+            raise BadArgument("`executor='dask'` and `scheduler='ADDR'` must be given together.", "")
+        limit = given.get("limit")
+        if limit is not None and limit < 1:
+            raise BadArgument(f"`limit` is {limit}; it must be at least 1.", "")
+        if "relation" in given:
+            given["relations"] = _relations(given.pop("relation"))
+        given["since"] = _day(given.get("since"))
+        given["workers"] = given.get("workers") or processors()
+        for name in ("memory", "bandwidth"):
+            given[name] = bytes_of(name, given.get(name))
+        searched = {name: given.pop(name, None) for name in ("index", "index_memory", "recall", "vector_length")}
+        return cls(**given, index=index_change(**searched))
+
+    def as_words(self) -> list[str]:
+        """The options of `index build` that decide what an atlas holds, as typed, without those at their default.
+
+        How it was built (workers, memory, bandwidth, a scheduler, a device) is left out.
+        """
+        words = []
+        for name, flag in _DECIDING.items():
+            value = getattr(self, name)
+            if value == getattr(_DEFAULTS, name):
+                continue
+            if name == "relations":
+                value = ",".join(self.relations)
+            elif name == "since":
+                value = value.date().isoformat()
+            words += [flag] if isinstance(value, bool) else [flag, str(value)]
+        return words
+
+
+# Options that decide what an atlas holds, by field.
+_DECIDING = {
+    "limit": "--limit",
+    "sort": "--sort",
+    "rank": "--rank",
+    "relations": "--relation",
+    "discover": "--discover",
+    "descendants": "--descendants",
+    "since": "--since",
+    "author": "--author",
+    "spectra": "--spectra",
+    "keep_factors": "--no-keep-factors",
+}
+_DEFAULTS = BuildOptions(workers=1)
+
+
+def index_change(
     *,
-    limit: int | None = None,
-    sort: str = "downloads",
-    rank: int = 8,
-    relation: str = "finetune,adapter",
-    discover: str = "tags",
-    descendants: bool = False,
-    since: str | date | None = None,
-    author: str | None = None,
-    spectra: bool = False,
-    keep_factors: bool = True,
-    workers: int | None = None,
-    memory: Size = None,
-    bandwidth: Size = None,
-    executor: str = "local",
-    scheduler: str | None = None,
-    device: str = "cpu",
-    retry_failed: bool = False,
     index: str | None = None,
     index_memory: Size = None,
     recall: float | None = None,
     vector_length: int | None = None,
-) -> BuildOptions:
-    """The options of `index build`, under the same names; see :func:`indexer.build`. Raises AtlasError."""
-    for name, value, choices in (
-        ("sort", sort, SORTS),
-        ("discover", discover, DISCOVERIES),
-        ("executor", executor, EXECUTORS),
-    ):
-        if value not in choices:
-            raise AtlasError(f"`{name}` {value!r} is none of {', '.join(choices)}.", "")
-    if (executor == "dask") != (scheduler is not None):
-        raise AtlasError("`executor='dask'` and `scheduler='ADDR'` go together.", "")
-    if limit is not None and limit < 1:
-        raise AtlasError(f"`limit` is {limit}; it must be at least 1.", "")
-    return BuildOptions(
-        limit=limit,
-        sort=sort,
-        rank=rank,
-        relations=_relations(relation),
-        discover=discover,
-        descendants=descendants,
-        since=_day(since),
-        author=author,
-        spectra=spectra,
-        keep_factors=keep_factors,
-        workers=workers or processors(),
-        memory=bytes_of("memory", memory),
-        bandwidth=bytes_of("bandwidth", bandwidth),
-        scheduler=scheduler,
-        device=device,
-        retry_failed=retry_failed,
-        index=index_change(index, index_memory, recall, vector_length),
-    )
-
-
-def index_change(
-    index: str | None, index_memory: Size, recall: float | None, vector_length: int | None = None
 ) -> IndexChange | None:
-    """The index asked for, None where nothing is said of it. Raises AtlasError where it cannot be built."""
+    """The index asked for, or None where no option names one. Raises BadArgument where it cannot be built."""
     if index is None and index_memory is None and recall is None and vector_length is None:
         return None
     from indexer.vectors.factories import UNDERSTOOD, is_understood
 
     if index not in (None, AUTO, EXACT) and not is_understood(index):
-        raise AtlasError(f"`index` {index[:60]!r} is not an index that can be built.", UNDERSTOOD)
+        raise BadArgument(f"`index` {index[:60]!r} is not an index that can be built.", UNDERSTOOD)
     return IndexChange(index, bytes_of("index_memory", index_memory), recall, vector_length)
 
 
@@ -88,16 +155,8 @@ def _relations(text: str) -> tuple[str, ...]:
     relations = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [relation for relation in relations if relation not in RELATIONS]
     if unknown:
-        raise AtlasError(f"`relation` {unknown[0]!r} is none of {', '.join(RELATIONS)}.", "")
+        raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
     return relations
-
-
-def bytes_of(name: str, size: Size) -> int | None:
-    """A size as a number of bytes; raises AtlasError naming the option where it cannot be read."""
-    try:
-        return size if size is None or isinstance(size, int) else parse_size(size)
-    except ValueError as error:
-        raise AtlasError(f"`{name}`: {error}.", "") from None
 
 
 def _day(since: str | date | None) -> datetime | None:
@@ -106,6 +165,23 @@ def _day(since: str | date | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(since) if isinstance(since, str) else since
     except ValueError:
-        raise AtlasError(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
+        raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
     moment = found if isinstance(found, datetime) else datetime.combine(found, time())
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def bytes_of(name: str, size: Size) -> int | None:
+    """The size given for option ``name`` in bytes. Raises BadArgument where it cannot be read."""
+    try:
+        return size if size is None or isinstance(size, int) else parse_size(size)
+    except ValueError as error:
+        raise BadArgument(f"`{name}`: {error}.", "") from None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512M", "2G", "1.5 GiB". Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    size = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    if size <= 0:
+        raise ValueError(f"{text!r} is not a size like 512M or 2G")
+    return size

@@ -1,4 +1,4 @@
-"""What a worker does with one model to be profiled: read it, measure it, write its profile."""
+"""Measures the depth profile of one model at a time, in whatever process it is called, and writes it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.free_memory import available_memory
-from indexer.builds.worker import what_it_means
+from indexer.builds.report import Result
+from indexer.builds.worker import classify_error
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.machine import available_memory
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.profiles.asking import ProbeChoice, fitting_probe
@@ -28,9 +29,16 @@ from indexer.profiles.subject import Source, Subject, read_subject, read_weights
 from indexer.profiles.tokens import Tokens
 from indexer.profiles.weights import FullWeights
 
+# Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
+OnProgress = Callable[[str, str, int], None]
+
+OWN_VOCABULARY = (
+    "its vocabulary is not the base's: it was measured with its own words, and there is no drift and no cka"
+)
+
 
 @dataclass(frozen=True)
-class Target:
+class ProfileUnit:
     """One model to be profiled; ``identity`` names its profile."""
 
     identity: ProfileIdentity
@@ -39,21 +47,16 @@ class Target:
     weight_bytes: int
 
     @property
-    def model(self) -> str:
-        """Its id."""
-        return self.identity.model
-
-    @property
     def source(self) -> Source:
         """Where its files are. Raises Skipped where no model can have this name."""
-        return Source(ModelRef.of_atlas(self.model), self.identity.commit, self.filenames, self.relation)
+        return Source(ModelRef.of_atlas(self.identity.model), self.identity.commit, self.filenames, self.relation)
 
 
 @dataclass(frozen=True)
-class Bench:
-    """All that a worker needs besides the model: the probe, what is asked, and the base's h_l of the same probe.
+class ProfileWorker:
+    """Profiles a model against its base: the probe, what to measure, and the base's h_l of the same probe.
 
-    Arrays, not tensors: it travels to other processes. ``memory``: bytes that one model may take.
+    Holds arrays, not tensors, because it is sent to other processes. ``memory``: bytes that one model may take.
     """
 
     atlas: Path
@@ -66,76 +69,61 @@ class Bench:
     choice: ProbeChoice
     device: str
     memory: int | None = None
+    on_progress: OnProgress | None = None
 
     @classmethod
-    def of(cls, probe: Probe, states: States, **rest: Any) -> Bench:
-        """With tensors as arrays."""
-        held = probe.ids if probe.ids is not None else probe.pixels
-        assert held is not None
+    def of(cls, probe: Probe, states: States, **rest: Any) -> ProfileWorker:
+        """From the probe and h_l as tensors."""
+        inputs = probe.ids if probe.ids is not None else probe.pixels
+        assert inputs is not None
         return cls(
             probe_name=probe.name,
-            inputs=held.numpy(),
+            inputs=inputs.numpy(),
             states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
             **rest,
         )
 
     @property
     def probe(self) -> Probe:
-        """The inputs."""
-        held = torch.from_numpy(self.inputs)
-        return Probe(self.probe_name, **{"pixels" if held.is_floating_point() else "ids": held})
+        """The probe as tensors."""
+        inputs = torch.from_numpy(self.inputs)
+        return Probe(self.probe_name, **{"pixels" if inputs.is_floating_point() else "ids": inputs})
 
+    def __call__(self, unit: ProfileUnit) -> Result[ProfileUnit]:
+        """Profile one model and write each layer when it is measured. Never raises for a bad model."""
+        # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.
+        torch.set_num_threads(1)
+        install_session()
+        try:
+            subject = read_subject(
+                unit.source,
+                lambda: _base_weights(self.base),
+                device=self.device,
+                tokens=self.tokens,
+                memory=available_memory() if self.memory is None else self.memory,
+            )
+            shared = self.probe
+            probe = fitting_probe(self.choice, subject, shared, self.tokens)
+            states: States | None = None
+            # Not by hash: two vocabularies of one size draw the same ids for other words.
+            if probe is shared:
+                states = {layer: torch.from_numpy(found).to(self.device) for layer, found in self.states.items()}
+            else:
+                subject = subject.noted(OWN_VOCABULARY)
+            store_profile(self.atlas, unit.identity, subject, probe, self.asked, states, self.on_progress)
+        except ModelError as error:
+            return Result(unit, error)
+        except AtlasError as error:
+            return Result(unit, Skipped("does_not_fit", error.message))
+        except Exception as error:
+            if isinstance(error, OSError) and str(error.filename or "").startswith(str(self.atlas)):
+                raise  # the atlas cannot be written to
+            return Result(unit, classify_error(error))
+        return Result(unit, None)
 
-@dataclass(frozen=True)
-class Profiled:
-    """What became of one model; ``error`` is None where it has a whole profile now."""
-
-    target: Target
-    error: ModelError | None
-
-
-Told = Callable[[str, int], None]
-OTHER_WORDS = "its vocabulary is not the base's: it was asked with its own words, and there is no drift and no cka"
-
-
-def profile_one(target: Target, bench: Bench, told: Told = lambda what, layer: None) -> Profiled:
-    """Profile one model and write what was found, layer by layer. Never raises for a bad model."""
-    # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.
-    torch.set_num_threads(1)
-    install_session()
-    try:
-        subject = read_subject(
-            target.source,
-            lambda: base_weights(bench.base),
-            device=bench.device,
-            tokens=bench.tokens,
-            memory=available_memory() if bench.memory is None else bench.memory,
-        )
-        shared = bench.probe
-        probe = fitting_probe(bench.choice, subject, shared, bench.tokens)
-        states: States | None = None
-        # Not by hash: two vocabularies of one size draw the same ids for other words.
-        if probe is shared:
-            states = {layer: torch.from_numpy(found).to(bench.device) for layer, found in bench.states.items()}
-        else:
-            subject = subject.noted(OTHER_WORDS)
-        store_profile(bench.atlas, target.identity, subject, probe, bench.asked, states, told)
-    except ModelError as error:
-        return Profiled(target, error)
-    except AtlasError as error:
-        return Profiled(target, Skipped("does_not_fit", error.message))
-    except OSError as error:
-        if error.errno is not None and error.filename is not None and str(error.filename).startswith(str(bench.atlas)):
-            raise  # trouble of the atlas, not of the model
-        return Profiled(target, what_it_means(error))
-    except Exception as error:
-        return Profiled(target, what_it_means(error))
-    return Profiled(target, None)
-
-
-def given_up(target: Target, error: ModelError) -> Profiled:
-    """What comes of a model whose process died each time."""
-    return Profiled(target, error)
+    def give_up(self, unit: ProfileUnit, error: ModelError) -> Result[ProfileUnit]:
+        """The result of a model whose process died each time."""
+        return Result(unit, error)
 
 
 def store_profile(
@@ -145,12 +133,17 @@ def store_profile(
     probe: Probe,
     asked: Asked,
     base: States | None = None,
-    told: Told = lambda what, layer: None,
+    on_progress: OnProgress | None = None,
 ) -> States:
-    """Measure what is missing and write it, every layer as soon as it is whole; h_l of the probe."""
+    """Measure what is missing, and write each layer as soon as it is complete; returns h_l of the probe."""
     store = ProfileStore(AtlasFolder(atlas))
+
+    def progress(what: str, layer: int) -> None:
+        if on_progress is not None:
+            on_progress(identity.model, what, layer)
+
     profile, states = make_profile(
-        identity, subject, probe, asked, base=base, earlier=store.find(identity), progress=told, keep=store.write
+        identity, subject, probe, asked, base=base, earlier=store.find(identity), progress=progress, keep=store.write
     )
     store.write(profile)
     return states
@@ -161,8 +154,8 @@ def _weights(base: Source) -> FullWeights:
     return read_weights(base)
 
 
-def base_weights(base: Source) -> FullWeights:
-    """All tensors of the base, which adapters are merged into: read once in a process.
+def _base_weights(base: Source) -> FullWeights:
+    """All tensors of the base, which adapters are merged into; read once in a process.
 
     Raises Failed where they cannot be read: another try may work.
     """
@@ -173,5 +166,5 @@ def base_weights(base: Source) -> FullWeights:
 
 
 def forget_base() -> None:
-    """Let go of the base's weights."""
+    """Free the base's weights."""
     _weights.cache_clear()

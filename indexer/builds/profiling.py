@@ -1,53 +1,75 @@
-"""Depth profiles of an atlas's models: who has one already, who gets one now, and what became of each."""
+"""Depth profiles of an atlas's models: which have one already, measuring the others, and publishing them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.executor import in_processes
-from indexer.builds.free_memory import available_memory
-from indexer.builds.profile_worker import (
-    Bench,
-    Profiled,
-    Target,
-    Told,
-    forget_base,
-    given_up,
-    profile_one,
-    store_profile,
-)
+from indexer.builds.executor import run_units
+from indexer.builds.options import Size, bytes_of
+from indexer.builds.profile_worker import ProfileUnit, ProfileWorker, forget_base, store_profile
+from indexer.builds.report import ProfileReport, Result
 from indexer.builds.resources import PROCESS_BYTES, workers_for
-from indexer.builds.worker import what_it_means
+from indexer.builds.worker import classify_error
 from indexer.console.messages import Progress, say, say_more
+from indexer.database.naming import base_named, model_ending_in
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, Failed
+from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.machine import available_memory, check_device
 from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
-from indexer.profiles.asking import ProbeChoice
+from indexer.profiles.asking import ProbeChoice, checked_asked, layers_in
 from indexer.profiles.layers import chosen_layers
 from indexer.profiles.measure import Asked
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import WORKING_BYTES, Source, Subject, check_device, kept_base, read_subject
+from indexer.profiles.subject import WORKING_BYTES, Source, Subject, kept_base, read_subject
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.quantities import duration_in_words, size_in_words
 
+# For the estimate: multiplications and additions a second of one thread, and the least that a model costs.
+FLOPS = 6e10
+OVERHEAD_SECONDS = 2.0
+
+IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
+
+
+class ProfileArguments(TypedDict, total=False):
+    """Every option of `index profile`, as a caller writes it; see :func:`indexer.profile`."""
+
+    limit: int | None
+    with_untrained: bool
+    probe: Literal["random", "text", "image"] | None
+    text: str | Path | None
+    images: Sequence[str | Path]
+    recover: bool
+    exact: bool
+    layers: str | Sequence[int] | None
+    recipe: Literal["default", "seed"]
+    steps: int | None
+    shift: float | None
+    rate: float | None
+    seed: int
+    device: str
+    workers: int | None
+    memory: Size
+
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """``asked`` and ``probe`` say what is measured; ``limit``: only so many models, most downloads first.
+    """The options of `index profile`, checked. ``asked`` and ``probe`` say what is measured.
 
-    ``workers`` processes, as many as fit into ``memory`` bytes (None: what is free).
+    ``limit``: only this many models, most downloads first. ``workers``: at most this many processes, as many as fit
+    into ``memory`` bytes (None: what is free).
     """
 
     asked: Asked = field(default_factory=Asked)
@@ -59,40 +81,62 @@ class ProfileOptions:
     workers: int = 1
     memory: int | None = None
 
+    @classmethod
+    def parse(cls, **arguments: Unpack[ProfileArguments]) -> ProfileOptions:
+        """Check what a caller wrote. Raises AtlasError where options contradict each other."""
+        given: dict[str, Any] = dict(arguments)
+        layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
+        recipe, seed = given.get("recipe", "default"), given.pop("seed", 0)
+        asked = {name: given.pop(name) for name in ("recover", "exact", "shift", "steps", "rate") if name in given}
+        if layers is not None and not isinstance(layers, str):
+            layers = ",".join(map(str, layers))
+        given["asked"] = checked_asked(layers=layers_in(layers), recipe=recipe, seed=seed, **asked)
+        given["probe"] = ProbeChoice(
+            given.get("probe"), None if text is None else Path(text), tuple(Path(one) for one in images), seed
+        )
+        given["workers"] = given.get("workers") or 1
+        given["memory"] = bytes_of("memory", given.get("memory"))
+        return cls(**given)
 
-@dataclass
-class ProfileReport:
-    """Counts as those of a build; ``refused`` names who was skipped or failed, and why."""
 
-    base: str
-    base_commit: str
-    atlas: str
-    discovered: int = 0
-    indexed: int = 0
-    unchanged: int = 0
-    skipped: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    refused: list[dict[str, str]] = field(default_factory=list)
+def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]) -> tuple[str, list[str]]:
+    """The canonical base, and the models as the atlas names them.
 
-    @property
-    def is_success(self) -> bool:
-        """Whether a model has a profile now."""
-        return bool(self.indexed or self.unchanged)
-
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        counts = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed", "seconds", "atlas")
-        return {name: getattr(self, name) for name in counts} | {"refused": self.refused}
+    Raises AtlasError where a model is not indexed, or they are of several bases.
+    """
+    with Reading(folder.database) as connection:
+        bases = [str(row["base"]) for row in connection.rows("SELECT base FROM bases ORDER BY base")]
+        found: list[dict[str, Any]] = []
+        for model in models:
+            typed = ModelRef.parse(model).id
+            name = model_ending_in(connection, typed) or typed
+            rows = connection.rows(
+                "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) AND status = 'indexed'",
+                (name,),
+            )
+            if not rows:
+                raise AtlasError(f"{model} is not indexed here.", f"Add it first: index add {model} --base ID")
+            found += rows
+        candidates = sorted({row["base"] for row in found}) or bases
+        if base is not None:
+            canonical = base_named(connection, base)
+        elif len(candidates) == 1:
+            canonical = candidates[0]
+        else:
+            raise AtlasError(
+                f"These are models of several bases ({', '.join(candidates) or 'none'}).", "Choose one with `base`."
+            )
+    return canonical, [row["model"] for row in found if row["base"] == canonical]
 
 
 def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> ProfileReport:
     """Profile a base and its indexed fine-tunes (those in ``models``, or all), then publish.
 
-    What has a profile of these measures already is left alone. Ctrl-C keeps the layers that are whole, publishes, and
-    goes on upwards. The caller holds the writer's lock. Raises AtlasError where the base itself cannot be profiled.
+    Models that have a profile of these measures already are left alone. On Ctrl-C the complete layers are kept and
+    published before it is raised again. The caller holds the writer's lock. Raises AtlasError where the base itself
+    cannot be profiled.
     """
-    work = _Work(folder, base, models, options)
+    work = _Profiling(folder, base, models, options)
     started = time.monotonic()
     try:
         work.run()
@@ -104,41 +148,33 @@ def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options:
 
 
 def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> dict[str, Any]:
-    """What `--dry-run` says: models, bytes to read, layers, and a guess at the seconds."""
-    work = _Work(folder, base, models, options)
+    """What `--dry-run` prints: models, bytes to read, layers, and an estimate of the seconds."""
+    work = _Profiling(folder, base, models, options)
     due = work.due()
-    subjects = len(due) + sum(not work.is_done(one) for one in work.yardsticks())
-    layers = len(options.asked.layers or chosen_layers(work.depth))
-    each = _seconds_guessed(work.stored.block_bytes / work.stored.item_bytes, work.width, work.depth, layers, options)
+    layers = work.layer_count()
+    # From the tokens that pass through the blocks: candidates, the regression, gradients.
+    tokens = 48 * 32 * 16 + max(2560, 4 * work.width) + 2 * 8 * 128 * (layers + 1) / 2
+    if options.asked.recover:
+        tokens += 30 * 3 * 256 * layers / 2
+    numbers = work.stored.block_bytes / work.stored.item_bytes
+    each = OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS
+    seconds = (len(due) + len(work.due_baselines())) * each
     return {
         "base": base,
-        "models": len(work.targets),
+        "models": len(work.units),
         "due": len(due),
-        "unchanged": len(work.targets) - len(due),
+        "unchanged": len(work.units) - len(due),
         "layers": layers,
-        "bytes": sum(target.weight_bytes for target in due),
+        "bytes": sum(unit.weight_bytes for unit in due),
         "steps": layers * (30 if options.asked.recover else 0),
-        "seconds": round(subjects * each),
-        "time": duration_in_words(subjects * each),
+        "seconds": round(seconds),
+        "time": duration_in_words(seconds),
         "atlas": str(folder.root),
     }
 
 
-# Multiplications and additions a second of one thread, and what a model costs that is too small to count.
-FLOPS = 6e10
-OVERHEAD_SECONDS = 2.0
-
-
-def _seconds_guessed(numbers: float, width: int, depth: int, layers: int, options: ProfileOptions) -> float:
-    """From the tokens that pass through the blocks: candidates, the regression, gradients."""
-    tokens = 48 * 32 * 16 + max(2560, 4 * width) + 2 * 8 * 128 * (layers + 1) / 2
-    if options.asked.recover:
-        tokens += 30 * 3 * 256 * layers / 2
-    return OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS
-
-
-class _Work:
-    """One base's part."""
+class _Profiling:
+    """The models of one base, and what is done with them."""
 
     def __init__(self, folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> None:
         self.folder, self.base, self.options = folder, base, options
@@ -161,15 +197,9 @@ class _Work:
         self.stored = StoredBase(folder.base(base, self.commit))
         self.depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
         self.width = next(iter(self.stored.layout.matrices)).shape[1]
-        self.block_bytes, self.numbers = self.stored.block_bytes, self.stored.block_bytes // self.stored.item_bytes
-        self.targets = self._targets(found, models)
-        self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(self.targets))
-        self.is_new = False
-
-    def _targets(self, found: list[dict[str, Any]], models: Sequence[str]) -> list[Target]:
-        listed = {one.id: one.row for one in Listing(self.folder.listing(self.base)).models()}
-        targets = [
-            Target(
+        listed = {one.id: one.row for one in Listing(folder.listing(base)).models()}
+        self.units = [
+            ProfileUnit(
                 self.identity("fine_tune", row["model"], str(row["commit"] or "main")),
                 row["relation"],
                 listed_filenames(listed[row["model"]]) if row["model"] in listed else None,
@@ -177,12 +207,14 @@ class _Work:
             )
             for row in found
             if not models or row["model"] in models
-        ]
-        return targets[: self.options.limit]
+        ][: options.limit]
+        self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(self.units))
+        self.is_new = False  # whether there may be something to publish
 
     def identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
-        """Of a profile with these options."""
+        """The identity of a profile with these options."""
         asked, chosen = self.options.asked, self.options.probe
+        settings = {"shift": asked.shift, "steps": asked.steps, "rate": asked.rate}  # they change numbers
         return ProfileIdentity(
             subject=subject,
             model=model,
@@ -193,56 +225,68 @@ class _Work:
             probe_source=chosen.source,
             seed=asked.seed,
             recipe=self.options.recipe,
-            asked=(*asked.names, *_extras(asked)),
+            asked=(*asked.names, *(f"{name}={value:g}" for name, value in settings.items() if value is not None)),
             layers=asked.layers or (),
         )
 
-    def is_done(self, identity: ProfileIdentity) -> bool:
-        """Whether there is a whole profile."""
+    def layer_count(self) -> int:
+        """How many layers of each model are measured."""
+        return len(self.options.asked.layers or chosen_layers(self.depth))
+
+    def _is_done(self, identity: ProfileIdentity) -> bool:
         found = self.store.find(identity)
         return found is not None and found.is_complete
 
-    def due(self) -> list[Target]:
-        """The models that have none yet."""
-        return [target for target in self.targets if not self.is_done(target.identity)]
+    def due(self) -> list[ProfileUnit]:
+        """The models without a complete profile."""
+        return [unit for unit in self.units if not self._is_done(unit.identity)]
+
+    def due_baselines(self) -> list[ProfileIdentity]:
+        """What models are compared with, where it has no profile: the base, and the same with fresh weights."""
+        kinds = ("base", "untrained") if self.options.with_untrained else ("base",)
+        found = [self.identity(kind, self.base, self.commit) for kind in kinds]
+        return [identity for identity in found if not self._is_done(identity)]
 
     def run(self) -> None:
-        """Everything that is due."""
+        """Profile everything that is due."""
         check_device(self.options.device)
-        due = self.due()
-        self.report.unchanged = len(self.targets) - len(due)
-        first = [one for one in self.yardsticks() if not self.is_done(one)]
-        if not due and not first:
+        due, baselines = self.due(), self.due_baselines()
+        self.report.unchanged = len(self.units) - len(due)
+        if not due and not baselines:
             return
-        workers = self._workers(len(due))
-        layers = len(self.options.asked.layers or chosen_layers(self.depth))
-        with Progress((len(due) + len(first)) * layers, "layers") as progress:
-            bench = self._bench(first, progress, self._budget() // workers if workers > 1 else self.options.memory)
+        workers, layers = self._workers(len(due)), self.layer_count()
+        with Progress((len(due) + len(baselines)) * layers, "layers") as progress:
+
+            def on_progress(model: str, what: str, layer: int) -> None:
+                if what == "layer":
+                    progress.update(1, model)
+                say_more(f"{model}: {what}" + (f" {layer}" if layer else ""))
+
+            worker = self._worker(baselines, on_progress, self._budget() // workers if workers > 1 else None)
+            if workers == 1:  # in this process, so progress is shown by layer
+                worker = replace(worker, on_progress=on_progress)
             try:
-                for done in self._results(due, bench, workers, progress):
-                    if workers > 1:
-                        progress.update(layers, done.target.model)
-                    self._settle(done)
+                with closing(run_units(due, worker, workers)) as results:
+                    for result in results:
+                        if workers > 1:
+                            progress.update(layers, result.unit.identity.model)
+                        self._settle(result)
             finally:
                 forget_base()
 
-    def yardsticks(self) -> list[ProfileIdentity]:
-        """The base, and a model of its kind with fresh weights where that is asked for."""
-        kinds = ("base", "untrained") if self.options.with_untrained else ("base",)
-        return [self.identity(kind, self.base, self.commit) for kind in kinds]
-
     def _workers(self, models: int) -> int:
-        """As many as there is memory for. Raises AtlasError where --memory does not even hold one."""
+        """As many workers as there is memory for. Raises AtlasError where ``memory`` cannot hold even one."""
         wanted = workers_for(self.options.workers, models)
-        one = PROCESS_BYTES + WORKING_BYTES + self.block_bytes + 4 * self.numbers
+        stored = self.stored
+        one = PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
         budget = self._budget()
         if self.options.memory is not None and one > budget:
             raise AtlasError(
                 f"`memory` {size_in_words(budget)} is too little for this base: a model takes about "
                 f"{size_in_words(one)}.",
-                "Allow more, or leave --memory out.",
+                "Allow more, or leave `memory` out.",
             )
-        fitting = max(1, min(wanted, budget // one - 1))  # this process stays beside them
+        fitting = max(1, min(wanted, budget // one - 1))  # one less, because this process also needs room
         if fitting < wanted:
             say(f"memory for {fitting} of {wanted} workers")
         return fitting
@@ -250,72 +294,45 @@ class _Work:
     def _budget(self) -> int:
         return self.options.memory or available_memory()
 
-    def _bench(self, first: Sequence[ProfileIdentity], progress: Progress, memory: int | None) -> Bench:
-        """What all models are measured against. The base itself is gone from memory when this returns."""
+    def _worker(self, baselines: Sequence[ProfileIdentity], on_progress: Any, memory: int | None) -> ProfileWorker:
+        """Profile the baselines and make the worker for all models. The base is freed when this returns."""
         torch.set_num_threads(1)
-        asked = self.options.asked
-        source, base = self._base()
-        probe = self.options.probe.probe(base)
+        options, asked = self.options, self.options.asked
+        source, base = self._read_base()
+        probe = options.probe.probe(base)
         chosen = asked.layers or tuple(chosen_layers(base.layers.depth))
         base.layers.check(chosen)
-        self.is_new = True  # from here on: what is stopped keeps its layers, and they are published
-        for identity in first:
-            subject = base if identity.subject == "base" else base.twin(asked.seed, self.options.device)
-            store_profile(self.folder.root, identity, subject, probe, asked, None, _told(identity.model, progress))
+        self.is_new = True  # from here on there are complete layers to publish, even after an interruption
+        for identity in baselines:
+            subject = base if identity.subject == "base" else base.twin(asked.seed, options.device)
+            store_profile(self.folder.root, identity, subject, probe, asked, None, on_progress)
         with torch.no_grad():
             states = base.layers.states(probe.inputs(base.layers), chosen)
-        return Bench.of(
-            probe, states, atlas=self.folder.root, asked=asked, base=source, tokens=base.tokens,
-            choice=self.options.probe,
-            device=self.options.device, memory=memory,
-        )  # fmt: skip
+        return ProfileWorker.of(
+            probe,
+            states,
+            atlas=self.folder.root,
+            asked=asked,
+            base=source,
+            tokens=base.tokens,
+            choice=options.probe,
+            device=options.device,
+            memory=memory if memory is not None else options.memory,
+        )
 
-    def _base(self) -> tuple[Source, Subject]:
-        """Raises AtlasError where it cannot be read."""
+    def _read_base(self) -> tuple[Source, Subject]:
         try:
             source = kept_base(Source(ModelRef.of_atlas(self.base), self.commit))
             return source, read_subject(source, device=self.options.device, memory=self._budget())
         except AtlasError:
             raise
         except Exception as error:
-            known = what_it_means(error)
+            known = classify_error(error)
             raise AtlasError(f"{self.base} cannot be profiled: {known.detail}.", "Choose another base.") from error
 
-    def _results(self, due: Sequence[Target], bench: Bench, workers: int, progress: Progress) -> Iterator[Profiled]:
-        if workers > 1:
-            with closing(in_processes(due, partial(profile_one, bench=bench), given_up, workers)) as results:
-                yield from results
-            return
-        for target in due:
-            yield profile_one(target, bench, _told(target.model, progress))
-
-    def _settle(self, done: Profiled) -> None:
-        """Whatever is wrong with one model is its own trouble."""
-        error, model = done.error, done.target.model
-        if error is None:
-            self.report.indexed += 1
-            return
-        if isinstance(error, Failed):
-            self.report.failed += 1
-        else:
-            self.report.skipped += 1
-        self.report.refused.append({"model": model, "reason": error.reason, "detail": error.detail})
-        say(f"{model} has no profile ({error.reason}): {error.detail}")
-
-
-def _told(model: str, progress: Progress) -> Told:
-    def told(what: str, layer: int) -> None:
-        if what == "layer":
-            progress.update(1, model)
-        say_more(f"{model}: {what}" + (f" {layer}" if layer else ""))
-
-    return told
-
-
-def _extras(asked: Asked) -> list[str]:
-    """Settings that change numbers, as part of a profile's identity."""
-    named = {"shift": asked.shift, "steps": asked.steps, "rate": asked.rate}
-    return [f"{name}={value:g}" for name, value in named.items() if value is not None]
-
-
-IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
+    def _settle(self, result: Result[ProfileUnit]) -> None:
+        error, model = result.error, result.unit.identity.model
+        self.report.count(error)
+        if error is not None:
+            self.report.refused.append({"model": model, "reason": error.reason, "detail": error.detail})
+            say(f"{model} has no profile ({error.reason}): {error.detail}")

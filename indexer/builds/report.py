@@ -1,86 +1,73 @@
-"""A build as others see it: what it is asked to do, what it tells while it runs, and what has come of it."""
+"""What a run says about itself: the result of each unit, the report of the whole, and events on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from indexer.console.notebook import shown
-from indexer.processors import processors
-from indexer.records.thresholds import Thresholds
-from indexer.vectors.choice import IndexChange
+from indexer.errors import Failed, ModelError
 
 if TYPE_CHECKING:
-    from indexer.builds.plan import Estimate, Planned
-    from indexer.builds.result import Result
+    from indexer.builds.plan import Estimate
+    from indexer.records.unit import Unit
 
 
-# Options that decide what an atlas holds, by field.
-_DECIDING = {
-    "limit": "--limit",
-    "sort": "--sort",
-    "rank": "--rank",
-    "relations": "--relation",
-    "discover": "--discover",
-    "descendants": "--descendants",
-    "since": "--since",
-    "author": "--author",
-    "spectra": "--spectra",
-    "keep_factors": "--no-keep-factors",
-}
+class Identity(Protocol):
+    """What names the file that a unit of work writes."""
+
+    @property
+    def digest(self) -> str:
+        """The name of the file."""
+        ...
+
+
+class WorkUnit(Protocol):
+    """One model to be worked on: a record to make or a depth profile to measure."""
+
+    @property
+    def identity(self) -> Identity:
+        """Names what the unit writes."""
+        ...
+
+
+U = TypeVar("U", bound=WorkUnit)
 
 
 @dataclass(frozen=True)
-class BuildOptions:
-    """What a build is asked to do; see `index build --help`."""
+class Result(Generic[U]):
+    """What became of one unit; ``error`` is None where its file was written."""
 
-    limit: int | None = None
-    sort: str = "downloads"
-    rank: int = 8
-    relations: tuple[str, ...] = ("finetune", "adapter")
-    discover: str = "tags"
-    descendants: bool = False
-    since: datetime | None = None
-    author: str | None = None
-    spectra: bool = False
-    keep_factors: bool = True
-    workers: int = field(default_factory=processors)
-    memory: int | None = None
-    bandwidth: float | None = None
-    scheduler: str | None = None
-    device: str = "cpu"
-    retry_failed: bool = False
-    index: IndexChange | None = None
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    unit: U
+    error: ModelError | None
+    bytes_read: int = 0
+    bytes_total: int = 0
+    seconds: float = 0.0
 
-    def as_words(self) -> list[str]:
-        """The options of `index build` that decide what an atlas holds, as typed; those that are as usual are left out.
 
-        How it was built (workers, memory, bandwidth, a scheduler, a device) is not among them.
-        """
-        usual = BuildOptions()
-        words = []
-        for name, flag in _DECIDING.items():
-            value = getattr(self, name)
-            if value == getattr(usual, name):
-                continue
-            if name == "relations":
-                value = ",".join(self.relations)
-            elif name == "since":
-                value = value.date().isoformat()
-            words += [flag] if isinstance(value, bool) else [flag, str(value)]
-        return words
+class Worker(Protocol[U]):
+    """Does one unit of work. It is sent to other processes, so it must be picklable."""
+
+    def __call__(self, unit: U) -> Result[U]:
+        """Do the work. Never raises because of a bad model."""
+        ...
+
+    def give_up(self, unit: U, error: ModelError) -> Result[U]:
+        """The result of a unit that no process survived."""
+        ...
+
+
+# The keys of a report's JSON, in order; a kind of report that lacks one leaves it out.
+_KEYS = (
+    "base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed", "bytes_read", "bytes_total",
+    "seconds", "atlas",
+)  # fmt: skip
 
 
 @dataclass(repr=False)
-class BuildReport:
-    """Counts of one run: discovered = indexed + unchanged + skipped + failed.
-
-    ``stopped`` says why it did not run to its end, ``problem`` what was wrong with the last model that came to
-    nothing, ``dry_run`` what would have been read.
-    """
+class RunReport:
+    """Counts of one run: discovered = indexed + unchanged + skipped + failed."""
 
     base: str
     base_commit: str
@@ -90,57 +77,140 @@ class BuildReport:
     unchanged: int = 0
     skipped: int = 0
     failed: int = 0
+    seconds: float = 0.0
+
+    def count(self, error: ModelError | None) -> None:
+        """One more model was worked on."""
+        if error is None:
+            self.indexed += 1
+        elif isinstance(error, Failed):
+            self.failed += 1
+        else:
+            self.skipped += 1
+
+    @property
+    def is_success(self) -> bool:
+        """Whether there is a model that is indexed, or has a profile, now."""
+        return self.indexed + self.unchanged > 0
+
+    @property
+    def headline(self) -> str:
+        """The counts in a line."""
+        return (
+            f"{self.base}: {self.discovered} discovered: {self.indexed} indexed, {self.unchanged} unchanged, "
+            f"{self.skipped} skipped, {self.failed} failed"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return {name: getattr(self, name) for name in _KEYS if hasattr(self, name)}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return shown(self.headline, self.to_dict())
+
+
+@dataclass(repr=False)
+class BuildReport(RunReport):
+    """The report of a build.
+
+    ``stopped`` says why it did not finish, ``problem`` what was wrong with the last model that was not indexed,
+    ``dry_run`` what would have been read.
+    """
+
     bytes_read: int = 0
     bytes_total: int = 0
-    seconds: float = 0.0
     stopped: str | None = None
     problem: str | None = None
     dry_run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
-        row = asdict(self)
-        del row["problem"]
-        for name in ("stopped", "dry_run"):
-            if row[name] is None:
-                del row[name]
-        order = ("base", "base_commit", "discovered", "indexed", "unchanged", "skipped", "failed")
-        return {name: row.pop(name) for name in order} | {"atlas": row.pop("atlas")} | row
+        extra = {"stopped": self.stopped, "dry_run": self.dry_run}
+        return super().to_dict() | {name: value for name, value in extra.items() if value is not None}
 
     @property
     def headline(self) -> str:
-        """What came of it, in a line."""
-        counts = f"{self.discovered} discovered: {self.indexed} indexed, {self.unchanged} unchanged, "
+        """The counts in a line, and how the build ended."""
         ended = f"; stopped: {self.stopped}" if self.stopped else "; a dry run" if self.dry_run is not None else ""
-        return f"{self.base}: {counts}{self.skipped} skipped, {self.failed} failed{ended}"
-
-    def __repr__(self) -> str:
-        return f"<BuildReport {self.headline}>"
-
-    def _repr_html_(self) -> str:
-        return shown(self.headline, self.to_dict())
+        return super().headline + ended
 
     @property
     def is_success(self) -> bool:
-        """Whether the build ran to its end and something is indexed."""
-        return self.stopped is None and (self.dry_run is not None or self.indexed + self.unchanged > 0)
+        """Whether the build finished and a model is indexed."""
+        return self.stopped is None and (self.dry_run is not None or super().is_success)
+
+
+@dataclass(repr=False)
+class ProfileReport(RunReport):
+    """The report of `index profile`; ``refused`` names the models that were skipped or failed, and why."""
+
+    refused: list[dict[str, str]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return super().to_dict() | {"refused": self.refused}
+
+
+@dataclass(frozen=True)
+class BuildEvent:
+    """Something that happened in a build.
+
+    ``kind``: ``listing``, a page of the Hub's listing was read; ``started``, ``total`` models will be read; ``model``,
+    one more is finished, ``done`` so far; ``note``, a remark. ``message`` says the same in words. Events of a model
+    also have its id, its ``outcome``, and the bytes read.
+    """
+
+    kind: Literal["listing", "started", "model", "note"]
+    message: str
+    done: int = 0
+    total: int | None = None
+    model: str | None = None
+    outcome: Literal["indexed", "skipped", "failed"] | None = None
+    bytes_read: int = 0
+
+
+Progress = Callable[[BuildEvent], None]
 
 
 class Watcher:
-    """Told of what happens; the command line shows it, a library user may ignore it."""
+    """Follows a build, and passes it on to ``progress``; the command line has a watcher of its own."""
 
-    def started(self, base: str, units: int, planned: Sequence[Planned]) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress or (lambda _event: None)
+        self.done = self.total = 0
+
+    def started(self, base: str, units: int) -> None:
         """Work on ``units`` models begins."""
+        self.done, self.total = 0, units
+        self.progress(BuildEvent("started", f"reading {units} fine-tunes of {base}", total=units))
 
-    def finished(self, result: Result, report: BuildReport) -> None:
-        """One model is done."""
+    def finished(self, result: Result[Unit]) -> None:
+        """One model is finished."""
+        self.done += 1
+        error, model = result.error, result.unit.model.id
+        self.progress(
+            BuildEvent(
+                "model",
+                model if error is None else f"{model}: {error.reason}: {error.detail}",
+                done=self.done,
+                total=self.total,
+                model=model,
+                outcome="indexed" if error is None else "failed" if isinstance(error, Failed) else "skipped",
+                bytes_read=result.bytes_read,
+            )
+        )
 
     def say(self, sentence: str) -> None:
-        """Something that a person should know."""
+        """A remark that a person should see."""
+        self.progress(BuildEvent("note", sentence))
+
+    def say_progress(self, sentence: str) -> None:
+        """How far the crawl has come; replaces the sentence before."""
+        self.progress(BuildEvent("listing", sentence))
 
     def confirmed(self, estimate: Estimate) -> bool:
         """Whether to go on and read that much."""
         return True
-
-    def say_progress(self, sentence: str) -> None:
-        """How far something has come; the next one replaces it."""

@@ -1,26 +1,32 @@
-"""How a build shows itself to a person: a bar of models on stderr, and a line for what they should know."""
+"""How a build is shown on a terminal: a bar of models on stderr, and a line for each remark."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from indexer.builds.plan import Estimate, Planned
-from indexer.builds.progress import ModelsProgress
-from indexer.builds.report import BuildReport, Watcher
-from indexer.builds.result import Result
-from indexer.console.terminal import Progress, say, say_more
+from indexer.builds.plan import Estimate
+from indexer.builds.report import Result, Watcher
+from indexer.console.messages import Progress, say, say_more
+from indexer.errors import Failed
+from indexer.quantities import duration_in_words, size_in_words
+from indexer.records.unit import Unit
 
-# Bytes to be read above which a person is asked first.
+# Bytes to be read above which the user is asked first.
 ASK_ABOVE = 2_000_000_000
+
+NARROWEST_BAR = 5  # columns; a shorter bar shows less than the count next to it
+_PERCENT_AND_EDGES = 7  # " 45%|" and "| "
 
 
 class BuildView(Watcher):
-    """A watcher for the command line."""
+    """The watcher of the command line."""
 
     def __init__(self, yes: bool = False) -> None:
+        super().__init__()
         self.yes = yes
         self._models: ModelsProgress | None = None
         self._pages: Progress | None = None
@@ -32,27 +38,27 @@ class BuildView(Watcher):
         self._finish_models()
         self._finish_pages()
 
-    def started(self, base: str, units: int, planned: Sequence[Planned]) -> None:
+    def started(self, base: str, units: int) -> None:
         """Work on ``units`` models begins."""
         self._finish_pages()
         self._finish_models()  # of the base before
         if units:
             self._models = ModelsProgress(units, base)
 
-    def finished(self, result: Result, report: BuildReport) -> None:
-        """One model is done."""
+    def finished(self, result: Result[Unit]) -> None:
+        """One model is finished."""
         if result.error is not None:
             say_more(f"{result.unit.model.id}: {result.error.reason}: {result.error.detail}")
         if self._models is not None:
             self._models.finished(result)
 
     def say(self, sentence: str) -> None:
-        """A line for people."""
+        """Print a remark."""
         self._finish_pages()
         say(sentence)
 
     def confirmed(self, estimate: Estimate) -> bool:
-        """Say what is coming; where a person sits at a terminal and that is much, ask. Ctrl-C goes on upwards."""
+        """Print what will be read; at a terminal, ask first where that is much. Ctrl-C is not caught."""
         if not estimate.models:
             return True
         self.say(estimate.sentence)
@@ -60,7 +66,7 @@ class BuildView(Watcher):
         return not is_asked or click.confirm("Go on?", default=True, err=True)
 
     def say_progress(self, sentence: str) -> None:
-        """A page of the listing has come."""
+        """A page of the listing was read."""
         if self._pages is None:
             self._pages = Progress(None, "pages of the listing")
         self._pages.update(1, sentence)
@@ -74,3 +80,76 @@ class BuildView(Watcher):
         if self._models is not None:
             self._models.close()
             self._models = None
+
+
+class ModelsProgress(Progress):
+    """Models done, failed and skipped in this run, bytes, rates and the time left: as a bar, or as plain lines."""
+
+    def __init__(self, total: int, base: str) -> None:
+        self.failed = self.skipped = self.bytes_read = 0
+        super().__init__(total, f"reading fine-tunes of {base}")
+
+    def finished(self, result: Result[Any]) -> None:
+        """One model is finished."""
+        if isinstance(result.error, Failed):
+            self.failed += 1
+        elif result.error is not None:
+            self.skipped += 1
+        self.bytes_read += result.bytes_read
+        self.update(1, size=result.bytes_read)
+
+    def words(self) -> list[str]:
+        """What a plain line says after the count."""
+        return self._words(" models/min", " s a model")
+
+    def text_and_bar(self, columns: int | None) -> tuple[str, bool]:
+        """The text next to the bar on a terminal of ``columns``, and whether there is room for the bar itself."""
+        count = f"{self.done}/{self.total}"
+        words = [count, *self._words("/min", " s each")]
+        long, short = ", ".join([count, *self.words()]), ", ".join(words)
+        tight = " ".join(re.sub(r"(?<=\d) (?!failed|skipped)", "", word) for word in words)
+        tightest = re.sub(r"(?<=\d\d)\.\d", "", tight).removesuffix(" left")
+        if columns is None:
+            return long, True
+        for text in (long, short):
+            if len(text) + NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
+                return text, True
+        return next((text for text in (short, tight, tightest) if len(text) <= columns), tightest[:columns]), False
+
+    def _words(self, a_minute: str, a_model: str) -> list[str]:
+        is_over = self.done == self.total
+        models, size, left = self.rate.units_per_second, self.rate.size_per_second, self.seconds_left
+        if is_over and self.seconds > 0:
+            models, size = self.done / self.seconds, self.bytes_read / self.seconds
+        words = [f"{self.failed} failed", f"{self.skipped} skipped", size_in_words(self.bytes_read)]
+        if models is not None and size is not None:
+            is_slow = models * 60 < 1
+            words.append(f"{_short(1 / models)}{a_model}" if is_slow else f"{_short(models * 60)}{a_minute}")
+            words.append(f"{size_in_words(size)}/s")
+        if is_over:
+            words.append(f"in {duration_in_words(self.seconds)}")
+        elif left is not None:
+            words.append(f"{duration_in_words(left)} left")
+        return words
+
+    def _drawn(self) -> Any:
+        from tqdm import tqdm
+
+        progress = self
+        say(self.what)
+
+        class Bar(tqdm):
+            """Chooses its words by its current width."""
+
+            @property
+            def format_dict(self) -> dict[str, Any]:
+                found = dict(super().format_dict)
+                text, has_bar = progress.text_and_bar(found["ncols"])
+                found["bar_format"] = "{percentage:3.0f}%|{bar}| {counts}" if has_bar else "{counts}"
+                return found | {"counts": text}
+
+        return Bar(total=self.total, file=sys.stderr, dynamic_ncols=True)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"

@@ -1,5 +1,39 @@
-"""The command `index`: thin skins over the library."""
+"""The command `index`: each command parses its options and calls the library."""
 
-from indexer.cli.commands import main
+from __future__ import annotations
+
+import click
+
+from indexer.cli.building import BUILDING
+from indexer.cli.share import SHARING
+from indexer.cli.upkeep import UPKEEP
+from indexer.console.terminal import AtlasGroup, handle_sigterm
 
 __all__ = ["main"]
+
+# Shown at the end of each command's --help.
+EXAMPLES = {
+    "build": "index build --base roberta-base --limit 50",
+    "work": "index work --base roberta-base --shard 3/16",
+    "publish": "index publish --base roberta-base",
+    "add": "index add ./my-fine-tune --base roberta-base --name me/my-fine-tune",
+    "remove": "index remove textattack/roberta-base-MNLI",
+    "profile": "index profile --base roberta-base --limit 10 --with-untrained",
+    "status": "index status --json",
+    "verify": "index verify --strict",
+    "rebuild": "index rebuild",
+    "represent": "index represent output",
+    "push": "index push me/roberta-atlas --tag v1",
+    "pull": "index pull someone/roberta-atlas --atlas their-atlas",
+    "merge": "index merge atlas-a atlas-b --atlas both",
+}
+
+
+@click.group(cls=AtlasGroup, examples=EXAMPLES)
+def main() -> None:
+    """Build an atlas of fine-tuned models: crawl, read, vectorise, publish."""
+    handle_sigterm()
+
+
+for command in (*BUILDING, *UPKEEP, *SHARING):
+    main.add_command(command)

@@ -1,4 +1,4 @@
-"""The commands that make an atlas grow and shrink. Thin skins over the library."""
+"""The commands that add models and profiles to an atlas and remove them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import click
 
 from indexer.cli.options import (
     base_option,
-    index_change_of,
+    build_options,
     index_options,
-    options_of,
     record_options,
     resource_options,
     selection_options,
 )
 from indexer.console.completion import complete_model
+from indexer.console.messages import say
+from indexer.console.ranges import FiniteRange
 from indexer.console.terminal import atlas_option, emit, output_options
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, require
 from indexer.names import EXECUTORS
 
 if TYPE_CHECKING:
@@ -32,18 +33,22 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     metavar="ID",
-    help="Base model; give it again for more.",
+    help="Base model. May be given several times.",
 )
 @selection_options
 @record_options
 @resource_options
 @index_options
 @click.option("--executor", type=click.Choice(EXECUTORS), default="local", show_default=True,
-              help="Who works: processes of this machine, or a Dask cluster.")  # fmt: skip
-@click.option("--scheduler", metavar="ADDR", help="Where the Dask scheduler listens, e.g. tcp://10.0.0.1:8786.")
-@click.option("--dry-run", is_flag=True, help="Crawl, then only say how many models and bytes, and how long.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask before much is read (at a terminal, above 2 GB).")
-@click.option("--adopt", is_flag=True, help="Go on with a pulled atlas as your own.")
+              help="Run on processes of this machine, or on a Dask cluster.")  # fmt: skip
+@click.option("--scheduler", metavar="ADDR", help="Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Crawl, then only print the models, the bytes and the time to read them.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
+@click.option("--adopt", is_flag=True, help="Make a pulled atlas your own, and build on it.")
 @atlas_option
 @output_options
 def build(
@@ -53,30 +58,32 @@ def build(
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
-    from indexer.builds.bases import build_bases
-    from indexer.builds.view import BuildView
-
-    none_listed = _none_listed(bases, chosen)
-    if adopt:
-        _adopt(atlas)
-    with BuildView(yes) as view:
-        reports = build_bases(atlas, bases, options_of(chosen), dry_run, view)
-    _tell(reports, output, "What was done is published; run it again to go on.", none_listed)
-
-
-def _adopt(atlas: str) -> None:
     from indexer.atlas import AtlasFolder
-    from indexer.console.messages import say
-    from indexer.publish.origin import adopt
+    from indexer.builds.commands import build_bases
+    from indexer.builds.view import BuildView
+    from indexer.publish.origin import adopt as adopt_atlas
 
-    origin = adopt(AtlasFolder(atlas))
+    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
+    if narrowed:
+        advice = "Check the spelling and the day, or leave that out."
+        none_listed = AtlasError(f"No listed model matches {narrowed}.", advice)
+    else:
+        advice = (
+            "Also look for models without a base_model tag: --discover names." if chosen["discover"] == "tags" else ""
+        )
+        none_listed = AtlasError(f"The Hub lists no {chosen['relation']} of {', '.join(bases)}.", advice)
+    options = build_options(chosen)
+    origin = adopt_atlas(AtlasFolder(atlas)) if adopt else None
     if origin is not None:
-        say(f"this atlas of {origin.repository} is yours to build on from now")
+        say(f"this atlas of {origin.repository} is now your own")
+    with BuildView(yes) as view:
+        reports = build_bases(atlas, bases, options, dry_run, view)
+    _print_reports(reports, output, "What was done is published; run it again to go on.", none_listed)
 
 
 @click.command()
 @base_option("Base model.", required=True)
-@click.option("--shard", required=True, metavar="I/N", help="Which share of the models, from 0: 0/16 … 15/16.")
+@click.option("--shard", required=True, metavar="I/N", help="Share of the models, counted from 0: 0/16 … 15/16.")
 @selection_options
 @record_options
 @resource_options
@@ -87,15 +94,12 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
     Give all shards the same options, then run `index publish` once.
     """
-    from indexer.builds.shards import Shard, work_shard
+    from indexer.builds.commands import Shard, work_shard
     from indexer.builds.view import BuildView
 
-    try:
-        share = Shard.parse(shard)
-    except ValueError as error:
-        raise click.UsageError(f"--shard: {error}.") from None
+    share = Shard.parse(shard)
     with BuildView() as view:
-        report = work_shard(atlas, base, share, options_of(chosen), view)
+        report = work_shard(atlas, base, share, build_options(chosen), view)
     emit(report.to_dict() | {"shard": str(share)}, output)
     if report.stopped:
         raise AtlasError(f"Stopped: {report.stopped}.", "What was done stays; run it again to go on.")
@@ -107,39 +111,31 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
     "bases",
     multiple=True,
     metavar="ID",
-    help="Only this base; give it again for more.",
+    help="Only this base. May be given several times.",
 )
-@click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records; by default the atlas's, else theirs.")
+@click.option("--rank", type=click.IntRange(1, 256), help="Rank of the records. Default: the atlas's, else theirs.")
 @index_options
 @atlas_option
 @output_options
 def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
-    """Publish what `index work` has done; asks nobody and reads no checkpoint."""
-    from indexer.builds.report import BuildOptions
-    from indexer.builds.shards import publish_records
+    """Publish what `index work` has done, without using the network or reading a checkpoint."""
+    from indexer.builds.commands import publish_records
+    from indexer.builds.options import BuildOptions, index_change
     from indexer.builds.view import BuildView
     from indexer.names import RELATIONS
 
     with BuildView() as view:
-        options = BuildOptions(relations=RELATIONS, index=index_change_of(chosen))
+        options = BuildOptions(relations=RELATIONS, index=index_change(**chosen))
         reports = publish_records(atlas, bases, options, view, rank)
-    _tell(reports, output, "Run it again.", AtlasError("No model is listed.", "Run `index build` or `index work`."))
+    none_listed = AtlasError("No model is listed.", "Run `index build` or `index work`.")
+    _print_reports(reports, output, "Run it again.", none_listed)
 
 
-def _none_listed(bases: tuple[str, ...], chosen: dict[str, Any]) -> AtlasError:
-    """What is wrong where a crawl comes back with nothing."""
-    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
-    if narrowed:
-        return AtlasError(f"No listed model matches {narrowed}.", "Check the spelling and the day, or leave that out.")
-    wider = "Look for models that do not name it, too: --discover names." if chosen["discover"] == "tags" else ""
-    return AtlasError(f"The Hub lists no {chosen['relation']} of {', '.join(bases)}.", wider)
-
-
-def _tell(reports: list[BuildReport], output: str, what_next: str, none_listed: AtlasError) -> None:
-    """Print the reports; an error where a build stopped or came to nothing."""
+def _print_reports(reports: list[BuildReport], output: str, what_next: str, none_listed: AtlasError) -> None:
+    """Print the reports. Raises AtlasError where a build stopped or indexed nothing."""
     rows = [report.to_dict() for report in reports]
     if output == "table" and sys.stdout.isatty():
-        rows = [_in_words(row) for row in rows]
+        rows = [_with_units(row) for row in rows]
     emit(rows[0] if len(rows) == 1 else rows, output)
     stopped = [report for report in reports if report.stopped]
     if stopped:
@@ -150,42 +146,44 @@ def _tell(reports: list[BuildReport], output: str, what_next: str, none_listed: 
         raise AtlasError("Nothing was indexed.", "See why: query sql 'FROM failures'")
 
 
-def _in_words(row: dict[str, Any]) -> dict[str, Any]:
-    """Sizes and times as a person reads them."""
+def _with_units(row: dict[str, Any]) -> dict[str, Any]:
+    """The same with units for sizes and times."""
     from indexer.quantities import duration_in_words, size_in_words
 
-    def told(name: str, value: Any) -> Any:
+    found: dict[str, Any] = {}
+    for name, value in row.items():
         if isinstance(value, dict):
-            return {inner: told(inner, one) for inner, one in value.items()}
-        if value is None or not name.startswith(("bytes", "seconds")):
-            return value
-        if name.startswith("seconds"):
-            return duration_in_words(value)
-        return size_in_words(value) + ("/s" if name.endswith("per_second") else "")
-
-    return {name: told(name, value) for name, value in row.items()}
+            value = _with_units(value)
+        elif value is not None and name.startswith("seconds"):
+            value = duration_in_words(value)
+        elif value is not None and name.startswith("bytes"):
+            value = size_in_words(value) + ("/s" if name.endswith("per_second") else "")
+        found[name] = value
+    return found
 
 
 @click.command()
 @click.argument("model", shell_complete=complete_model)
 @base_option("The base it was tuned from.", required=True)
-@click.option("--name", metavar="OWNER/NAME", help="What the atlas calls a folder; by default local:FOLDER.")
+@click.option("--name", metavar="OWNER/NAME", help="What the atlas calls a folder. Default: local:FOLDER.")
 @record_options
 @atlas_option
 @output_options
 def add(model: str, base: str, name: str | None, atlas: str, output: str, **chosen: Any) -> None:
     """Add one model: a Hub id, its address, owner/name@revision, or a local checkpoint folder.
 
-    A folder's path is kept nowhere. One that has changed is added again, under the name it has.
+    The path of a folder is not stored. Add a folder again when it has changed; it keeps its name.
     """
-    from indexer.builds.bases import add_model
+    from indexer.builds.commands import add_model
     from indexer.builds.view import BuildView
 
     with BuildView() as view:
-        report = add_model(atlas, model, base, options_of(chosen), view, name)
+        report = add_model(atlas, model, base, build_options(chosen), view, name)
     emit(report.to_dict(), output)
     if not report.is_success:
-        raise AtlasError(f"Not indexed: {report.problem or 'it was refused before'}.", f"See: `atlas.show({model!r})`")
+        raise AtlasError(
+            f"Not indexed: {report.problem or 'an earlier run refused it'}.", f"See: `atlas.show({model!r})`"
+        )
 
 
 @click.command()
@@ -193,19 +191,88 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
 @click.option(
     "--base",
     metavar="ID",
-    help="Only as a model of this base; else of every base that holds it.",
+    help="Only as a model of this base. Default: of every base that contains it.",
 )
-@click.option("--keep-record", is_flag=True, help="Leave its records on disk: adding it again reads nothing.")
+@click.option("--keep-record", is_flag=True, help="Leave its records on disk, so that adding it again reads nothing.")
 @atlas_option
 @output_options
 def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: str) -> None:
     """Take MODEL out of the atlas: tables, vectors, profiles and records.
 
-    Builds pass it over from then on; `index add` brings it back.
+    Later builds ignore it; `index add` brings it back.
     """
     from indexer.builds.removal import remove_model
 
     emit(remove_model(atlas, model, base, keep_record=keep_record), output)
 
 
-BUILDING = (build, work, publish, add, remove)
+@click.command()
+@click.argument("models", nargs=-1, shell_complete=complete_model)
+@click.option(
+    "--base",
+    metavar="ID",
+    help="Profile the fine-tunes of this base. Default: the only base of the atlas.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
+@click.option("--with-untrained", is_flag=True, help="Also the base's architecture with fresh weights, as a baseline.")
+@click.option(
+    "--probe",
+    type=click.Choice(["random", "text", "image"]),
+    help="Input of the models. Default: random tokens, or images.",
+)
+@click.option("--text", metavar="FILE", help="Use this text instead of the shipped sentences.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="Use this image. May be given several times.")
+@click.option("--recover", is_flag=True, help="Also find the input again by gradients, layer by layer.")
+@click.option("--exact", is_flag=True, help="Also find it exactly by search: a certificate, not a measure of depth.")
+@click.option("--layers", metavar="1,6,12", help="Only these layers. Default: all, or 12 evenly spaced.")
+@click.option(
+    "--recipe",
+    type=click.Choice(["default", "seed"]),
+    default="default",
+    show_default=True,
+    help="seed: also the original study's gradient descent.",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the recipe seed.")
+@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the recipe seed.")
+@click.option(
+    "--shift",
+    type=FiniteRange(0, 1e6),
+    help="σ of the criterion of the recipe seed. Default: .35 of the embeddings' own.",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31), help="Random seed.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Number of processes, of one thread each. Default: 1.",
+)
+@click.option("--memory", metavar="SIZE", help="Memory limit for all workers together, e.g. 4G. Default: free memory.")
+@click.option("--dry-run", is_flag=True, help="Only print how many models, bytes and seconds there are.")
+@atlas_option
+@output_options
+def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, dry_run: bool, **chosen: Any) -> None:
+    """Measure what each layer of MODELS, or of a base's fine-tunes, keeps of its input.
+
+    How much noise it tolerates, what can be read off linearly, how broadly it looks, and how far it has moved from the
+    base. Results on small models may not carry over to large ones.
+    """
+    require("Profiling", "torch", "transformers")
+    from indexer.atlas import AtlasFolder
+    from indexer.builds.profiling import ProfileOptions, base_and_models, profile_base, profile_plan
+
+    folder = AtlasFolder(atlas).require()
+    options = ProfileOptions.parse(**chosen)
+    canonical, named = base_and_models(folder, base, models)
+    if dry_run:
+        emit(profile_plan(folder, canonical, named, options), output)
+        return
+    with folder.locked("index profile"):
+        report = profile_base(folder, canonical, named, options)
+    emit(report.to_dict(), output)
+    if not report.is_success:
+        raise AtlasError(
+            "No model was profiled.", "The reasons are printed above." if report.refused else "No model is indexed."
+        )
+
+
+BUILDING = (build, work, publish, add, remove, profile)

@@ -1,4 +1,4 @@
-"""The commands that share an atlas: push, pull, merge. Thin skins over the library."""
+"""The commands that share an atlas: push, pull, merge."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from indexer.quantities import size_in_words
 
 @click.command()
 @click.argument("name", metavar="OWNER/NAME")
-@click.option("--private", is_flag=True, help="Make a new repository that only you see.")
-@click.option("--tag", metavar="T", help="Name this state; g and the generation's number unless chosen.")
-@click.option("--with-records", is_flag=True, help="Also what a build goes on from: many gigabytes.")
-@click.option("--with-private", is_flag=True, help="Even where models are private or gated on the Hub.")
-@click.option("--with-local", is_flag=True, help="Even where models are folders of this machine.")
-@click.option("--force", is_flag=True, help="Even in place of a newer atlas, or beside other files.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@click.option("--private", is_flag=True, help="If the repository is new, make it private.")
+@click.option("--tag", metavar="T", help="Tag of this state. Default: g and the number of the generation.")
+@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
+@click.option("--with-private", is_flag=True, help="Even if models are private or gated on the Hub.")
+@click.option("--with-local", is_flag=True, help="Even if models are folders of this machine.")
+@click.option("--force", is_flag=True, help="Even if this replaces a newer atlas, or the repository has other files.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be sent.")
 @atlas_option
 @output_options
 def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
     """Publish the atlas as the dataset OWNER/NAME on the Hub: all of it at once, then a tag.
 
-    What is there already is not sent again. Log in before: `hf auth login`, or HF_TOKEN.
+    Unchanged files are not sent again. Log in first: `hf auth login`, or set HF_TOKEN.
     """
     from indexer.atlas import AtlasFolder
     from indexer.share.push import PushOptions
@@ -45,19 +45,18 @@ def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.argument("name", metavar="OWNER/NAME[@TAG]", required=False)
-@click.option("--list", "listing", is_flag=True, help="Instead: the atlases that the Hub lists.")
+@click.option("--list", "listing", is_flag=True, help="List the atlases on the Hub instead.")
 @click.option("--base", metavar="ID", help="With --list: only those of this base.")
-@click.option("--with-records", is_flag=True, help="Also what a build goes on from: many gigabytes.")
+@click.option("--with-records", is_flag=True, help="Also the records, which a build continues from: many gigabytes.")
 @atlas_option
 @output_options
 def pull(name: str | None, listing: bool, base: str | None, with_records: bool, atlas: str, output: str) -> None:
     """Fetch an atlas from the Hub into a folder of your own, and check it.
 
-    Run it again to go on where it stopped, or to fetch what was published since. It is read-only until
-    `index build --adopt`.
+    Run it again to resume, or to fetch what was published since. The atlas is read-only until `index build --adopt`.
     """
     if (name is None) != listing:
-        raise click.UsageError("Name an atlas (OWNER/NAME), or ask for --list without one.")
+        raise click.UsageError("Name an atlas (OWNER/NAME), or use --list without a name.")
     if name is None:
         from indexer.share.found import atlases_on_hub
 
@@ -79,7 +78,7 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
 @atlas_option
 @output_options
 def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
-    """Make one new atlas (--atlas) of several: of other bases, or of shards of one. It is made of their records."""
+    """Make one new atlas (--atlas) from the records of several, which have different bases or shards of one."""
     from indexer.atlas import AtlasFolder
     from indexer.share.merge import merge as merge_atlases
 

@@ -1,4 +1,4 @@
-"""The commands that look after an atlas. Thin skins over the library."""
+"""The commands that look after an atlas: status, verify, rebuild, represent."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from indexer.cli.options import index_change_of, index_options, length_option
-from indexer.console.terminal import atlas_option, emit, output_options
+from indexer.cli.options import index_options, length_option
+from indexer.console.terminal import atlas_option, emit, output_options, say
 from indexer.console.typed import as_typed
 from indexer.quantities import size_in_words
 
-ROWS = ("csv", "jsonl")  # formats of one row a thing, whatever the command
+ROWS = ("csv", "jsonl")  # formats that print one kind of row
 
 
 def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
@@ -21,7 +21,7 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 
 
 @click.command()
-@click.option("--details", is_flag=True, help="All there is to say in the table.")
+@click.option("--details", is_flag=True, help="Show everything in the table.")
 @atlas_option
 @output_options
 def status(details: bool, atlas: str, output: str) -> None:
@@ -36,14 +36,14 @@ def status(details: bool, atlas: str, output: str) -> None:
 
 
 def _in_short(found: dict[str, Any]) -> dict[str, Any]:
-    """The status without commits, file names and zeros, the reasons for skipped and failed models in a line each."""
+    """The status without commits, file names and zeros, with one line for each reason of skipped and failed models."""
     counts = ("indexed", "skipped", "failed", "pending", "gone")
     shown = [name for name in counts if any(row[name] for row in found["bases"])]
     published: dict[str, list[str]] = {row["base"]: [] for row in found["bases"]}
     for row in found["representations"]:
         published[row["base"]].append(row["representation"])
     flagged = [f"{number:,} {name.replace('_', ' ')}" for name, number in found["flags"].items() if number]
-    told = {
+    short = {
         "atlas": found["atlas"],
         "published": found["published"],
         "size": size_in_words(sum(found["bytes"].values())),
@@ -52,14 +52,14 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
         "representations": [{"base": base, "names": names} for base, names in published.items()],
         "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in found["failures"]],
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in short.items() if value}
 
 
 @click.command()
 @click.option(
     "--strict",
     is_flag=True,
-    help="For an atlas of somebody else: is it what schema.sql and its records say? Everything is computed again.",
+    help="Also compute everything again and compare it with schema.sql and the records, for an atlas of someone else.",
 )
 @atlas_option
 @output_options
@@ -82,23 +82,23 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Even where fewer models would be left than there are.")
+@click.option("--force", is_flag=True, help="Even if models would be lost.")
 @length_option
 @atlas_option
 @output_options
 def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
     """Make the database and the FAISS files again from listing and records; no checkpoint is read.
 
-    The vectors' centre is made anew from all models. What a listing lacks is taken from the old database and the
-    records. Nothing is changed where models would be lost.
+    The vectors' centre is computed again from all models. Models that a listing lacks are taken from the old database
+    and the records. Nothing is changed if models would be lost.
     """
     from indexer.atlas import AtlasFolder
-    from indexer.console.messages import say
+    from indexer.builds.options import index_change
     from indexer.publish.maintenance import rebuild as rebuild_atlas
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
-        emit(rebuild_atlas(folder, say=say, force=force, index=index_change_of(chosen)), output)
+        emit(rebuild_atlas(folder, say=say, force=force, index=index_change(**chosen)), output)
 
 
 @click.command()
@@ -110,14 +110,14 @@ def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     """Publish another representation (input_v1, output, delta, seed, seed_scaled, spectrum, depth) from the records.
 
-    With --index the vectors of all representations are searched that way from now on; with --vector-length those of
-    input, whose length can be chosen, are made again.
+    --index applies to all representations from then on. --vector-length makes the vectors of input again, the only
+    ones whose length can be chosen.
     """
     from indexer.atlas import AtlasFolder
-    from indexer.console.messages import say
+    from indexer.builds.options import index_change
     from indexer.publish.maintenance import represent as represent_atlas
 
-    choice = index_change_of(chosen)
+    choice = index_change(**chosen)
     folder = AtlasFolder(atlas).require()
     with folder.locked(f"index represent {name}"):
         emit(represent_atlas(folder, name, choice, say), output)

@@ -102,7 +102,7 @@ class Listing:
         """Put these lines in place of what is there."""
         self._write_again(lines)
 
-    def forget_nothing(self) -> None:
+    def remove_if_empty(self) -> None:
         """Remove the file where it holds nothing but that somebody asked: no row, and no crawl that could go on."""
         state = self._read()
         can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from indexer.errors import AtlasError, ModelError
+from indexer.machine import check_device
 from indexer.names import ModelRef
 from indexer.network.session import as_model_error, install_session
 from indexer.profiles.asking import ProbeChoice, checked_asked, fitting_probe, layers_in
@@ -30,7 +31,7 @@ from indexer.profiles.pictures import (
 from indexer.profiles.spread import spread_of
 from indexer.profiles.stems import image_stem, named_stem
 from indexer.profiles.store import Profile, ProfileIdentity
-from indexer.profiles.subject import Source, Subject, check_device, kept_base, read_subject, read_weights
+from indexer.profiles.subject import Source, Subject, kept_base, read_subject, read_weights
 from indexer.profiles.tokens import needed
 from indexer.profiles.weights import FullWeights
 

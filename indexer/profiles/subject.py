@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import file_name
-from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef
 from indexer.profiles.hooked import HookedLayers
 from indexer.profiles.loading import LoadedModel, load, untrained
@@ -174,14 +174,3 @@ def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:
     if any(one <= 0 for one in found[1]):
         return None
     return [float(one) for one in found[0]], [float(one) for one in found[1]]
-
-
-def check_device(device: str) -> None:
-    """Raises AtlasError where there is no such device."""
-    import torch
-
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        text = " ".join(str(error).split())[:120]
-        raise AtlasError(f"The device {device!r} cannot be used here ({text}).", "Leave `device` out.") from error

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.processors import processors
+from indexer.machine import processors
 from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
 from indexer.vectors.segments import only
 

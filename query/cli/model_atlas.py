@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from indexer.cli.commands import main as index
-from indexer.cli.examples import EXAMPLES as BUILDING
+from indexer.cli import EXAMPLES as BUILDING
+from indexer.cli import main as index
 from indexer.console.terminal import AtlasGroup, handle_sigterm
 from query.cli.examples import EXAMPLES as ASKING
 from query.cli.questions import main as query

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from indexer.processors import processors
+from indexer.machine import processors
 
 Part = TypeVar("Part")
 Found = TypeVar("Found")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from indexer.processors import processors
+from indexer.machine import processors
 
 PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "duckdb", "scikit-learn", "weightwatcher")
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from indexer.builds.executor import ProcessExecutor
+from indexer.builds.executor import in_processes
 from indexer.builds.resources import Resources
-from indexer.builds.result import Place
+from indexer.builds.worker import RecordWorker
 from indexer.deltas.delta import layout_against
 from indexer.names import ModelRef
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
@@ -91,8 +91,8 @@ def _table(times: Mapping[str, Repeats], megabytes: float) -> Table:
 def _run(units: Sequence[Unit], made: Checkpoints) -> float:
     spans = []
     with tempfile.TemporaryDirectory() as atlas:
-        place = Place(Path(atlas), made.matrices.path, Resources(WORKERS))
-        for result in ProcessExecutor(WORKERS).run(units, place):
+        worker = RecordWorker(Path(atlas), made.matrices.path, Resources(WORKERS))
+        for result in in_processes(units, worker, WORKERS):
             if result.error is not None:
                 raise NotMeasuredError(f"{result.unit.model}: {result.error}")
             spans.append((time.monotonic() - result.seconds, time.monotonic()))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexer.processors import processors
+from indexer.machine import processors
 from scripts.scale.figures import Figures, aligned, table
 from scripts.scale.likeness import FIGURES, LABEL_FIGURES, Compared
 

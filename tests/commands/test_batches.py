@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from indexer.builds.profile_worker import Target
+from indexer.builds.profile_worker import ProfileUnit
 from indexer.console.streams import read_stdin
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
@@ -194,7 +194,7 @@ def test_a_folder_here_is_not_read_for_a_model_of_the_atlas(atlas, run, tmp_path
         with pytest.raises(ModelError, match="no Hub id"):
             ModelRef.of_atlas(name)
     assert ModelRef.of_atlas("ann/glue-0") == ModelRef("ann/glue-0")
-    target = Target(ProfileIdentity("fine_tune", "ann/glue-0", "c", "org/base", "b"), "finetune", None, 0)
-    assert target.source.reference == ModelRef("ann/glue-0")
+    unit = ProfileUnit(ProfileIdentity("fine_tune", "ann/glue-0", "c", "org/base", "b"), "finetune", None, 0)
+    assert unit.source.reference == ModelRef("ann/glue-0")
     with pytest.raises(AtlasError, match="cannot be asked"):
         read_now(Reference("~", "c", "finetune", "org/base", "c"))

@@ -38,8 +38,9 @@ def test_only_a_person_is_asked_and_only_before_much(monkeypatch, capsys, estima
 
 @pytest.mark.parametrize("answer", ["no", "ctrl-c"])
 def test_no_leaves_nothing_behind(tmp_path, monkeypatch, answer):
-    from indexer.builds.bases import build_bases
-    from indexer.builds.report import BuildOptions, Watcher
+    from indexer.builds.commands import build_bases
+    from indexer.builds.options import BuildOptions
+    from indexer.builds.report import Watcher
     from indexer.errors import AtlasError
     from tests.hub_ground import served
     from tests.world import BASE, make_world

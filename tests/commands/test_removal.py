@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from indexer.builds.bases import add_model
-from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.commands import add_model
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify

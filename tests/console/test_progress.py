@@ -7,10 +7,8 @@ import time
 
 import pytest
 
-from indexer.builds.progress import ModelsProgress
-from indexer.builds.report import BuildReport
-from indexer.builds.result import Result
-from indexer.builds.view import BuildView
+from indexer.builds.report import Result
+from indexer.builds.view import BuildView, ModelsProgress
 from indexer.console import terminal
 from indexer.console.rate import RecentRate
 from indexer.console.terminal import (
@@ -121,7 +119,7 @@ def test_beside_the_bar_stands_all_of_it_at_any_width(monkeypatch, done):
         error = {0: Failed("network", "gone"), 1: Skipped("gated", "no")}.get(number % 40)
         progress.finished(result(error, 0 if error else 7_150_000))
     for columns in range(59, 160):
-        text, has_bar = progress.beside(columns)
+        text, has_bar = progress.text_and_bar(columns)
         assert len(text) + (12 if has_bar else 0) <= columns
         assert has_bar or columns < 86
         told = text.replace(",", "").replace("models", "")
@@ -139,7 +137,7 @@ def test_a_large_build_on_a_narrow_terminal(monkeypatch):
     for number in range(8_000):
         clock.now += 1.25
         progress.finished(result(Skipped("gated", "no") if number % 6 == 0 else None, 76_500_000))
-    assert progress.beside(59) == ("8000/10000 0 failed 1334 skipped 612GB 48/min 61MB/s 42min", False)
+    assert progress.text_and_bar(59) == ("8000/10000 0 failed 1334 skipped 612GB 48/min 61MB/s 42min", False)
 
 
 def test_slow_models_are_told_by_the_model(monkeypatch, capsys):
@@ -157,9 +155,9 @@ def test_slow_models_are_told_by_the_model(monkeypatch, capsys):
 def test_each_of_several_bases_has_its_last_line(capsys):
     with BuildView() as view:
         for base, units in (("org/first", 1), ("org/nothing-new", 0), ("org/second", 2)):
-            view.started(base, units, [])
+            view.started(base, units)
             for _ in range(units):
-                view.finished(result(None, 0), BuildReport(base, "c", "atlas"))
+                view.finished(result(None, 0))
             if base == "org/nothing-new":
                 lines = capsys.readouterr().err.splitlines()
                 assert [line.split(",")[0] for line in lines] == ["reading fine-tunes of org/first: 1 of 1"]
@@ -170,8 +168,8 @@ def test_each_of_several_bases_has_its_last_line(capsys):
 def test_a_real_terminal_shows_one_line_that_grows(columns):
     code = """
     import time
-    from indexer.builds.progress import ModelsProgress
-    from indexer.builds.result import Result
+    from indexer.builds.view import ModelsProgress
+    from indexer.builds.report import Result
     from indexer.errors import Failed
     with ModelsProgress(400, "some-organisation/a-base-of-a-rather-long-name") as progress:
         for number in range(400):

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from indexer.console.typed import option_of
+from indexer.builds.options import BuildArguments, BuildOptions, IndexArguments, RecordArguments, index_change
+from indexer.builds.profiling import ProfileArguments, ProfileOptions
 from query import Atlas
 from tests.conftest import ROOT
 
@@ -115,19 +116,47 @@ def test_a_command_has_the_arguments_of_its_method(method):
     compared(main.commands[command].params, signature(getattr(Atlas, method)), alone)
 
 
-def test_build_and_add_have_the_arguments_of_their_commands():
-    import indexer
+@pytest.mark.parametrize(
+    ("command", "accepted", "parse", "alone"),
+    [
+        ("build", BuildArguments, BuildOptions.parse, {"bases", "dry_run", "yes", "adopt"}),
+        ("work", BuildArguments, BuildOptions.parse, {"base", "shard"}),
+        ("add", RecordArguments, BuildOptions.parse, {"model", "base", "name"}),
+        ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
+        ("publish", IndexArguments, index_change, {"bases", "rank"}),
+        ("represent", IndexArguments, index_change, {"name", "vector_length"}),
+    ],
+)
+def test_the_command_the_function_and_the_options_agree(command, accepted, parse, alone):
+    """They accept the same names, and the command's defaults say no more than no options at all."""
     from indexer.cli import main
 
-    for name, function in (("build", indexer.build), ("add", indexer.add)):
-        parameters = dict(inspect.signature(function).parameters)
-        parameters["bases"] = parameters["base"]
-        compared(main.commands[name].params, parameters, {"yes", "name", "adopt"})
+    defaults = {}
+    for option in main.commands[command].params:
+        if option.name not in PRINTING | alone:
+            value = None if repr(option.default) == "Sentinel.UNSET" else option.default
+            positive = option.name.removeprefix("no_")
+            defaults[positive] = not value if positive != option.name else value
+    only_in_python = {"work": {*IndexArguments.__annotations__, "executor", "scheduler"}}.get(command, set())
+    assert set(defaults) == set(accepted.__annotations__) - only_in_python
+    given = {name: value for name, value in defaults.items() if value is not None}
+    assert parse(**given) == parse()
+
+
+def test_the_functions_accept_their_options():
+    import indexer
+
+    for function, accepted in (
+        (indexer.build, BuildArguments), (indexer.work, BuildArguments), (indexer.add, RecordArguments),
+        (indexer.profile, ProfileArguments), (indexer.publish_records, IndexArguments),
+        (indexer.represent, IndexArguments),
+    ):  # fmt: skip
+        parameters = inspect.signature(function).parameters
+        (options,) = [one for one in parameters.values() if one.kind == inspect.Parameter.VAR_KEYWORD]
+        assert options.annotation == f"Unpack[{accepted.__name__}]"
         assert parameters["atlas"].default == "atlas"
-        options = {SAME_AS.get(option.name, option.name) for option in main.commands[name].params}
-        for own in set(parameters) - {"base", "bases", "atlas", "progress", "model"}:
-            value = parameters[own].default
-            assert own in options or option_of(own, not value)[2:].replace("-", "_") in options, own
+        for name in accepted.__annotations__:
+            assert name in function.__doc__, (function, name)
 
 
 def test_the_package_is_what_it_says():

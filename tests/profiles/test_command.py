@@ -10,11 +10,10 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.profile_options import base_and_models, profile_options
-from indexer.builds.profiling import profile_plan
+from indexer.builds.profiling import ProfileOptions, base_and_models, profile_plan
 from indexer.errors import AtlasError
+from indexer.machine import check_device
 from indexer.profiles.store import ProfileStore
-from indexer.profiles.subject import check_device
 from indexer.publish.maintenance import rebuild, represent
 from indexer.publish.verification import verify
 from query import Atlas
@@ -42,7 +41,7 @@ def rows(shell, statement: str) -> list[tuple]:
 @pytest.fixture(scope="module")
 def first(shell) -> dict:
     """What the first run says; its profiles are there from then on."""
-    plan = profile_plan(folder_of(shell), BASE, [], profile_options(CHOSEN))
+    plan = profile_plan(folder_of(shell), BASE, [], ProfileOptions.parse())
     assert (plan["due"], plan["layers"]) == (6, 2)
     assert plan["bytes"] > 0
     return profile(shell, "--base", BASE, "--with-untrained")
@@ -112,9 +111,6 @@ def test_depth_is_a_representation_of_profiled_models(shell):
     assert not verify(folder)
 
 
-CHOSEN = {"recover": False, "exact": False, "recipe": "default", "seed": 0, "with_untrained": False, "device": "cpu"}
-
-
 @pytest.mark.parametrize(
     ("chosen", "told"),
     [
@@ -128,7 +124,7 @@ CHOSEN = {"recover": False, "exact": False, "recipe": "default", "seed": 0, "wit
 )
 def test_wishes_that_contradict_each_other(chosen, told):
     with pytest.raises(AtlasError, match=re.escape(told)):
-        profile_options(CHOSEN | chosen)
+        ProfileOptions.parse(**chosen)
 
 
 def test_models_and_bases_that_are_not_there(shell):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.executor import in_processes
-from indexer.builds.profile_worker import Bench, Profiled, Target, given_up, profile_one
+from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.names import ModelRef
 from indexer.profiles.asking import ProbeChoice
 from indexer.profiles.measure import Asked
@@ -24,12 +23,12 @@ from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, read_subject
 from tests.profiles.test_loading import at_most, deadline
 from tests.profiles.test_tokens import tokenizer
-from tests.profiles.test_vocabulary import Local, saved
+from tests.profiles.test_vocabulary import LocalUnit, saved
 
 WORDS = 3000  # more than a probe asks
 
 
-class Deadly(Local):
+class Deadly(LocalUnit):
     """A model that the process which reads it does not survive, as where the system is out of memory."""
 
     @property
@@ -43,18 +42,18 @@ def base(tmp_path_factory) -> Path:
     return saved(tmp_path_factory.mktemp("base"), WORDS, [f"w{number}" for number in range(WORDS)])
 
 
-def bench(base: Path, atlas: Path) -> Bench:
+def worker(base: Path, atlas: Path) -> ProfileWorker:
     subject = read_subject(Source(ModelRef.parse(str(base))))
     probe = ProbeChoice().probe(subject)
     with torch.no_grad():
         states = subject.layers.states(probe.inputs(subject.layers), [1, 2])
-    return Bench.of(
+    return ProfileWorker.of(
         probe, states, atlas=atlas, asked=Asked(), base=Source(ModelRef.parse(str(base))), tokens=subject.tokens,
         choice=ProbeChoice("text"), device="cpu",
     )  # fmt: skip
 
 
-def target(folder: Path, kind: type[Target] = Local, relation: str = "finetune") -> Target:
+def unit(folder: Path, kind: type[ProfileUnit] = LocalUnit, relation: str = "finetune") -> ProfileUnit:
     return kind(ProfileIdentity("fine_tune", str(folder), "", "base", ""), relation, None, 0)
 
 
@@ -68,9 +67,9 @@ def altered(folder: Path, name: str, change) -> Path:
 @pytest.mark.slow
 def test_a_worker_that_dies_does_not_end_the_run(base, tmp_path):
     sound = [saved(tmp_path / f"sound-{number}", WORDS) for number in range(3)]
-    due = [*map(target, sound[:2]), target(tmp_path / "deadly", Deadly), target(sound[2])]
-    work = partial(profile_one, bench=bench(base, tmp_path))
-    found: dict[str, Profiled] = {Path(one.target.model).name: one for one in in_processes(due, work, given_up, 2)}
+    due = [*map(unit, sound[:2]), unit(tmp_path / "deadly", Deadly), unit(sound[2])]
+    results = in_processes(due, worker(base, tmp_path), 2)
+    found = {Path(one.unit.identity.model).name: one for one in results}
     assert {name: one.error and one.error.reason for name, one in found.items()} == {
         "sound-0": None, "sound-1": None, "sound-2": None, "deadly": "worker_died",
     }  # fmt: skip
@@ -81,7 +80,7 @@ def test_a_tokenizer_that_panics_is_the_trouble_of_its_model(base, tmp_path):
     model = saved(tmp_path / "panics", WORDS - 2900)
     content = tokenizer(pre_tokenizer=pre_tokenizers.Split(Regex("([a-z ]+[a-z ]+)+y#"), "isolated"))
     (model / "tokenizer.json").write_bytes(content)
-    done = profile_one(target(model), bench(base, tmp_path))
+    done = worker(base, tmp_path)(unit(model))
     assert done.error is not None
     assert "Its tokenizer" in done.error.detail
 
@@ -105,10 +104,10 @@ def test_weights_that_are_no_numbers_leave_no_number(base, tmp_path, name, value
         tensor[rows] = value
 
     model = altered(saved(tmp_path / "model", WORDS), name, change)
-    done = profile_one(target(model), bench(base, tmp_path))
+    done = worker(base, tmp_path)(unit(model))
     if done.error is None:  # a huge word that nothing drew
         assert (name, value) == (WORD, 3e38)
-        kept = ProfileStore(AtlasFolder(tmp_path)).read(done.target.identity.digest)
+        kept = ProfileStore(AtlasFolder(tmp_path)).read(done.unit.identity.digest)
         assert all(np.isfinite(values).all() for values in (*kept.values.values(), *kept.errors.values()))
     else:
         assert done.error.reason == "not_finite", done.error
@@ -138,5 +137,5 @@ def test_hostile_adapters(base, tmp_path, shapes, fill, config, reason):
     factors = {f"{path}.lora_{side}.weight": torch.full(shape, fill) for side, shape in zip("AB", shapes, strict=True)}
     save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
     with at_most(3 << 30), deadline(20):
-        done = profile_one(target(tmp_path / "adapter", relation="adapter"), bench(base, tmp_path))
+        done = worker(base, tmp_path)(unit(tmp_path / "adapter", relation="adapter"))
     assert (done.error and done.error.reason) == reason, done.error

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.profile_worker import Bench, Target, profile_one
+from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from indexer.profiles.asking import ProbeChoice
@@ -36,12 +36,12 @@ def saved(folder: Path, words: int, tokens: list[str] | None = None) -> Path:
     return folder
 
 
-class Local(Target):
+class LocalUnit(ProfileUnit):
     """A model in a folder; those of an atlas are named by the Hub's ids alone."""
 
     @property
     def source(self) -> Source:
-        return Source(ModelRef.parse(self.model), None, None, self.relation)
+        return Source(ModelRef.parse(self.identity.model), None, None, self.relation)
 
 
 def read(folder: Path) -> Subject:
@@ -51,13 +51,13 @@ def read(folder: Path) -> Subject:
 def profiled(base: Subject, model: Path, atlas: Path) -> Profile:
     probe = ProbeChoice().probe(base)
     states = base.layers.states(probe.inputs(base.layers), [1, 2])
-    bench = Bench.of(
+    worker = ProfileWorker.of(
         probe, states, atlas=atlas, asked=Asked(), base=Source(ModelRef.parse(str(model))), tokens=base.tokens,
         choice=ProbeChoice(), device="cpu",
     )  # fmt: skip
-    target = Local(ProfileIdentity("fine_tune", str(model), "", "base", ""), "finetune", None, 0)
-    assert profile_one(target, bench).error is None
-    return ProfileStore(AtlasFolder(atlas)).read(target.identity.digest)
+    unit = LocalUnit(ProfileIdentity("fine_tune", str(model), "", "base", ""), "finetune", None, 0)
+    assert worker(unit).error is None
+    return ProfileStore(AtlasFolder(atlas)).read(unit.identity.digest)
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_links_go_to_the_hub_that_was_crawled(specs, endpoint, options):
 def test_the_options_of_a_build_are_those_typed():
     from datetime import datetime
 
-    from indexer.builds.report import BuildOptions
+    from indexer.builds.options import BuildOptions
 
     assert BuildOptions(workers=3, memory=5).as_words() == []
     since = datetime(2024, 1, 31)

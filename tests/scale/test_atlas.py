@@ -9,8 +9,9 @@ import duckdb
 import numpy as np
 import pytest
 
-from indexer.builds.report import BuildOptions, Watcher
-from indexer.builds.shards import publish_records
+from indexer.builds.commands import publish_records
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
 from indexer.names import RELATIONS
 from query import Atlas
 from scripts.scale import likeness

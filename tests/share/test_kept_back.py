@@ -11,9 +11,10 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.bases import add_model
+from indexer.builds.commands import add_model
+from indexer.builds.options import BuildOptions
 from indexer.builds.removal import remove_model
-from indexer.builds.report import BuildOptions, Watcher
+from indexer.builds.report import Watcher
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.listing.questions import BadRow

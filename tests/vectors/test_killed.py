@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.builds.report import BuildOptions, Watcher
-from indexer.builds.shards import publish_records
+from indexer.builds.commands import publish_records
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
 from indexer.names import RELATIONS
 from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
@@ -23,8 +24,9 @@ import indexer.publish.neighbour_table as neighbour_table
 import indexer.publish.arriving as arriving
 import indexer.publish.sibling as sibling
 import indexer.publish.vectors as vectors
-from indexer.builds.report import BuildOptions, Watcher
-from indexer.builds.shards import publish_records
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
+from indexer.builds.commands import publish_records
 from indexer.names import RELATIONS
 def die(*arguments, **options):
     os._exit(9)

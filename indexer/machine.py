@@ -1,0 +1,95 @@
+"""What this machine offers: processors, free memory, and devices for torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from indexer.errors import AtlasError
+
+OWN_GROUPS = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+# Where neither the machine nor a control group says how much is free.
+ASSUMED_BYTES = 4 << 30
+
+# In control groups of version 1 and 2: the files with the limit and with what is used, and the name of the idle page
+# cache in memory.stat, which is counted as used and is given up when memory is short.
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def available_memory() -> int:
+    """Bytes that a new program could use without swapping, by the machine and by every limit on this process."""
+    sizes = list(_free_in_groups())
+    machine = _value_in(MEMINFO, "MemAvailable:")
+    if machine is not None:
+        sizes.append(machine << 10)
+    else:
+        with suppress(ValueError, OSError, AttributeError):
+            sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return min(sizes, default=ASSUMED_BYTES)
+
+
+def _free_in_groups() -> Iterator[int]:
+    """What is free in this process's control group and in each group above it, where they have a limit."""
+    for group, (limit_file, used_file, idle) in _own_groups():
+        try:
+            limit = int((group / limit_file).read_text(encoding="ascii"))
+            used = int((group / used_file).read_text(encoding="ascii"))
+        except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
+            continue
+        used -= _value_in(group / "memory.stat", idle) or 0
+        yield max(0, limit - max(0, used))
+
+
+def _own_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Folders that may be this process's groups: in a container the path is often the host's and does not exist."""
+    try:
+        lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if "memory" in controllers.split(","):
+            root, files = GROUPS / "memory", _VERSION_1
+        elif not controllers:
+            root, files = GROUPS, _VERSION_2
+        else:
+            continue
+        inside = PurePosixPath(path.lstrip("/"))
+        if ".." not in inside.parts:
+            yield from ((root / group, files) for group in (inside, *inside.parents))
+
+
+def _value_in(path: Path, name: str) -> int | None:
+    """The number after ``name`` in a file of such lines; None where there is no file or no number."""
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words and words[0] == name:
+                return int(words[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def check_device(device: str) -> None:
+    """Raises AtlasError where torch cannot use ``device``. Imports torch unless it is the CPU."""
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise AtlasError(f"The device {device!r} cannot be used here: {reason}.", "Use `device='cpu'`.") from error
