@@ -47,6 +47,7 @@ OF_EXTRAS = {
     "build": (
         "indexer/builds",
         "indexer/deltas",
+        "indexer/machine.py",
         "indexer/profiles",
         "indexer/weights",
         "indexer/publish/verification.py",
