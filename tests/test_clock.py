@@ -14,7 +14,7 @@ from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, Outcome, RecordStore
-from indexer.storage.whole_files import LEFT_SECONDS, beside, remove_leftovers
+from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
 
 IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
 
@@ -75,7 +75,7 @@ def test_an_outcome_of_somebody_elses_making_is_none(tmp_path, change):
 
 def test_what_killed_writers_left_before_the_clock_was_set_back_is_swept_up(tmp_path):
     folder = AtlasFolder(tmp_path)
-    left = beside(folder.record("ab" + 62 * "0"))
+    left = temporary_path(folder.record("ab" + 62 * "0"))
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x")
     os.utime(left, (0, time.time() + LEFT_SECONDS + 60))

@@ -30,7 +30,7 @@ from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
 from indexer.publish.kept_rank import check_rank, held, rank_to_publish
-from indexer.storage.whole_files import remove_leftovers
+from indexer.storage.atomic_files import remove_leftovers
 
 
 def build_bases(

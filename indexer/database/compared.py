@@ -1,6 +1,6 @@
 """Which database files were found to be exactly what schema.sql makes: remembered, as comparing costs more than asking.
 
-Only a whole comparison without a difference is remembered, in the user's own cache (``indexer.storage.checked_files``),
+Only a whole comparison without a difference is remembered, in the user's own cache (``indexer.storage.checksums``),
 by all that changes when a file does. That holds the time of its last change (``ctime``), which no program can set back:
 a file of the same size, number and modification time that somebody put there instead is compared again. So is one that
 changed a moment ago, as two changes within a tick of the clock look alike.
@@ -15,7 +15,7 @@ from time import time as clock
 from indexer.atlas import schema_sql
 from indexer.database.catalog import Found, definitions
 from indexer.regular_files import regular_status
-from indexer.storage.checked_files import is_checked, note_checked, stamp_of
+from indexer.storage.checksums import is_checked, note_checked, stamp_of
 
 # Raised when the comparison looks at more than it did: what an earlier one found is then worth nothing.
 COMPARISON = 1

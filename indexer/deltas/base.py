@@ -22,7 +22,7 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
-from indexer.storage.whole_files import beside, replacing
+from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.safetensors_index import SafetensorsIndex, read_index
 from indexer.weights.stored_tensor import DTYPE_NAMES
@@ -128,7 +128,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
         offset += size
     norms: dict[str, float] = {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = beside(path, "data")
+    data = temporary_path(path, "data")
     try:
         with data.open("wb") as file:
             for name, tensor in checkpoint.stream(layout.tensors):

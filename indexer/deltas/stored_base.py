@@ -22,7 +22,7 @@ from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import regular_status
-from indexer.storage.checked_files import forget, is_checked, note_checked, stamp_of
+from indexer.storage.checksums import forget, is_checked, note_checked, stamp_of
 from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
 from indexer.weights.safetensors_header import ITEM_BYTES, SafetensorsHeader, read_header
 

@@ -11,9 +11,10 @@ One JSON object a line, told apart by ``kind``:
 - ``start``, ``page``, ``finish``: a crawl, so that the next one can go on where it stopped
 - ``base``: the base's ids
 
-The file is read back by replaying it. A last line cut short by a crash is dropped and overwritten by the next
-append; any other line that cannot be read, or whose checksum (``indexer.storage.sealed``) does not fit, is a problem to
-report, and costs no other line. When most lines are superseded the file is written again and put in place by a rename.
+The file is read back by replaying it. A last line cut short by a crash is dropped and overwritten by the next append;
+any other line that cannot be read, or whose checksum (``indexer.storage.checksummed_jsonl``) does not fit, is a
+problem to report, and costs no other line. When most lines are superseded the file is written again and put in place
+by a rename.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from indexer.listing.questions import BadRow, CrawlProgress, CrawlRequest, Page,
 from indexer.listing.selection import ListedModel, select
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
-from indexer.storage.sealed import is_sealed, sealed, unsealed
+from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -322,14 +323,14 @@ def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
                     problems.append(f"line {number} has more than {_MOST_LINE:,} bytes")
                     continue
                 if not line.endswith(b"\n"):
-                    if not is_sealed(line[:-1]):
+                    if not has_checksum(line[:-1]):
                         break  # cut short while it was written; the next append overwrites it
                     problems.append(f"line {number} has a damaged end")
                     line = tail = line[:-1] + b"\n"
                 else:
                     length += len(line)
                 try:
-                    state.apply(unsealed(line[:-1]))
+                    state.apply(parse_checksummed(line[:-1]))
                 except (ValueError, RecursionError) as error:
                     if len(problems) < _MOST_PROBLEMS:
                         problems.append(f"line {number} cannot be read: {error}"[:300])
@@ -352,7 +353,7 @@ def _lines_of(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
 
 def _encoded(line: Line) -> bytes:
     # ASCII, so that any character of a stranger's can be written, half of a surrogate pair included.
-    return sealed(json.dumps(line, separators=(",", ":"))) + b"\n"
+    return add_checksum(json.dumps(line, separators=(",", ":"))) + b"\n"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from indexer.records.depth_measures import MEASURES
 from indexer.records.identity import canonical_json
 from indexer.records.record import checksum
 from indexer.regular_files import read_regular
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
 
 METHOD = "depth-1"

@@ -18,7 +18,7 @@ from indexer.profiles.hooked import HookedLayers
 from indexer.profiles.loading import LoadedModel, load, untrained
 from indexer.profiles.tokens import Tokens, tokens_of
 from indexer.profiles.weights import FullWeights, full_weights, merged_weights
-from indexer.storage.checked_files import user_cache
+from indexer.storage.checksums import user_cache
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 MOST_PREPROCESSOR = 1 << 20

@@ -13,9 +13,9 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
-from indexer.storage.checked_files import file_sha256
-from indexer.storage.sealed import is_sealed, sealed, unsealed
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import write_atomically
+from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
+from indexer.storage.checksums import file_sha256
 
 _MOST_BYTES = 1 << 20
 
@@ -28,7 +28,7 @@ def note_coming(folder: AtlasFolder, coming: Path) -> None:
     if folder.database.is_file() and damage(folder) is None:
         rows.insert(0, _row(folder.database))
     text = canonical_json({"databases": rows})
-    write_atomically(folder.checksums, sealed(text))
+    write_atomically(folder.checksums, add_checksum(text))
 
 
 def damage(folder: AtlasFolder) -> str | None:
@@ -59,7 +59,7 @@ def _noted(folder: AtlasFolder) -> list[dict[str, Any]]:
     """The rows of the file; none where it cannot be read."""
     try:
         content = read_regular(folder.checksums, most=_MOST_BYTES)
-        rows = unsealed(content)["databases"] if is_sealed(content) else []
+        rows = parse_checksummed(content)["databases"] if has_checksum(content) else []
         return [row for row in rows if isinstance(row, dict) and _is_noted(row)]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import read_regular
-from indexer.storage.sealed import sealed, unsealed
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import write_atomically
+from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
 _LARGEST = 64 << 10
 
@@ -32,7 +32,7 @@ class Origin:
 def read_origin(folder: AtlasFolder) -> Origin | None:
     """Where the atlas was pulled from; None for one of this machine, or where that cannot be read."""
     try:
-        return Origin(**unsealed(read_regular(folder.origin, most=_LARGEST)))
+        return Origin(**parse_checksummed(read_regular(folder.origin, most=_LARGEST)))
     except (OSError, *WRONG_KINDS):
         return None
 
@@ -46,7 +46,7 @@ def fetched_again(folder: AtlasFolder, origin: Origin | None, *, with_records: b
 
 def write_origin(folder: AtlasFolder, origin: Origin) -> None:
     """Note it: from now on the atlas is read-only. Raises OSError."""
-    write_atomically(folder.origin, sealed(json.dumps(asdict(origin))))
+    write_atomically(folder.origin, add_checksum(json.dumps(asdict(origin))))
 
 
 def adopt(folder: AtlasFolder) -> Origin | None:

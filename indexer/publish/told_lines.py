@@ -9,8 +9,8 @@ from typing import Any
 
 from indexer.errors import WRONG_KINDS
 from indexer.regular_files import read_regular
-from indexer.storage.sealed import sealed, unsealed
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import write_atomically
+from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
 Line = dict[str, Any]
 
@@ -24,7 +24,7 @@ _RENAMED = {"told": "answered_at", "because": "evidence"}
 def write_told(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Put the file in place. Raises OSError."""
     text = (json.dumps(dict(line), sort_keys=True, allow_nan=False) for line in lines)
-    write_atomically(path, b"".join(sealed(one) + b"\n" for one in text))
+    write_atomically(path, b"".join(add_checksum(one) + b"\n" for one in text))
 
 
 def read_told(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list[Line], list[str]]:
@@ -45,7 +45,7 @@ def read_told(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list[
         if not raw:
             continue
         try:
-            lines.append(checked({_RENAMED.get(key, key): value for key, value in unsealed(raw).items()}))
+            lines.append(checked({_RENAMED.get(key, key): value for key, value in parse_checksummed(raw).items()}))
         except WRONG_KINDS as error:
             if len(problems) < _MOST_PROBLEMS:
                 problems.append(f"line {number} cannot be read: {error}"[:300])

@@ -22,7 +22,7 @@ from indexer.records.energy import ranks_at
 from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
 from indexer.records.parent import StandsOn
 from indexer.regular_files import open_regular, read_regular
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
 from indexer.vectors.centre import ADAPTER, FULL
 

@@ -13,8 +13,8 @@ from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.records.identity import SPECTRA_FORM, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
 from indexer.regular_files import read_regular
-from indexer.storage.sealed import sealed, unsealed
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import write_atomically
+from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3
@@ -102,7 +102,7 @@ class RecordStore:
             attempts=min((before.attempts if before else 0) + 1, _MOST_ATTEMPTS),
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        write_atomically(self.folder.outcome(identity.digest), sealed(canonical_json(asdict(outcome))))
+        write_atomically(self.folder.outcome(identity.digest), add_checksum(canonical_json(asdict(outcome))))
         return outcome
 
     def outcome(self, digest: str) -> Outcome | None:
@@ -115,7 +115,7 @@ class RecordStore:
     def checked_outcome(self, digest: str) -> Outcome:
         """The outcome in place of a record. Raises OSError, and AtlasError where it is damaged."""
         try:
-            found = _outcome(unsealed(read_regular(self.folder.outcome(digest), most=_MOST_BYTES)))
+            found = _outcome(parse_checksummed(read_regular(self.folder.outcome(digest), most=_MOST_BYTES)))
             if found.identity.digest != digest:
                 raise ValueError("it is that of another model")
             return found

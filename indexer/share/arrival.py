@@ -6,9 +6,7 @@ the folder holds no atlas yet, the one before, or the new one.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,10 +19,10 @@ from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
 from indexer.publish.database_checksum import note_coming
 from indexer.publish.origin import Origin, write_origin
-from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, Manifest
 from indexer.share.staging import DATABASE
+from indexer.storage.atomic_files import sync_folder
 from indexer.untrusted import printable
 from indexer.vectors.files import check_file
 from indexer.vectors.published import read_published
@@ -142,11 +140,7 @@ def put_in_place(
     note_coming(folder, staging / DATABASE)
     folder.database.with_name(f"{DATABASE}.wal").unlink(missing_ok=True)  # it belonged to the one before
     (staging / DATABASE).replace(folder.database)
-    handle = os.open(folder.root, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder.root)
     for old in folder.root.glob("*.faiss"):
         if old.name not in before and old.name not in paths:
             old.unlink(missing_ok=True)
@@ -163,14 +157,3 @@ def _names_before(folder: AtlasFolder) -> set[str]:
     with suppress(AtlasError, OSError), Reading(folder.database) as connection:
         return {one.path for one in named_files(connection)}
     return set()
-
-
-def take_over(source: Path, target: Path) -> None:
-    """The same content under another name: linked where the file system can, else copied. Raises OSError."""
-    regular_status(source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target)

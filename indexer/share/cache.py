@@ -16,10 +16,9 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.network.session import our_progress_bars
 from indexer.share.address import Address
-from indexer.share.arrival import take_over
 from indexer.share.pull import Say, fetch
 from indexer.share.repository import is_out_of_reach, resolve
-from indexer.storage.whole_files import write_atomically
+from indexer.storage.atomic_files import link_or_copy, write_atomically
 
 LIBRARY = "vectors-in-the-wild"
 
@@ -65,5 +64,5 @@ def _cached(name: str, path: str, sha: str, target: Path) -> Path:
     """Fetch a file into the Hub's cache, and give its content a second name below ``target``."""
     with our_progress_bars():
         blob = Path(hf_hub_download(name, path, repo_type="dataset", revision=sha)).resolve()
-    take_over(blob, target / path)
+    link_or_copy(blob, target / path)
     return target / path

@@ -22,9 +22,9 @@ from indexer.publish.origin import read_origin
 from indexer.publish.remembered import Before
 from indexer.publish.told_lines import Line, read_told, write_told
 from indexer.records.store import RecordStore
-from indexer.share.arrival import take_over
 from indexer.share.contents import packable
-from indexer.storage.checked_files import file_sha256
+from indexer.storage.atomic_files import link_or_copy
+from indexer.storage.checksums import file_sha256
 
 Say = Callable[[str], None]
 
@@ -127,7 +127,7 @@ def _gather(
     for name in sorted({name for one in bases for name in one}):
         having = [source for source, found in zip(sources, bases, strict=True) if name in found]
         stored = next(found[name] for found in bases if name in found)
-        take_over(stored.path, target.bases / stored.path.name)
+        link_or_copy(stored.path, target.bases / stored.path.name)
         joined = join_listings([source.listing(name) for source in having], target.listing(name))
         in_several += len(joined.in_several)
         if joined.in_several:
@@ -139,11 +139,11 @@ def _gather(
         for path, file in packable(source):
             there = target.root / path
             if not there.exists():
-                take_over(file, there)
+                link_or_copy(file, there)
             elif _is_record(path) and file_sha256(there) != file_sha256(file):
                 differing += 1
                 if not _is_readable(store, there.stem):
-                    take_over(file, there)
+                    link_or_copy(file, there)
     if differing:
         say(f"{differing} records differ though they are of the same models; the first that can be read stays")
     _join_lines(sources, bases, target, say)

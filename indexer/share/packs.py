@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import open_regular, regular_status
 from indexer.share.contents import is_packable
-from indexer.storage.whole_files import replacing
+from indexer.storage.atomic_files import replacing
 from indexer.untrusted import load_json, printable
 
 INDEX = "records/packs.json"

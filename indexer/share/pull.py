@@ -27,13 +27,13 @@ from indexer.share.arrival import (
     check_manifest,
     check_vectors,
     put_in_place,
-    take_over,
 )
 from indexer.share.manifest import ATLAS, RECORDS, FileEntry, Manifest
 from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack
 from indexer.share.repository import Remote, atlas_at, failures_told, resolve
 from indexer.share.staging import DATABASE
-from indexer.storage.checked_files import file_sha256
+from indexer.storage.atomic_files import link_or_copy
+from indexer.storage.checksums import file_sha256
 
 Say = Callable[[str], None]
 
@@ -202,7 +202,7 @@ class _Pulling:
         if _fits(staged, one):
             return True
         if _fits(self.folder.root / one.path, one):
-            take_over(self.folder.root / one.path, staged)
+            link_or_copy(self.folder.root / one.path, staged)
             return True
         return False
 

@@ -38,7 +38,7 @@ from indexer.share.packs import (
 )
 from indexer.share.repository import LIMITS, Remote, failures_told, read_remote, resolve, tags
 from indexer.share.staging import DATABASE, Staged, staged
-from indexer.storage.checked_files import file_sha256
+from indexer.storage.checksums import file_sha256
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import CommitInfo

@@ -28,11 +28,12 @@ from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
 from indexer.listing.listing_state import Line
 from indexer.publish.remembered import BY_RECORD
-from indexer.regular_files import descriptor_of, open_regular, regular_status
+from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import CARRIED, files_in, known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
 from indexer.share.tables import write_tables, write_vectors
-from indexer.storage.checked_files import file_sha256
+from indexer.storage.atomic_files import copy_file, link_or_copy
+from indexer.storage.checksums import file_sha256
 from indexer.vectors.published import read_published
 from indexer.version import __version__
 
@@ -212,20 +213,11 @@ def _write_anew(copy: Path, target: Path) -> None:
 
 def _copied(atlas: AtlasFolder, folder: Path) -> list[str]:
     """The database, copied as it is, and what it names, linked or copied: their paths in the repository."""
-    with open_regular(atlas.database, through_links=True) as source, (folder / _COPY).open("xb") as copy:
-        shutil.copyfileobj(source, copy, 1 << 22)
+    copy_file(atlas.database, folder / _COPY, through_links=True)
     with Reading(folder / _COPY) as connection:
         named = named_files(connection)
     for one in named:
-        target = folder / one.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.close(descriptor_of(atlas.root / one.path))  # FileNotFoundError, or no regular file
-        try:
-            os.link(atlas.root / one.path, target, follow_symlinks=False)
-        except FileNotFoundError:
-            raise
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(atlas.root / one.path, target)
+        link_or_copy(atlas.root / one.path, folder / one.path)
     return [DATABASE, *(one.path for one in named)]
 
 

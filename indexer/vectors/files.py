@@ -1,7 +1,7 @@
 """FAISS files: written once under the hash of their content, checked before they are loaded.
 
 FAISS can crash on a damaged file, so no file is loaded whose checksum was not verified; the check is remembered
-(``indexer.storage.checked_files``).
+(``indexer.storage.checksums``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from indexer.atlas import file_name, mending
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
-from indexer.storage.checked_files import file_sha256, forget, is_checked, note_checked, stamp_of
+from indexer.storage.checksums import file_sha256, forget, is_checked, note_checked, stamp_of
 from indexer.untrusted import printable
 
 HINT = "Run `index rebuild` to make it again from the records."

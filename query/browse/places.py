@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import WRONG_KINDS
-from indexer.storage.checked_files import user_cache
+from indexer.storage.checksums import user_cache
 from indexer.version import __version__
 
 if TYPE_CHECKING:

@@ -101,16 +101,16 @@ def bent_value(value: Any, chance: random.Random) -> Any:
 
 def bent_object(content: bytes, chance: random.Random) -> bytes:
     """Of sealed objects, one a line, one that is bent and sealed again."""
-    from indexer.storage.sealed import sealed, unsealed
+    from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
     lines = content.split(b"\n")
     place = chance.choice([number for number, line in enumerate(lines) if line])
-    found = unsealed(lines[place])
+    found = parse_checksummed(lines[place])
     found.pop("sum", None)
     inner = bent_value(found, chance)
     if not isinstance(inner, dict) or not inner:
         inner = {"kind": inner}
-    lines[place] = sealed(json.dumps(inner, separators=(",", ":")))
+    lines[place] = add_checksum(json.dumps(inner, separators=(",", ":")))
     return b"\n".join(lines)
 
 

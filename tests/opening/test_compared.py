@@ -12,7 +12,7 @@ import pytest
 
 from indexer.database import compared, reading
 from indexer.errors import AtlasError
-from indexer.storage import checked_files
+from indexer.storage import checksums
 from query import Atlas
 from tests.opening.strangers import NAMES, attack
 
@@ -86,7 +86,7 @@ def test_another_schema_or_duckdb_compares_again(mine, comparisons, monkeypatch,
 
 def test_a_memory_that_others_can_write_is_not_believed(mine, comparisons):
     opened(mine)
-    memory = checked_files.user_cache() / "checked.json"
+    memory = checksums.user_cache() / "checked.json"
     assert str(mine / "atlas.duckdb") in memory.read_text()
     memory.chmod(0o666)
     opened(mine)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.storage.checked_files import file_sha256
+from indexer.storage.checksums import file_sha256
 from indexer.vectors.files import VectorFile, check_file
 from indexer.vectors.form import SEGMENT, Malformed, check_form
 from tests.conftest import run_python

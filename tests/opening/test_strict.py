@@ -43,7 +43,7 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
     """As a forger would: another vector, with a checksum and a name that fit it."""
     import faiss
 
-    from indexer.storage.checked_files import file_sha256
+    from indexer.storage.checksums import file_sha256
 
     (path,) = atlas.root.glob("*.faiss")
     index = faiss.read_index(str(path))

@@ -19,7 +19,7 @@ from indexer.builds.profiling import ProfileOptions, ProfileReport, profile_base
 from indexer.profiles import measure
 from indexer.profiles.store import ProfileStore
 from indexer.publish.verification import verify
-from indexer.storage.whole_files import remove_leftovers
+from indexer.storage.atomic_files import remove_leftovers
 from tests.conftest import run_python
 from tests.hub_ground import use_endpoint
 from tests.patience import PATIENCE
@@ -122,14 +122,14 @@ def test_ctrl_c_keeps_the_layers_that_are_whole_and_the_next_run_goes_on(folder,
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from indexer.storage import whole_files
+from indexer.storage import atomic_files
 synced, calls = os.fsync, []
 def fsync(file):
     calls.append(file)
     if len(calls) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
     synced(file)
-whole_files.os = type("Os", (), {**vars(os), "fsync": staticmethod(fsync)})
+atomic_files.os = type("Os", (), {**vars(os), "fsync": staticmethod(fsync)})
 from indexer.cli import main
 main(["profile", "--base", sys.argv[2], "--limit", "2", "--atlas", sys.argv[3]])
 """

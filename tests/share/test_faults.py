@@ -102,7 +102,8 @@ def test_a_full_disk_while_it_is_prepared(ann, atlas, monkeypatch):
     def full(*_arguments, **_named):
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
-    monkeypatch.setattr("indexer.share.staging.shutil.copyfileobj", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr("fcntl.ioctl", full)
     assert told_by(lambda: ann.push(atlas)).startswith("The disk is full at somewhere.")
     assert ann.hub.datasets.find(NAME) is None
     assert not (atlas.root / ".push" / "files").exists()

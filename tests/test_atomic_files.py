@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 from indexer.atlas import AtlasFolder
-from indexer.storage.whole_files import LEFT_SECONDS, beside, remove_leftovers, write_atomically
+from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
@@ -31,8 +31,13 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
 def test_what_killed_writers_left_is_swept_up_once_it_is_old(tmp_path):
     folder = AtlasFolder(tmp_path)
     kept = [folder.record("ab" + 62 * "0"), folder.base("org/base", "1" * 40), tmp_path / "precious" / ".left.tmp"]
-    old = [beside(kept[0]), beside(kept[1]), beside(kept[1], "data"), kept[0].with_name(".former.4711.tmp")]
-    fresh = [beside(kept[0]), beside(kept[1], "data")]
+    old = [
+        temporary_path(kept[0]),
+        temporary_path(kept[1]),
+        temporary_path(kept[1], "data"),
+        kept[0].with_name(".former.4711.tmp"),
+    ]
+    fresh = [temporary_path(kept[0]), temporary_path(kept[1], "data")]
     for path in (*kept, *old, *fresh):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")

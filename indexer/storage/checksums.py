@@ -1,7 +1,7 @@
-"""Checksums of large files, and which were found to fit: remembered by size, modification time and inode.
+"""Checksums of files, and a memory of which were verified, by size, modification time and inode.
 
-So a large file is hashed once and not by every command that opens it. What is remembered lies in the user's cache,
-outside every atlas, and is believed where nobody else can have written it.
+A large file is therefore hashed once and not by every command that opens it. The memory lies in the user's cache,
+outside every atlas, and is used only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from indexer.regular_files import open_regular
+from indexer.storage.atomic_files import replacing
 
 
 def user_cache() -> Path:
-    """The user's own folder for it; it need not exist. Raises RuntimeError where the user has no home."""
+    """The user's cache folder, which need not exist. Raises RuntimeError if the user has no home."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "vectors-in-the-wild"
 
@@ -29,22 +30,22 @@ def file_sha256(path: Path) -> str:
 
 
 def stamp_of(status: os.stat_result, sha256: str) -> list[int | str]:
-    """What a check is remembered by: whoever changes the file changes this, but for a disk that fails."""
+    """What a verified file is remembered by; it changes whenever the file is changed, except by a failing disk."""
     return [status.st_size, status.st_mtime_ns, status.st_ino, sha256]
 
 
 def is_checked(path: Path, stamp: list[int | str]) -> bool:
-    """Whether the file was found to fit when it was as ``stamp`` says."""
+    """Whether the file was verified when it had this stamp."""
     return _remembered().get(str(path)) == stamp
 
 
 def note_checked(path: Path, stamp: list[int | str]) -> None:
-    """Remember that it fits. Best effort: without a place to write, the next command hashes again."""
+    """Remember that the file was verified. If that cannot be written, the next command hashes the file again."""
     _remember(_remembered() | {str(path): stamp})
 
 
 def forget(path: Path) -> None:
-    """It does not fit: whatever is remembered of it is wrong."""
+    """Forget that a file was verified."""
     remembered = _remembered()
     if remembered.pop(str(path), None) is not None:
         _remember(remembered)
@@ -64,17 +65,15 @@ def _remembered() -> dict[str, Any]:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Written by this user, and writable by no other."""
+    """Whether it was written by this user and is writable by no other."""
     return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 
 def _remember(checked: dict[str, Any]) -> None:
     try:
         memory = _memory()
-        memory.parent.mkdir(parents=True, exist_ok=True)
         kept = {path: stamp for path, stamp in checked.items() if Path(path).exists()}
-        temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(kept), encoding="utf-8")
-        temporary.replace(memory)
+        with replacing(memory, sync=False) as file:
+            file.write(json.dumps(kept).encode())
     except (OSError, RuntimeError):
         return
