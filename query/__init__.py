@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from query.features.features import FeatureGrid
     from query.invert.invert import ImagesBack, WordsBack
     from query.layers.layers import Layers
-    from query.lineage.answer import Lineage, Lineages
+    from query.lineage.result import Lineage, Lineages
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
     from query.predict.predict import Prediction
@@ -46,8 +46,8 @@ _MODULES = {
     "FeatureGrid": "query.features.features",
     "ImagesBack": "query.invert.invert",
     "Layers": "query.layers.layers",
-    "Lineage": "query.lineage.answer",
-    "Lineages": "query.lineage.answer",
+    "Lineage": "query.lineage.result",
+    "Lineages": "query.lineage.result",
     "ModelMap": "query.map.map",
     "ModelVectors": "query.export",
     "Neighbour": "query.similar",

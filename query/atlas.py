@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from query.features.features import features as _features
     from query.invert.invert import invert as _invert
     from query.layers.layers import layers as _layers
-    from query.lineage.answer import Lineages
     from query.lineage.lineage import lineage as _lineage
+    from query.lineage.result import Lineages
     from query.map.map import model_map as _map
     from query.predict.calibration import evaluate as _evaluate_prediction
     from query.predict.predict import Prediction
@@ -204,8 +204,8 @@ class Atlas(AtlasReader):
         AtlasError if the atlas has no factors, another process is writing to it, or for ``store`` with
         ``dates=False``: later questions use stored answers and may use dates.
         """
-        from query.lineage.answer import Lineages
         from query.lineage.lineage import every_lineage
+        from query.lineage.result import Lineages
         from query.lineage.stored import store as keep
 
         if store and not dates:

@@ -190,7 +190,7 @@ def _stored(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         [model_id],
     )
     kept = stored_lineage(atlas, model_id)
-    parents = [] if kept is None else [row.as_row() | {"told": kept.told} for row in kept.rows]
+    parents = [] if kept is None else [edge.to_row() | {"told": kept.answered_at} for edge in kept.edges]
     return {"predictions": predictions, "lineage": parents}
 
 

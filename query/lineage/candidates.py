@@ -1,4 +1,4 @@
-"""Whom a model may come from, by the atlas alone: earlier models of its base, and how well their factors fit it."""
+"""The models that another may come from, by the atlas alone: earlier models of its base, and how well they fit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.errors import AtlasError
+from query.lineage.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from indexer.atlas import AtlasFolder
     from indexer.names import DeltaKey
-    from indexer.records.parts import Extent
+    from indexer.records.parts import Extent, ModelParts
     from query.reader import AtlasReader
 
-# With more candidates than this only those near the asked model by their vectors are weighed.
-MOST_WEIGHED = 2000
-# Dates within a day of each other say nothing of the order: repositories are made before and after their weights.
+Floats = NDArray[np.float64]
+
+# Dates within a day of each other do not show the order: repositories are created before and after their weights.
 SAME_DAY = timedelta(days=1)
+
+# For a group: the candidates that fit best, and the groups of each size that are extended.
+_LIKELY = 24
+_GROUPS = 64
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model of the atlas. ``files``: names of its weight files where one suffices to find them."""
+    """A model of the atlas. ``files``: its weight file and configuration, if that is all that must be known."""
 
     model_id: int
     model: str
@@ -35,18 +39,29 @@ class Candidate:
     commit: str | None
     relation: str
     created: datetime | None
-    licence: str | None
     record_key: str
     files: tuple[str, ...] | None
-    group: int | None
     datasets: frozenset[str]
+
+    @property
+    def upload_order(self) -> tuple[bool, float, int]:
+        """Sorts the earlier upload first, those without a date last by id."""
+        return self.created is None, self.created.timestamp() if self.created else 0.0, self.model_id
+
+
+@dataclass(frozen=True)
+class SampledWeights:
+    """A candidate and the parts of its weights that were read."""
+
+    candidate: Candidate
+    parts: ModelParts
 
 
 def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
     """Every indexed model of a base that changed something, oldest first."""
     rows = atlas.rows(
-        'SELECT model_id, model, author, "commit", relation, created, licence, record_key, weight_files, '
-        "duplicate_group, datasets FROM models WHERE base = ? AND NOT is_copy AND NOT is_unrelated "
+        'SELECT model_id, model, author, "commit", relation, created, record_key, weight_files, datasets '
+        "FROM models WHERE base = ? AND NOT is_copy AND NOT is_unrelated "
         "ORDER BY created NULLS LAST, model_id",
         [base],
     )
@@ -58,18 +73,16 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
             commit=row["commit"],
             relation=row["relation"],
             created=row["created"],
-            licence=row["licence"],
             record_key=row["record_key"],
-            files=_files(row["weight_files"], row["relation"]),
-            group=row["duplicate_group"],
+            files=_files(row["weight_files"]),
             datasets=frozenset(row["datasets"]),
         )
         for row in rows
     ]
 
 
-def _files(stored: Sequence[Mapping[str, object]] | None, relation: str) -> tuple[str, ...] | None:
-    """What saves asking the Hub for a list: a single file beside its configuration. Shards need their index."""
+def _files(stored: Sequence[Mapping[str, object]] | None) -> tuple[str, ...] | None:
+    """A single weight file and its configuration, which saves a request for the list. Shards need their index."""
     if not stored or len(stored) != 1:
         return None
     name = str(stored[0]["name"])
@@ -80,7 +93,7 @@ def _files(stored: Sequence[Mapping[str, object]] | None, relation: str) -> tupl
 
 
 def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates: bool) -> list[Candidate]:
-    """Those that may have been there first: created before, or on the same day; all where dates are not known."""
+    """The candidates created before, or on the same day; all of them if dates are unknown or not used."""
     if created is None or not dates:
         return list(candidates)
     return [one for one in candidates if one.created is None or one.created <= created + SAME_DAY]
@@ -88,7 +101,7 @@ def earlier(candidates: Sequence[Candidate], created: datetime | None, *, dates:
 
 @dataclass(frozen=True)
 class Factors:
-    """The change of one part by its stored factors, d = us · vᵀ."""
+    """The change of one matrix by its stored factors, d = us · vᵀ."""
 
     us: NDArray[np.float32]
     v: NDArray[np.float32]
@@ -101,28 +114,29 @@ class Factors:
 
 @dataclass
 class FactorStore:
-    """The stored factors of many models, cut to the parts that are read; kept for the next question.
+    """The stored factors of many models, cut to the parts that are read, and kept for the next question.
 
-    ``missing``: models whose records are not here, or hold no factors.
+    ``missing``: ids of models whose records are not here, or contain no factors.
     """
 
     folder: AtlasFolder
     extents: Mapping[DeltaKey, Extent]
     missing: set[int] = field(default_factory=set)
-    _held: dict[int, dict[str, Factors]] = field(default_factory=dict)
+    _factors: dict[int, dict[str, Factors]] = field(default_factory=dict)
 
-    def hold(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Read what is not held yet; those whose factors there are. A record is read in part, and not trusted."""
+    def load(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Read the factors that are not loaded yet; return the candidates that have factors."""
         for one in candidates:
-            if one.model_id not in self._held and one.model_id not in self.missing:
+            if one.model_id not in self._factors and one.model_id not in self.missing:
                 found = self._read(one.record_key)
                 if found is None:
                     self.missing.add(one.model_id)
                 else:
-                    self._held[one.model_id] = found
-        return [one for one in candidates if one.model_id in self._held]
+                    self._factors[one.model_id] = found
+        return [one for one in candidates if one.model_id in self._factors]
 
     def _read(self, key: str) -> dict[str, Factors] | None:
+        """The factors of one record, of which only parts are read; None if it is missing or damaged."""
         from safetensors import SafetensorError, safe_open
 
         found = {}
@@ -140,19 +154,17 @@ class FactorStore:
             return None
         return found
 
-    def fit(
-        self, candidates: Sequence[Candidate], left: Mapping[str, NDArray[np.float32]]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How well each candidate's factors fit what is ``left``, as shares of its energy.
+    def fit(self, candidates: Sequence[Candidate], left: Mapping[str, NDArray[np.float32]]) -> tuple[Floats, Floats]:
+        """How well each candidate's factors fit what is ``left``, as shares of its energy: two arrays (candidates,).
 
-        The gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the best coefficient of each matrix, ⟨R, d⟩²/‖d‖²; R is
-        ``left`` and d the change that the factors hold.
+        The gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the best coefficient for each matrix, ⟨R, d⟩²/‖d‖², where
+        R is ``left`` and d the candidate's change by its factors.
         """
         total = sum(float(np.vdot(one, one)) for one in left.values()) or 1.0
         plain, fitted = np.zeros(len(candidates)), np.zeros(len(candidates))
         for name, rest in left.items():
             for start in range(0, len(candidates), 256):
-                held = [self._held[one.model_id][name] for one in candidates[start : start + 256]]
+                held = [self._factors[one.model_id][name] for one in candidates[start : start + 256]]
                 inner = _inner(rest, held)
                 square = np.array([one.square for one in held])
                 plain[start : start + 256] += 2 * inner - square
@@ -163,12 +175,12 @@ class FactorStore:
 
     def products(
         self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """⟨d_i, d_j⟩ of the changes that the factors hold, ⟨d_i, δ⟩, and ‖δ‖², over all parts."""
+    ) -> tuple[Floats, Floats, float]:
+        """⟨d_i, d_j⟩ of the candidates' changes by their factors, ⟨d_i, δ⟩, and ‖δ‖², summed over all matrices."""
         count = len(candidates)
         gram, right = np.zeros((count, count)), np.zeros(count)
         for name, delta in deltas.items():
-            held = [self._held[one.model_id][name] for one in candidates]
+            held = [self._factors[one.model_id][name] for one in candidates]
             right += _inner(delta, held)
             us, v = np.hstack([one.us for one in held]), np.hstack([one.v for one in held])
             starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
@@ -177,7 +189,7 @@ class FactorStore:
         return gram, right, sum(float(np.vdot(one, one)) for one in deltas.values()) or 1.0
 
 
-def _inner(matrix: NDArray[np.float32], held: Sequence[Factors]) -> NDArray[np.float64]:
+def _inner(matrix: NDArray[np.float32], held: Sequence[Factors]) -> Floats:
     """⟨matrix, d⟩ for the change d of each of some factors."""
     v = np.hstack([one.v for one in held])
     starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
@@ -185,9 +197,51 @@ def _inner(matrix: NDArray[np.float32], held: Sequence[Factors]) -> NDArray[np.f
     return np.add.reduceat(columns.astype(np.float64), starts)
 
 
-def no_factors(base: str) -> AtlasError:
-    """What an atlas without records says when it is asked for lineage."""
-    return AtlasError(
-        f"Lineage is told from the records of {base}, and this atlas holds none with factors.",
-        f"Build it here without `keep_factors=False` (`build({base!r})`), or pull one that was pushed --with-records.",
-    )
+def best_group(
+    store: FactorStore,
+    candidates: Sequence[Candidate],
+    deltas: Mapping[str, NDArray[np.float32]],
+    left: Mapping[str, NDArray[np.float32]],
+    thresholds: Thresholds,
+) -> tuple[list[Candidate], float]:
+    """The group of up to ``max_parents`` whose weighted sum leaves least of ``deltas``, and the share that it leaves.
+
+    One after another, the parents of a merge are hard to distinguish from their relatives, which explain nearly as
+    much; together they leave less than any others do. Groups have one recipe for all matrices and only weights that a
+    parent may have; they grow one by one (a beam search). ``left``: the residual of the models read so far.
+    """
+    likely: dict[int, Candidate] = {}
+    for rest in (deltas, left):
+        _, fitted = store.fit(candidates, rest)
+        likely |= {int(place): candidates[place] for place in np.argsort(-fitted, kind="stable")[:_LIKELY]}
+    chosen = list(likely.values())
+    gram, right, total = store.products(chosen, deltas)
+    least = 1.0
+    best: tuple[int, ...] = ()
+    kept: list[tuple[int, ...]] = [()]
+    for _ in range(min(thresholds.max_parents, len(chosen))):
+        larger = [(*group, one) for group in kept for one in range(len(chosen)) if one not in group]
+        grown = sorted({tuple(sorted(group)) for group in larger})
+        weights, shares = _group_least_squares(gram, right, total, np.array(grown))
+        is_plausible = ((weights >= thresholds.min_weight) & (weights <= thresholds.max_weight)).all(axis=1)
+        shares = np.where(is_plausible, shares, np.inf)
+        order = np.argsort(shares, kind="stable")[:_GROUPS]
+        kept = [grown[place] for place in order if np.isfinite(shares[place])]
+        if not kept:
+            break
+        if shares[order[0]] < least:
+            best, least = kept[0], float(shares[order[0]])
+    return [chosen[member] for member in best], least
+
+
+def _group_least_squares(
+    gram: Floats, right: Floats, total: float, members: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Least squares for groups (groups, size): their weights, and the share that each leaves."""
+    inner = gram[members[:, :, None], members[:, None, :]]
+    scale = np.sqrt(np.maximum(np.diagonal(inner, axis1=1, axis2=2), 1e-300))
+    # A small ridge, so that two copies of one model do not make the matrix singular, but share the weight.
+    inner = inner / (scale[:, :, None] * scale[:, None, :]) + 1e-9 * np.eye(members.shape[1])
+    sought = right[members] / scale
+    found = np.linalg.solve(inner, sought[:, :, None])[:, :, 0]
+    return found / scale, 1 - (found * sought).sum(axis=1) / total

@@ -1,6 +1,6 @@
-"""What the parts of two or more models say of one another. Numbers only: nothing here decides anything.
+"""Measurements on the weights of two or more models. Nothing here decides anything.
 
-All arrays are float32 parts of block matrices, by the names of their deltas; the asked model is ``m``, another ``p``.
+All arrays are float32 parts of block matrices, by the names of their deltas. ``m`` is the asked model, ``p`` another.
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
 
 Floats = NDArray[np.float64]
+Weights = Mapping[str, NDArray[np.float32]]
 
 # The largest distance of two neighbouring numbers of each dtype, relative to them.
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
-@dataclass(frozen=True)
-class Single:
-    """The asked model against one parent with coefficient 1; D = W_m − W_p.
-
-    ``left``: ‖D‖² / ‖δ_m‖², rounding taken off. ``cosine``: of D with δ_p; near 0 where m was continued from p.
-    ``reverse``: of −D with δ_m; near 0 where p was continued from m. ``spread``: of the coefficient of δ_m on δ_p over
-    the matrices. ``equal``: share of the matrices that p changed and m has unchanged from p.
-    """
-
-    left: float
-    cosine: float
-    reverse: float
-    spread: float
-    equal: float
+# ---- two models ----
 
 
-def energy(parts: Mapping[str, NDArray[np.float32]]) -> float:
+def energy(matrices: Weights) -> float:
     """Σ ‖·‖² over the matrices."""
-    return sum(float(np.vdot(one, one)) for one in parts.values())
+    return sum(float(np.vdot(matrix, matrix)) for matrix in matrices.values())
 
 
 def rounding(parts: ModelParts) -> float:
-    """The expected energy of the error that storing ``parts`` in its precision made: the numbers are ε·|w| apart."""
+    """The expected energy of the error of storing ``parts`` in its precision: numbers are ε·|w| apart."""
     spacing = SPACING[parts.precision]
     # Uniform in ±half a spacing; the spacing is constant between powers of two, 0.54 of ε²w² on average.
     return 0.54 / 12 * spacing**2 * energy(parts.weights)
 
 
-def single(m: ModelParts, p: ModelParts) -> Single:
-    """One parent with coefficient 1."""
+@dataclass(frozen=True)
+class ParentFit:
+    """The asked model against one parent with coefficient 1; D = W_m − W_p.
+
+    Attributes:
+        residual: ‖D‖² / ‖δ_m‖², less rounding.
+        cosine: of D with δ_p; near 0 if m was continued from p.
+        reverse: of −D with δ_m; near 0 if p was continued from m.
+        equal: share of the matrices changed by p that are equal in m.
+    """
+
+    residual: float
+    cosine: float
+    reverse: float
+    equal: float
+
+
+def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
+    """See :class:`ParentFit`."""
     left = along = back = p_square = m_square = 0.0
-    coefficients, changed, equal = [], 0, 0
+    changed = equal = 0
     for name, delta in m.deltas.items():
         parent = p.deltas[name]
         difference = m.weights[name] - p.weights[name]
@@ -66,111 +71,17 @@ def single(m: ModelParts, p: ModelParts) -> Single:
         if own:
             changed += 1
             equal += not difference.any()
-            coefficients.append(float(np.vdot(delta, parent)) / own)
     noise = rounding(m) + rounding(p) if m.precision != p.precision else 0.0
-    return Single(
-        left=max(left - noise, 0.0) / m_square if m_square else 0.0,
+    return ParentFit(
+        residual=max(left - noise, 0.0) / m_square if m_square else 0.0,
         cosine=along / np.sqrt(left * p_square) if left and p_square else 0.0,
         reverse=back / np.sqrt(left * m_square) if left and m_square else 0.0,
-        spread=float(np.std(coefficients)) if coefficients else 0.0,
         equal=equal / changed if changed else 0.0,
     )
 
 
-@dataclass(frozen=True)
-class Combination:
-    """The asked model as a sum of others' changes: least squares, each matrix by itself.
-
-    ``weights``: (matrices, parents). ``left``: share of ‖δ_m‖² that is not explained. ``off``: how far a SLERP's base
-    is from what its two weights say; 0 for others.
-    """
-
-    members: tuple[int, ...]
-    weights: Floats
-    left: float
-    off: float = 0.0
-
-    @property
-    def mean(self) -> Floats:
-        """Each parent's weight, averaged over the matrices."""
-        found: Floats = self.weights.mean(axis=0)
-        return found
-
-    @property
-    def spread(self) -> float:
-        """The largest standard deviation of a weight over the matrices: near 0 for one recipe for all."""
-        return float(self.weights.std(axis=0).max())
-
-
-class Combinations:
-    """Every way to explain the asked model by a few of the models read, from their inner products alone.
-
-    ``base``: its weights. δ = W − W_base as the base is, not as rounded: rounding of the parents then falls out.
-    """
-
-    def __init__(self, m: ModelParts, others: Sequence[ModelParts], base: Mapping[str, NDArray[np.float32]]) -> None:
-        self._names = list(m.deltas)
-        self._count = len(others)
-        self._gram = np.zeros((len(self._names), self._count + 2, self._count + 2))
-        for row, name in enumerate(self._names):
-            changes = [(one.weights[name] - base[name]).ravel() for one in (m, *others)]
-            stacked = np.stack([*changes, base[name].ravel()]).astype(np.float64)
-            self._gram[row] = stacked @ stacked.T
-        self._total = float(self._gram[:, 0, 0].sum())
-
-    def of(self, members: Sequence[int], *, spherical: bool = False) -> Combination:
-        """The best sum of these others (numbered from 0).
-
-        ``spherical``: of their weights instead of their changes, so that the coefficients need not make 1: what SLERP
-        gives is a · W_p + b · W_q with a + b ≠ 1, a + b − 1 times the base beside the two changes.
-        """
-        rows = [member + 1 for member in members] + ([self._count + 1] if spherical else [])
-        weights = np.zeros((len(self._names), len(rows)))
-        left = 0.0
-        for number, gram in enumerate(self._gram):
-            inner, right = gram[np.ix_(rows, rows)], gram[rows, 0]
-            scale = np.sqrt(np.maximum(np.diag(inner), 1e-300))
-            w = np.linalg.lstsq(inner / np.outer(scale, scale), right / scale, rcond=1e-12)[0] / scale
-            weights[number] = w
-            left += max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
-        off = float(np.abs(weights[:, :-1].sum(axis=1) - 1 - weights[:, -1]).max()) if spherical else 0.0
-        kept = weights[:, :-1] if spherical else weights
-        return Combination(tuple(members), kept, left / self._total if self._total else 0.0, off)
-
-    def even(self, members: Sequence[int]) -> Combination:
-        """The best sum with one recipe for all matrices: where parents share some, only that tells their weights."""
-        rows = [member + 1 for member in members]
-        gram = self._gram.sum(axis=0)
-        inner, right = gram[np.ix_(rows, rows)], gram[rows, 0]
-        scale = np.sqrt(np.maximum(np.diag(inner), 1e-300))
-        w = np.linalg.lstsq(inner / np.outer(scale, scale), right / scale, rcond=1e-12)[0] / scale
-        left = max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
-        weights = np.tile(w, (len(self._names), 1))
-        return Combination(tuple(members), weights, left / self._total if self._total else 0.0)
-
-    def all_of(self, most: int) -> list[Combination]:
-        """Every choice of up to ``most`` others: one recipe for all matrices, one for each, and pairs as by SLERP."""
-        found = []
-        for size in range(1, min(most, self._count) + 1):
-            for chosen in combinations(range(self._count), size):
-                found += [self.even(chosen), self.of(chosen)]
-                found += [self.of(chosen, spherical=True)] if size == 2 else []
-        return found
-
-
-def residual(m: ModelParts, others: Sequence[ModelParts], found: Combination) -> dict[str, NDArray[np.float32]]:
-    """What a combination leaves of δ_m, matrix by matrix."""
-    left = {}
-    for row, (name, delta) in enumerate(m.deltas.items()):
-        rest = delta.copy()
-        for weight, member in zip(found.weights[row], found.members, strict=True):
-            rest -= np.float32(weight) * others[member].deltas[name]
-        left[name] = rest
-    return left
-
-
 def equal_share(m: ModelParts, p: ModelParts) -> float:
-    """The share of entries that are the same once p is stored in m's precision."""
+    """The share of entries that are equal once p is stored in m's precision."""
     same = total = 0
     for name, weight in m.weights.items():
         same += int(np.count_nonzero(as_stored(p.weights[name], m.precision) == weight))
@@ -190,26 +101,125 @@ def as_stored(values: NDArray[np.float32], precision: str) -> NDArray[np.float32
     return values
 
 
+# ---- sums of several models' changes ----
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The asked model as a weighted sum of others' changes.
+
+    Attributes:
+        members: numbers of the other models.
+        weights: (matrices, members).
+        residual: share of ‖δ_m‖² that is not explained.
+        base_error: of SLERP, how far the weight of the base is from what the other two weights imply; else 0.
+    """
+
+    members: tuple[int, ...]
+    weights: Floats
+    residual: float
+    base_error: float = 0.0
+
+    @property
+    def mean(self) -> Floats:
+        """Each member's weight, averaged over the matrices."""
+        found: Floats = self.weights.mean(axis=0)
+        return found
+
+    @property
+    def spread(self) -> float:
+        """The largest standard deviation of a weight over the matrices: near 0 for one recipe for all matrices."""
+        return float(self.weights.std(axis=0).max())
+
+    @property
+    def has_negative(self) -> bool:
+        """Whether a mean weight is negative."""
+        return bool((self.mean < 0).any())
+
+
+class Combinations:
+    """Least-squares explanations of the asked model by some of the others, from inner products alone.
+
+    δ = W − W_base is taken against the ``base`` as it is, not as rounded, so that rounding of the parents cancels.
+    """
+
+    def __init__(self, m: ModelParts, others: Sequence[ModelParts], base: Weights) -> None:
+        self._count = len(others)
+        self._gram = np.zeros((len(m.deltas), self._count + 2, self._count + 2))
+        for row, name in enumerate(m.deltas):
+            changes = [(one.weights[name] - base[name]).ravel() for one in (m, *others)]
+            stacked = np.stack([*changes, base[name].ravel()]).astype(np.float64)
+            self._gram[row] = stacked @ stacked.T
+        self._total = float(self._gram[:, 0, 0].sum())
+
+    def by_matrix(self, members: Sequence[int], *, spherical: bool = False) -> Combination:
+        """The best sum of these members (numbered from 0), each matrix with its own weights.
+
+        ``spherical``: of the members' weights rather than their changes. SLERP gives a · W_p + b · W_q with
+        a + b ≠ 1, so the sum contains a + b − 1 times the base in addition to the two changes.
+        """
+        rows = [member + 1 for member in members] + ([self._count + 1] if spherical else [])
+        solved = [_least_squares(gram, rows) for gram in self._gram]
+        weights, left = np.array([one for one, _ in solved]), sum(rest for _, rest in solved)
+        error = float(np.abs(weights[:, :-1].sum(axis=1) - 1 - weights[:, -1]).max()) if spherical else 0.0
+        kept = weights[:, :-1] if spherical else weights
+        return Combination(tuple(members), kept, left / self._total if self._total else 0.0, error)
+
+    def one_recipe(self, members: Sequence[int]) -> Combination:
+        """The best sum with the same weights in all matrices. Only this identifies weights that parents share."""
+        weights, left = _least_squares(self._gram.sum(axis=0), [member + 1 for member in members])
+        tiled = np.tile(weights, (len(self._gram), 1))
+        return Combination(tuple(members), tiled, left / self._total if self._total else 0.0)
+
+    def all_up_to(self, size: int) -> list[Combination]:
+        """All choices of up to ``size`` members: with one recipe, by matrix, and for pairs by SLERP."""
+        found = []
+        for count in range(1, min(size, self._count) + 1):
+            for chosen in combinations(range(self._count), count):
+                found += [self.one_recipe(chosen), self.by_matrix(chosen)]
+                found += [self.by_matrix(chosen, spherical=True)] if count == 2 else []
+        return found
+
+
+def _least_squares(gram: Floats, rows: Sequence[int]) -> tuple[Floats, float]:
+    """The weights of ``rows`` that explain row 0 best, and the energy they leave."""
+    inner, right = gram[np.ix_(rows, rows)], gram[rows, 0]
+    scale = np.sqrt(np.maximum(np.diag(inner), 1e-300))
+    w = np.linalg.lstsq(inner / np.outer(scale, scale), right / scale, rcond=1e-12)[0] / scale
+    return w, max(float(gram[0, 0] - 2 * w @ right + w @ inner @ w), 0.0)
+
+
+def residual(m: ModelParts, others: Sequence[ModelParts], found: Combination) -> dict[str, NDArray[np.float32]]:
+    """What a combination leaves of δ_m, matrix by matrix."""
+    left = {}
+    for row, (name, delta) in enumerate(m.deltas.items()):
+        rest = delta.copy()
+        for weight, member in zip(found.weights[row], found.members, strict=True):
+            rest -= np.float32(weight) * others[member].deltas[name]
+        left[name] = rest
+    return left
+
+
 @dataclass(frozen=True)
 class Rank:
-    """The numerical rank of a matrix, and the energy of its last singular value over that of the one behind it."""
+    """The numerical rank of a matrix, and the energy of its last singular value over that of the next one."""
 
     rank: int
     drop: float
 
 
-def ranks_of(differences: Iterable[NDArray[np.float32]], floor: float, most: float = np.inf) -> list[Rank]:
-    """Of every matrix that is not zero; ``floor``: energy a number that counts as nothing.
+def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: float = np.inf) -> list[Rank]:
+    """The rank of every matrix that is not zero; ``noise``: energy per number that counts as nothing.
 
-    None of any once one has a higher rank than ``most``: the others are then not decomposed.
+    Empty as soon as one has a higher rank than ``most``: the others are then not decomposed.
     """
     found = []
     for difference in differences:
         square = float(np.vdot(difference, difference))
-        if square <= 4 * floor * difference.size:
+        if square <= 4 * noise * difference.size:
             continue
         values = np.linalg.svd(difference, compute_uv=False).astype(np.float64) ** 2
-        allowed = max(4 * floor * difference.size, 1e-7 * square)
+        allowed = max(4 * noise * difference.size, 1e-7 * square)
         behind = np.cumsum(values[::-1])[::-1]
         rank = int(np.count_nonzero(behind > allowed))
         if rank > most:
@@ -217,3 +227,156 @@ def ranks_of(differences: Iterable[NDArray[np.float32]], floor: float, most: flo
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
         found.append(Rank(rank, float(drop)))
     return found
+
+
+# ---- sparse merges (TIES, DARE) ----
+
+# Ratios this close to each other, relatively, count as equal.
+RATIO_WIDTH = 2e-3
+MIN_RATIOS = 200
+
+
+@dataclass(frozen=True)
+class FixedMultiple:
+    """A fixed multiple of a parent's entries found in the asked model.
+
+    ``share``: of the entries that can be compared. ``contrast``: how much denser that multiple is than those around
+    it. ``explained``: mask of the entries that hold it.
+    """
+
+    share: float
+    contrast: float
+    explained: NDArray[np.bool_]
+
+
+class SparseMerges:
+    """The asked model entry by entry. A sparse merge (TIES, DARE) leaves many entries of a parent times one number.
+
+    Training, on the other hand, leaves no two entries in the same ratio.
+    """
+
+    def __init__(self, m: ModelParts, base: Weights) -> None:
+        self._names, self._base, self._spacing = list(m.deltas), base, SPACING[m.precision]
+        self._change = self._changes_of(m)
+        self._size = np.concatenate([np.abs(m.weights[name]).ravel() for name in self._names])
+        # Entries that are the base's, or would be once the base is stored in this precision.
+        self.unchanged: NDArray[np.bool_] = np.abs(self._change) <= self._spacing * self._size * 0.51
+
+    def _changes_of(self, parts: ModelParts) -> NDArray[np.float32]:
+        return np.concatenate([(parts.weights[name] - self._base[name]).ravel() for name in self._names])
+
+    def masked(self, deltas: Weights, kept: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
+        """The deltas with zeros outside the mask ``kept``."""
+        found, start = {}, 0
+        for name in self._names:
+            size = deltas[name].size
+            found[name] = deltas[name] * kept[start : start + size].reshape(deltas[name].shape)
+            start += size
+        return found
+
+    def fixed_multiple(self, p: ModelParts, among: NDArray[np.bool_]) -> FixedMultiple:
+        """The commonest ratio of m's entries to p's ``among`` some, where rounding leaves the ratio precise."""
+        theirs = self._changes_of(p)
+        blur = self._spacing * self._size
+        sharp = among & (np.abs(theirs) > blur / RATIO_WIDTH) & (np.abs(theirs) > 0.2 * np.median(np.abs(theirs)))
+        nothing = FixedMultiple(0.0, 0.0, np.zeros(len(among), dtype=bool))
+        if sharp.sum() < MIN_RATIOS:
+            return nothing
+        ratios = np.full(len(among), np.nan)
+        np.divide(self._change, theirs, out=ratios, where=sharp)
+        logs = np.sort(np.log(ratios[(ratios > 0.02) & (ratios < 8)]))
+        if len(logs) < MIN_RATIOS:
+            return nothing
+        inside = np.searchsorted(logs, logs + RATIO_WIDTH) - np.arange(len(logs))
+        best = int(inside.argmax())
+        middle = float(np.median(logs[best : best + inside[best]]))
+        around = np.searchsorted(logs, middle + 10 * RATIO_WIDTH) - np.searchsorted(logs, middle - 10 * RATIO_WIDTH)
+        background = max((around - inside[best]) / 19, 1.0)
+        multiple = float(np.exp(middle))
+        explained = among & (np.abs(self._change - multiple * theirs) <= 2 * blur + RATIO_WIDTH * np.abs(theirs))
+        return FixedMultiple(float(inside[best] / sharp.sum()), float(inside[best] / background), explained)
+
+
+# ---- quantisation ----
+
+_FEW_ROWS = 16
+_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """The grid of a quantised copy that was saved dense: ``form`` is int8 or 4bit, ``axis`` the one it runs along."""
+
+    form: str
+    axis: int
+
+
+def quantisation_of(parts: ModelParts) -> Quantisation | None:
+    """The grid of the weights: 8-bit steps of a row's largest entry, or 16 levels for each block of 64.
+
+    All matrices must have the same grid, so the first one without a grid decides.
+    """
+    found: Quantisation | None = None
+    for weight in parts.weights.values():
+        if weight.any():
+            grid = _grid_of(weight, SPACING[parts.precision])
+            if grid is None or found not in (None, grid):
+                return None
+            found = grid
+    return found
+
+
+def _grid_of(weight: NDArray[np.float32], spacing: float) -> Quantisation | None:
+    for axis in (1, 0):
+        rows = weight if axis == 1 else weight.T
+        # A few rows rule out weights that were never quantised, which are nearly all, at a small part of the cost.
+        few = rows[:: max(len(rows) // _FEW_ROWS, 1)]
+        if _share_of_level_blocks(few) > 0.5 and _share_of_level_blocks(rows) > 0.99:
+            return Quantisation("4bit", axis)
+        if _share_on_steps(few)[0] > 0.6:
+            share, off = _share_on_steps(rows)
+            # A part may lack the largest entry of its row: only whole rows show the grid.
+            if share > 0.9 and off < max(0.02, 8 * spacing):
+                return Quantisation("int8", axis)
+    return None
+
+
+def _share_of_level_blocks(rows: NDArray[np.float32]) -> float:
+    """The share of blocks with no more than 16 different numbers."""
+    if rows.shape[1] % _BLOCK:
+        return 0.0
+    blocks = np.sort(rows.reshape(-1, _BLOCK), axis=1)
+    return float(np.mean(1 + np.count_nonzero(np.diff(blocks, axis=1), axis=1) <= 16))
+
+
+def _share_on_steps(rows: NDArray[np.float32]) -> tuple[float, float]:
+    """The share of entries near a step of 1/127 of the row's largest, and the median distance of those not at zero."""
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    steps = rows / np.where(largest == 0, 1, largest / 127)
+    off = np.abs(steps - steps.round())
+    moved = off[np.abs(steps) > 0.5]
+    return float(np.mean(off < 0.13)), float(np.median(moved)) if moved.size else np.inf
+
+
+def share_on_levels(m: ModelParts, p: Weights, grid: Quantisation) -> float:
+    """The share of m's entries on the level of the grid nearest to p's: 1 where m is p, quantised."""
+    same = total = 0
+    for name, weight in m.weights.items():
+        rows, others = (weight, p[name]) if grid.axis == 1 else (weight.T, p[name].T)
+        if grid.form == "int8":
+            step = np.abs(rows).max(axis=1, keepdims=True) / 127
+            step = np.where(step == 0, 1, step)
+            same += int(np.count_nonzero(np.abs(rows / step - (others / step)) < 0.52))
+        else:
+            for mine, theirs in zip(rows.reshape(-1, _BLOCK), others.reshape(-1, _BLOCK), strict=True):
+                same += int(np.count_nonzero(_nearest_level(np.unique(mine), theirs) == mine))
+        total += weight.size
+    return same / total if total else 0.0
+
+
+def _nearest_level(levels: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
+    if len(levels) == 1:
+        return np.full_like(values, levels[0])
+    place = np.searchsorted(levels, values).clip(1, len(levels) - 1)
+    low, high = levels[place - 1], levels[place]
+    return np.where(values - low <= high - values, low, high)

@@ -1,8 +1,11 @@
-"""Which model a model was made from: the atlas's factors propose, a few megabytes of weights decide."""
+"""Which model a model was made from: factors in the atlas propose candidates, a few megabytes of weights decide.
+
+The method is a matching pursuit on task vectors with exact checks first; see docs/lineage.md for its measurements.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,31 +14,12 @@ import numpy as np
 
 from indexer.errors import AtlasError, ModelError, require, unreadable
 from indexer.names import ModelRef
-from query.lineage.answer import Lineage, Row
-from query.lineage.candidates import (
-    MOST_WEIGHED,
-    Candidate,
-    FactorStore,
-    earlier,
-    no_factors,
-    read_candidates,
-)
-from query.lineage.card import (
-    CONFIRMED,
-    CONTRADICTED,
-    NOT_DECLARED,
-    UNSURE,
-    Declared,
-    against_card,
-    declared_by,
-    declared_in,
-)
-from query.lineage.decide import Judge
-from query.lineage.links import COPY, TUNED, UNRELATED, Link
-from query.lineage.probability import SURE, exact, probability
-from query.lineage.search import Search, Spending
-from query.lineage.stored import stored_lineage
-from query.lineage.thresholds import Limits
+from query.lineage.candidates import Candidate, FactorStore, earlier, read_candidates
+from query.lineage.result import CONFIRMED, CONTRADICTED, COPY, TUNED, UNRELATED, UNSURE, Edge, Lineage
+from query.lineage.rules import LineageRules
+from query.lineage.search import ReadLog, Search
+from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
+from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import READERS, describe_unindexed, unknown_model
 
 if TYPE_CHECKING:
@@ -43,14 +27,21 @@ if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
     from query.reader import AtlasReader
 
-# Models whose parts are kept in memory while many are asked about: 3 MB each.
-HELD = 400
-# Failures that say nothing of the model: the Hub did not answer, and an answer made without it would be wrong.
+# Failures that say nothing about the model: the Hub did not answer, and an answer made without it would be wrong.
 UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
-# Of a candidate: its config.json, its list of shards and the headers of its files have at most so many bytes each.
-MOST_SMALL = 1 << 20
-# After so many models in a row for which the Hub did not answer, no more are asked.
-MOST_FAILURES = 5
+# After this many models in a row for which the Hub did not answer, no more are read.
+MAX_FAILURES = 5
+
+# Models whose parts are kept in memory while many are asked about: 3 MB each.
+_MAX_KEPT = 400
+# The config.json, list of shards and header of a candidate may have this many bytes each. Otherwise a few candidates
+# with headers of 16 MB would use up the budget of every answer.
+_MAX_HEADER = 1 << 20
+# With more candidates than this only those near the asked model by their vectors are considered.
+_MAX_CANDIDATES = 2000
+
+# Names of the matrices of which parts are read; None: the usual ones.
+_Matrices = frozenset[str] | None
 
 
 def lineage(
@@ -60,15 +51,23 @@ def lineage(
     *,
     dates: bool = True,
     fresh: bool = False,
-    limits: Limits | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Lineage:
-    """The parent or parents of ``model``: an indexed id, any other Hub id, or a local folder.
+    """The parent or parents of a model.
 
-    An answer that the atlas keeps is given as it is kept, with its date. ``fresh``: read the weights all the same.
-    ``dates``: whether creation dates may decide who was first; without them an order that the weights do not tell is
-    "unknown", and the weights are always read. Raises AtlasError where the atlas holds no factors, or the model cannot
-    be read.
+    Args:
+        atlas: the atlas to search in.
+        model: an indexed id, any other Hub id, or a local folder.
+        base: the base, if the model has several.
+        dates: whether creation dates may decide which model was first. Without them the weights are always read, and
+            an order that they do not show is "unknown".
+        fresh: read the weights even if the atlas has a stored answer.
+        thresholds: other thresholds than the default.
+
+    Raises:
+        AtlasError: the atlas contains no factors, or the model cannot be read.
     """
+    model = str(model)
     model = str(model)
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
@@ -77,27 +76,26 @@ def lineage(
             f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({model!r})`"
         )
     if known is not None and known.status == "indexed":
-        kept = stored_lineage(atlas, known.model_id) if dates and not fresh and limits is None else None
-        if kept is not None:
-            return kept
-        tracer = Tracer(atlas, known.base, dates=dates, limits=limits)
-        return tracer.of_indexed(known.model_id)
+        stored = stored_lineage(atlas, known.model_id) if dates and not fresh and thresholds is None else None
+        if stored is not None:
+            return stored
+        return Tracer(atlas, known.base, dates=dates, thresholds=thresholds).of_indexed(known.model_id)
     described, published = describe_unindexed(atlas, reference, base or (known.base if known else None))
-    return Tracer(atlas, published.base, dates=dates, limits=limits).of_described(described)
+    return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
 
 
 def every_lineage(
-    atlas: AtlasReader, base: str | None = None, *, dates: bool = True, limits: Limits | None = None
+    atlas: AtlasReader, base: str | None = None, *, dates: bool = True, thresholds: Thresholds | None = None
 ) -> Iterator[Lineage]:
     """The lineage of every indexed model of a base, oldest first, from its weights.
 
-    A model that cannot be read has a ``failure``, and what the atlas keeps of it instead. After MOST_FAILURES models in
-    a row for which the Hub did not answer, no other is asked.
+    A model that cannot be read has a ``failure``, and its stored answer if there is one. After MAX_FAILURES models in
+    a row for which the Hub did not answer, the others are not read.
     """
-    tracer = Tracer(atlas, atlas.base_named(base), dates=dates, limits=limits)
+    tracer = Tracer(atlas, atlas.base_named(base), dates=dates, thresholds=thresholds)
     in_a_row, failure = 0, ""
     for model_id in tracer.indexed():
-        if in_a_row < MOST_FAILURES:
+        if in_a_row < MAX_FAILURES:
             try:
                 answer = tracer.of_indexed(model_id)
                 in_a_row = 0
@@ -109,15 +107,15 @@ def every_lineage(
                     in_a_row, failure = in_a_row + 1, f"the Hub does not answer: {cause.detail}"
                 else:
                     in_a_row, failure = 0, error.message
-        kept = stored_lineage(atlas, model_id)
-        answer = kept or Lineage(tracer.name_of(model_id), tracer.base, model_id, (), 0, 0)
+        answer = stored_lineage(atlas, model_id) or Lineage(tracer.name_of(model_id), tracer.base, model_id, (), 0, 0)
         yield replace(answer, notes=(), failure=failure)
 
 
 class Tracer:
-    """Asks after models of one base, one after another; what it has read of one serves for the next.
+    """Finds the parents of models of one base, one after another; weights that were read serve for the next.
 
-    ``embeddings``: whether embeddings of tokens may decide; without them blocks alone do, as where there are none.
+    ``embeddings``: whether token embeddings may decide. Without them only the block matrices do, as for models that
+    have no token embeddings.
     """
 
     def __init__(
@@ -127,59 +125,56 @@ class Tracer:
         *,
         dates: bool = True,
         embeddings: bool = True,
-        limits: Limits | None = None,
+        thresholds: Thresholds | None = None,
     ) -> None:
         require("Lineage, which reads parts of weights,", *READERS)
         from threadpoolctl import ThreadpoolController
 
-        from indexer.deltas.parts import Parts
-
-        self.embeddings = embeddings
-        self.atlas, self.base, self.dates, self.limits = atlas, base, dates, limits or Limits()
+        self.atlas, self.base, self.dates, self.embeddings = atlas, base, dates, embeddings
+        self.thresholds = thresholds or Thresholds()
         self._published = atlas.published_base(base)
         self._candidates = {one.model_id: one for one in read_candidates(atlas, base)}
-        self._parts: dict[frozenset[str] | None, Parts] = {None: Parts(self._published)}
-        self._stores: dict[frozenset[str] | None, FactorStore] = {}
-        self._tokens: dict[frozenset[str] | None, ModelParts | None] = {}
-        self._held: dict[tuple[int, frozenset[str] | None], ModelParts] = {}
-        # Of matrices this small, threads of BLAS spend three times as much processor on waiting for one another.
+        self._parts: dict[_Matrices, Parts] = {}
+        self._stores: dict[_Matrices, FactorStore] = {}
+        self._tokens: dict[_Matrices, ModelParts | None] = {}
+        self._kept: dict[tuple[int, _Matrices], ModelParts] = {}
+        # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
         self._blas = ThreadpoolController()
 
     def indexed(self) -> list[int]:
-        """Ids of all indexed models of the base, oldest first; copies of the base are among them."""
+        """Ids of all indexed models of the base, oldest first, including copies of the base."""
         rows = self.atlas.rows(
             "SELECT model_id FROM models WHERE base = ? ORDER BY created NULLS LAST, model_id", [self.base]
         )
         return [row["model_id"] for row in rows]
 
     def name_of(self, model_id: int) -> str:
-        """Its id on the Hub."""
+        """The model's id on the Hub."""
         return str(self.atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])[0]["model"])
 
     def of_indexed(self, model_id: int) -> Lineage:
-        """The lineage of a model of the atlas. Raises AtlasError where its weights cannot be read."""
+        """The lineage of a model of the atlas. Raises AtlasError if its weights cannot be read."""
         declared = declared_by(self.atlas, model_id, self.base)
         asked = self._candidates.get(model_id)
         if asked is None:
             return self._without_change(model_id, declared)
-        key = self._changed(model_id)
-        read = Spending()
-        parts = self._read(asked, key, read)
+        matrices = self._changed_matrices(model_id)
+        log = ReadLog()
+        parts = self._read(asked, matrices, log)
         if isinstance(parts, ModelError):
             raise unreadable(asked.model, parts) from parts
-        return self._trace(asked, parts, key, declared, read)
+        return self._trace(asked, parts, matrices, declared, log)
 
     def of_described(self, described: Any) -> Lineage:
         """The lineage of a model that is not in the atlas, read for this answer and not stored."""
         reference = described.reference
-        read = Spending()
         try:
-            parts = self._parts[None].read_described(described)
+            parts = self._parts_of(None).read_described(described)
         except ModelError as error:
             if reference.folder is None and error.reason == "not_found":
                 raise unknown_model(self.atlas, reference.id, "The Hub does not know it either.") from error
             raise unreadable(reference.id, error) from error
-        read.spent, read.largest, read.models = parts.bytes_read, parts.bytes_read, 1
+        log = ReadLog(parts.bytes_read, parts.bytes_read, models=1)
         asked = Candidate(
             model_id=-1,
             model=reference.id,
@@ -187,168 +182,136 @@ class Tracer:
             commit=None,
             relation="finetune",
             created=described.created,
-            licence=None,
             record_key="",
             files=None,
-            group=None,
             datasets=frozenset(described.datasets),
         )
         declared = declared_in(self.atlas, described.claims, self.base)
         if not any(delta.any() for delta in parts.deltas.values()):
-            row = Row(self.base, "copy", 1.0, 0.0, _base_card(declared), None, "known", "it changes nothing",
-                      probability=exact())  # fmt: skip
-            return Lineage(asked.model, self.base, None, (row,), read.spent, 1)
-        return self._trace(asked, parts, None, declared, read)
+            edge = Edge(asked.model, None, COPY, 1.0, 0.0, "it changes nothing")
+            return Lineage(asked.model, self.base, None, (self._completed(edge, declared),), log.bytes, log.models)
+        return self._trace(asked, parts, None, declared, log)
 
-    def _without_change(self, model_id: int, declared: Declared) -> Lineage:
-        """A copy of the base, or weights of another origin: nothing is to be read."""
+    def _without_change(self, model_id: int, declared: DeclaredParents) -> Lineage:
+        """A copy of the base, or weights of another origin: nothing needs to be read."""
         flags = self.atlas.rows("SELECT model, is_copy FROM models WHERE model_id = ?", [model_id])[0]
+        model = flags["model"]
         if flags["is_copy"]:
-            parent, kind, coefficient, card = self.base, COPY, 1.0, _base_card(declared)
-            because = "all its deltas are zero"
+            edge = self._completed(Edge(model, None, COPY, 1.0, 0.0, "all its deltas are zero"), declared)
         else:
-            parent, kind, coefficient, card = None, UNRELATED, 0.0, CONTRADICTED
-            because = "its weights are not the base's"
-        row = Row(parent, kind, coefficient, 1 - coefficient, card, None, "known", because, probability=exact())
-        return Lineage(flags["model"], self.base, model_id, (row,), 0, 0)
+            edge = Edge(model, None, UNRELATED, 0.0, 1.0, "its weights are not the base's", card=CONTRADICTED)
+            edge = replace(edge, probability=probability(edge))
+        return Lineage(model, self.base, model_id, (edge,), 0, 0)
 
-    def _changed(self, model_id: int) -> frozenset[str] | None:
-        """Names of the deltas that the model changed, where the usual parts would miss them; None where those do."""
-        rows = self.atlas.rows("SELECT stack, layer, family, norm > 0 AS is_changed FROM deltas WHERE model_id = ?",
-                               [model_id])  # fmt: skip
-        names = {
-            (f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}"
-            for row in rows
-            if row["is_changed"]
-        }
-        usual = set(self._parts[None].names)
+    def _changed_matrices(self, model_id: int) -> _Matrices:
+        """The matrices that the model changed, if the usual parts contain too few of them."""
+        rows = self.atlas.rows("SELECT stack, layer, family FROM deltas WHERE model_id = ? AND norm > 0", [model_id])
+        names = {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
+        usual = set(self._parts_of(None).names)
         return None if len(usual & names) * 2 >= len(usual) or not names else frozenset(names)
 
-    def _parts_for(self, key: frozenset[str] | None) -> Parts:
-        if key not in self._parts:
+    def _parts_of(self, matrices: _Matrices) -> Parts:
+        if matrices not in self._parts:
             from indexer.deltas.parts import Parts
 
-            self._parts[key] = Parts(self._published, key)
-        return self._parts[key]
-
-    def _store_for(self, key: frozenset[str] | None) -> FactorStore:
-        if key not in self._stores:
-            self._stores[key] = FactorStore(self.atlas.folder, self._parts_for(key).extents)
-        return self._stores[key]
+            self._parts[matrices] = Parts(self._published, matrices)
+        return self._parts[matrices]
 
     def _read(
-        self, one: Candidate, key: frozenset[str] | None, read: Spending, most_small: int | None = None
+        self, one: Candidate, matrices: _Matrices, log: ReadLog, most_small: int | None = None
     ) -> ModelParts | ModelError:
-        held = self._held.get((one.model_id, key))
-        if held is None:
+        found = self._kept.get((one.model_id, matrices))
+        if found is None:
             try:
                 reference = ModelRef.of_atlas(one.model)
-                held = self._parts_for(key).read(reference, one.commit, one.relation, one.files, most_small)
+                found = self._parts_of(matrices).read(reference, one.commit, one.relation, one.files, most_small)
             except ModelError as error:
                 return error
-            if len(self._held) >= HELD:
-                self._held.pop(next(iter(self._held)))
-            self._held[one.model_id, key] = held
-        read.spent += held.bytes_read
-        read.largest = max(read.largest, held.bytes_read)
-        read.models += 1
-        return held
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[one.model_id, matrices] = found
+        log.bytes += found.bytes_read
+        log.largest = max(log.largest, found.bytes_read)
+        log.models += 1
+        return found
 
-    def _candidate(self, one: Candidate, key: frozenset[str] | None, read: Spending) -> ModelParts | ModelError:
-        """The parts of a candidate, or why it has none any more. Raises AtlasError where the Hub does not answer."""
-        # Else a few candidates with headers of 16 MB would take what may be read for every answer.
-        found = self._read(one, key, read, MOST_SMALL)
+    def _read_candidate(self, one: Candidate, matrices: _Matrices, log: ReadLog) -> ModelParts | ModelError:
+        """The parts of a candidate, or why it has none any more. Raises AtlasError if the Hub does not answer."""
+        found = self._read(one, matrices, log, _MAX_HEADER)
         if isinstance(found, ModelError) and found.reason in UNREACHABLE:
             raise unreadable(one.model, found) from found
         return found
 
-    def _base_tokens(self, key: frozenset[str] | None, read: Spending) -> ModelParts | None:
-        """The base with its embeddings; None, with a note, where it cannot be read."""
-        if key not in self._tokens:
+    def _base_tokens(self, matrices: _Matrices, log: ReadLog) -> ModelParts | None:
+        """The base with its embeddings; None, with a note, if it cannot be read."""
+        if matrices not in self._tokens:
             try:
-                self._tokens[key] = self._parts_for(key).read_base()
+                self._tokens[matrices] = self._parts_of(matrices).read_base()
             except (ModelError, AtlasError) as error:
                 if isinstance(error, ModelError) and error.reason in UNREACHABLE:
                     raise unreadable(self.base, error) from error
-                read.notes.append(f"the embeddings of {self.base} cannot be read ({error}): judged without them")
-                self._tokens[key] = None
-        found = self._tokens[key]
+                log.notes.append(
+                    f"the embeddings of {self.base} cannot be read ({error}); the answer does not use embeddings"
+                )
+                self._tokens[matrices] = None
+        found = self._tokens[matrices]
         if found is not None:
-            read.spent += found.bytes_read
+            log.bytes += found.bytes_read
         return found
 
     def _trace(
-        self, asked: Candidate, m: ModelParts, key: frozenset[str] | None, declared: Declared, read: Spending
+        self, asked: Candidate, m: ModelParts, matrices: _Matrices, declared: DeclaredParents, log: ReadLog
     ) -> Lineage:
-        store = self._store_for(key)
+        parts = self._parts_of(matrices)
+        store = self._stores.setdefault(matrices, FactorStore(self.atlas.folder, parts.extents))
         others = [one for one in self._candidates.values() if one.model_id != asked.model_id]
         possible = self._near(asked, earlier(others, asked.created, dates=self.dates))
-        held = store.hold(possible)
-        if possible and not held:
-            raise no_factors(self.base)
-        if store.missing:
-            read.notes.append(
-                f"left out, as their records are not here or hold no factors: {len(store.missing)} models"
+        candidates = store.load(possible)
+        if possible and not candidates:
+            raise AtlasError(
+                f"Lineage needs the records of {self.base}, and this atlas contains none with factors.",
+                f"Build it without `keep_factors=False` (`build({self.base!r})`), or pull one that was pushed "
+                "--with-records.",
             )
-        base = {str(name): weight.float().numpy() for name, weight in self._parts_for(key).base_weights.items()}
-        is_told = held and m.tokens is not None and self.embeddings
-        tokens = self._base_tokens(key, read) if is_told else None
-        judge = Judge(asked, m, base, tokens, self.limits, dates=self.dates)
-        search = Search(lambda one: self._candidate(one, key, read), judge, store, held, read)
+        if store.missing:
+            log.notes.append(
+                f"left out, because their records are missing or contain no factors: {len(store.missing)} models"
+            )
+        base = {str(name): weight.float().numpy() for name, weight in parts.base_weights.items()}
+        uses_tokens = candidates and m.tokens is not None and self.embeddings
+        tokens = self._base_tokens(matrices, log) if uses_tokens else None
+        rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
+        search = Search(lambda one: self._read_candidate(one, matrices, log), rules, store, candidates, log)
         with self._blas.limit(limits=1):
-            verdict = search.run([one for one in held if one.model in declared.models])
-        links = verdict.links or (_from_base(m),)
-        rows = tuple(self._row(link, declared, links) for link in links)
-        notes = (*read.notes, *against_card(self.atlas, asked.model, declared, _names(rows), self.base))
+            found = search.run([one for one in candidates if one.model in declared.models]).edges
+        if not found:
+            found = (Edge(asked.model, None, TUNED, 1.0, 1.0, "no model that was read explains its change"),)
+        edges = tuple(self._completed(edge, declared) for edge in found)
         return Lineage(
             model=asked.model,
             base=self.base,
             model_id=asked.model_id if asked.model_id >= 0 else None,
-            rows=rows,
-            bytes_read=read.spent,
-            models_read=read.models,
-            notes=notes,
+            edges=edges,
+            bytes_read=log.bytes,
+            models_read=log.models,
+            notes=(*log.notes, *notes_on_card(self.atlas, asked.model, declared, edges, self.base)),
         )
 
     def _near(self, asked: Candidate, candidates: list[Candidate]) -> list[Candidate]:
-        """All of them, or of very many those that are near by their published vectors."""
-        if len(candidates) <= MOST_WEIGHED or asked.model_id < 0:
-            return candidates[-MOST_WEIGHED:] if len(candidates) > 4 * MOST_WEIGHED else candidates
+        """All candidates, or if there are very many, those nearest by their published vectors."""
+        if len(candidates) <= _MAX_CANDIDATES or asked.model_id < 0:
+            return candidates[-_MAX_CANDIDATES:] if len(candidates) > 4 * _MAX_CANDIDATES else candidates
         index = self.atlas.index(self.base, "input")
         vector = index.rows([asked.model_id]).row(asked.model_id)
         if vector is None:
             return candidates
         by_id = {one.model_id: one for one in candidates}
-        found = index.search(vector, MOST_WEIGHED, np.array(sorted(by_id), dtype=np.int64))
+        found = index.search(vector, _MAX_CANDIDATES, np.array(sorted(by_id), dtype=np.int64))
         return [by_id[model_id] for model_id, _ in found]
 
-    def _row(self, link: Link, declared: Declared, links: Sequence[Link]) -> Row:
-        parent = self.base if link.parent is None else link.parent.model
-        sure = probability(link)
-        card = declared.verdict(None if link.parent is None else link.parent.model, link.same)
-        return Row(
-            parent=parent,
-            kind=link.kind,
-            coefficient=link.coefficient,
-            left=link.left,
-            card=card if sure >= SURE or card == CONFIRMED else UNSURE,
-            method=link.method,
-            direction="known" if link.direction else "unknown",
-            because=link.because,
-            same=link.same,
-            parent_id=link.parent.model_id if link.parent else None,
-            probability=sure,
-            signals=link.signals,
-        )
-
-
-def _names(rows: Sequence[Row]) -> set[str]:
-    return {name for row in rows for name in (row.parent, *row.same) if name}
-
-
-def _from_base(m: ModelParts) -> Link:
-    return Link(None, TUNED, 1.0, 1.0, "no model that was read explains its change")
-
-
-def _base_card(declared: Declared) -> str:
-    return declared.verdict(None, ()) if declared.models or declared.names_base else NOT_DECLARED
+    def _completed(self, edge: Edge, declared: DeclaredParents) -> Edge:
+        """The edge with the name of the base, its probability, and whether the card agrees."""
+        sure = probability(edge)
+        card = declared.agreement(edge.parent, edge.same)
+        card = card if sure >= SURE or card == CONFIRMED else UNSURE
+        return replace(edge, parent=edge.parent or self.base, probability=sure, card=card)

@@ -1,4 +1,4 @@
-"""Which candidates' weights are read for one model, and when enough of them are."""
+"""Which candidates' weights are read for one model, and when to stop."""
 
 from __future__ import annotations
 
@@ -10,192 +10,184 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import ModelError
-from query.lineage.candidates import Candidate, FactorStore
-from query.lineage.decide import Judge
-from query.lineage.evidence import Combinations, residual
-from query.lineage.groups import best_group
-from query.lineage.links import CONTINUED, RELATED, Link, Reading, Verdict
+from query.lineage.candidates import Candidate, FactorStore, SampledWeights, best_group
+from query.lineage.evidence import Combinations, energy, residual
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
+from query.lineage.rules import Decision, LineageRules
 
 if TYPE_CHECKING:
     from indexer.records.parts import ModelParts
 
-# Gives the parts of a candidate, or why they cannot be had.
+# Returns the parts of a candidate, or the error if they cannot be read.
 Reader = Callable[[Candidate], "ModelParts | ModelError"]
+
+# Merges with one recipe for all matrices.
+_ONE_RECIPE_METHODS = ("linear", "task arithmetic")
 
 
 @dataclass
-class Spending:
-    """What one answer has read so far."""
+class ReadLog:
+    """What has been read so far for one answer: bytes in total and of the largest model, models, and notes on them."""
 
-    spent: int = 0
+    bytes: int = 0
     largest: int = 0
     models: int = 0
     notes: list[str] = field(default_factory=list)
 
 
 class Search:
-    """Which candidates to read, and when to stop."""
+    """A matching pursuit: reads the candidate that promises most, decides, and reads on until that is settled."""
 
     def __init__(
-        self,
-        reader: Reader,
-        judge: Judge,
-        store: FactorStore,
-        candidates: Sequence[Candidate],
-        spending: Spending,
+        self, reader: Reader, rules: LineageRules, store: FactorStore, candidates: Sequence[Candidate], log: ReadLog
     ) -> None:
-        self.reader, self.judge, self.store, self.spending = reader, judge, store, spending
-        self.held, self.waiting = list(candidates), list(candidates)
-        self.readings: list[Reading] = []
+        self.reader, self.rules, self.store, self.log = reader, rules, store, log
+        self.candidates, self.waiting = list(candidates), list(candidates)
+        self.read: list[SampledWeights] = []
         self.gains: dict[int, float] = {}
-        self.unread: list[tuple[float, Candidate]] = []
+        self.unreadable: list[tuple[float, Candidate]] = []
         self.originals: list[Candidate] = []
 
-    def run(self, declared: Sequence[Candidate]) -> Verdict:
-        """Read until the answer is settled, nothing promising is left, or the budget is spent."""
-        m, limits = self.judge.m, self.judge.limits
+    def run(self, declared: Sequence[Candidate]) -> Decision:
+        """Read until the decision is settled, nothing promising is left, or the budget is spent.
+
+        ``declared``: the parents that the card names, which are read in any case.
+        """
         if self.waiting:
-            plain, _ = self.store.fit(self.waiting, m.deltas)
+            plain, _ = self.store.fit(self.waiting, self.rules.m.deltas)
             self.gains = {one.model_id: float(gain) for one, gain in zip(self.waiting, plain, strict=True)}
-        verdict = Verdict((), settled=False)
-        for turn in range(limits.most_models):
-            if not self.waiting or self.spending.spent + self.spending.largest > limits.budget:
+        decision = Decision()
+        for turn in range(self.rules.thresholds.max_models):
+            if not self.waiting or not self._can_afford():
                 break
-            chosen = self._next(turn, verdict)
+            chosen = self._next(turn, decision)
             if chosen is None:
                 break
-            self._take(chosen)
-            verdict = self.judge.verdict(self.readings)
-            if verdict.settled:
+            decision = self._decide_with(chosen)
+            if decision.is_settled:
                 break
         for one in declared:
-            is_affordable = self.spending.spent + self.spending.largest <= limits.budget
-            if not verdict.settled and one in self.waiting and is_affordable:
-                self._take(one)
-                verdict = self.judge.verdict(self.readings)
-        if not verdict.settled and not self.judge.is_sparse:
-            verdict = self._together() or verdict
-        verdict = self._told_again(verdict)
-        return verdict if verdict.links else self._by_factors()
+            if not decision.is_settled and one in self.waiting and self._can_afford():
+                decision = self._decide_with(one)
+        if not decision.is_settled and not self.rules.is_sparse:
+            decision = self._group() or decision
+        decision = self._check_merged_parents(decision)
+        return decision if decision.edges else self._by_record()
 
-    def _together(self) -> Verdict | None:
-        """What comes of reading those that explain most together; None where that settles nothing.
+    def _can_afford(self) -> bool:
+        """Whether another model as large as the largest so far fits in the budget."""
+        return self.log.bytes + self.log.largest <= self.rules.thresholds.max_bytes
 
-        Parents of a merge may have relatives, or other merges, that are nearer to it each by itself.
-        """
-        limits = self.judge.limits
-        if not self.waiting:
-            return None
-        group, left = best_group(self.store, self.held, self.judge.m.deltas, self._left(), limits)
-        unread = [one for one in group if one in self.waiting]
-        if len(group) < 2 or left > limits.together or not unread:
-            return None
-        for one in unread:
-            if self.spending.spent + self.spending.largest > limits.budget:
-                return None
-            self._take(one)
-        verdict = self.judge.verdict(self.readings)
-        for _ in range(LAST_ONES):
-            is_affordable = self.spending.spent + self.spending.largest <= limits.budget
-            if verdict.settled or not self.waiting or not is_affordable:
-                break
-            # All but one parent may have been read: then that one is what is left.
-            _, fitted = self.store.fit(self.waiting, self._left())
-            self._take(self.waiting[int(fitted.argmax())])
-            verdict = self.judge.verdict(self.readings)
-        return verdict if verdict.settled else None
-
-    def _told_again(self, verdict: Verdict) -> Verdict:
-        """The verdict, where it is an exact sum, once what its parents may be merged from has been read as well.
-
-        A merge that holds another of the parents explains as much as whatever else it was merged from.
-        """
-        names = {link.parent.model_id for link in verdict.links if link.parent and link.method in EXACT_METHODS}
-        members = [one for one in self.readings if one.candidate.model_id in names]
-        if len(members) < 2:
-            return verdict
-        for one in members:
-            if self.spending.spent + self.spending.largest > self.judge.limits.budget or not self.waiting:
-                break
-            others = [other.parts for other in members if other is not one]
-            found = Combinations(one.parts, others, self.judge.base).of(range(len(others)))
-            _, fitted = self.store.fit(self.waiting, residual(one.parts, others, found))
-            if fitted.max() >= 1 - self.judge.limits.together:
-                self._take(self.waiting[int(fitted.argmax())])
-        again = self.judge.verdict(self.readings)
-        return again if again.settled else verdict
+    def _decide_with(self, one: Candidate) -> Decision:
+        self._take(one)
+        return self.rules.decide(self.read)
 
     def _take(self, one: Candidate) -> None:
         self.waiting.remove(one)
         found = self.reader(one)
         if isinstance(found, ModelError):
-            self.unread.append((self.gains[one.model_id], one))
-            self.spending.notes.append(f"{one.model} cannot be read any more: {found.detail.rstrip('.')}")
+            self.unreadable.append((self.gains[one.model_id], one))
+            self.log.notes.append(f"{one.model} cannot be read any more: {found.detail.rstrip('.')}")
             return
-        self.readings.append(Reading(one, found))
+        self.read.append(SampledWeights(one, found))
         if found.precision != "float32" and self.waiting:
-            # It may be a recast copy: then whoever was made from it was rather made from the original.
+            # It may be a recast copy: then a child of it was more probably made from the original.
             plain, _ = self.store.fit(self.waiting, found.deltas)
-            if plain.max() > ORIGINAL_GAIN:
+            if plain.max() > self.rules.thresholds.original_gain:
                 self.originals.append(self.waiting[int(plain.argmax())])
 
-    def _next(self, turn: int, verdict: Verdict) -> Candidate | None:
-        """In turns the best parent by coefficient 1 and the best for what is left; None where neither promises much."""
-        limits = self.judge.limits
+    def _best_fit(self, left: Mapping[str, NDArray[np.float32]]) -> tuple[Candidate, float]:
+        """The waiting candidate that explains most of ``left``, and how much."""
+        _, fitted = self.store.fit(self.waiting, left)
+        return self.waiting[int(fitted.argmax())], float(fitted.max())
+
+    def _next(self, turn: int, decision: Decision) -> Candidate | None:
+        """In turns the best parent with coefficient 1 and the best for the residual; None if neither is promising."""
+        thresholds = self.rules.thresholds
         while self.originals:
             if (original := self.originals.pop()) in self.waiting:
                 return original
         nearest = max(self.waiting, key=lambda one: self.gains[one.model_id])
         gain = self.gains[nearest.model_id]
         left = self._left()
-        _, fitted = self.store.fit(self.waiting, left)
-        best = self.waiting[int(fitted.argmax())]
-        related = [link for link in verdict.links if link.parent and link.kind in RELATED]
-        known = [self.gains[link.parent.model_id] for link in related if link.parent]
-        known += [self.gains[sister] for sister in self.judge.sisters]
-        if self.judge.is_sparse:
+        best, fitted = self._best_fit(left)
+        related = [edge for edge in decision.edges if edge.parent and edge.kind in (CONTINUED, CONTINUED_OR_RUN)]
+        known = [self.gains[edge.parent_id] for edge in related if edge.parent_id is not None]
+        known += [self.gains[sibling] for sibling in self.rules.siblings.ruled_out]
+        if self.rules.is_sparse:
             return nearest if turn == 0 and gain > 0 else best
-        is_near = related and related[0].left < (limits.near if related[0].proven else limits.near / 2)
-        if is_near or self.judge.sisters:
-            # Sisters and cousins on the same data may be nearer than the parent, but not by much.
-            return nearest if turn < 3 or gain > NEARLY * min(known) else None
-        if turn >= 3 and float(fitted.max()) < limits.giving_up and gain <= 0:
+        most = thresholds.max_residual
+        is_near = related and related[0].residual < (most if related[0].is_proven else most / 2)
+        if is_near or self.rules.siblings.ruled_out:
+            # Siblings and cousins on the same data may be nearer than the parent, but not by much.
+            return nearest if turn < 3 or gain > thresholds.sibling_gain * min(known) else None
+        if turn >= 3 and fitted < thresholds.min_gain and gain <= 0:
             return None
-        if turn >= 4 and self._share_left(left) > (0.3 if known else 0.85):
+        if turn >= 4 and energy(left) / self.rules.total > (0.3 if known else 0.85):
             return None
         return nearest if turn % 2 == 0 and gain > 0 else best
 
     def _left(self) -> Mapping[str, NDArray[np.float32]]:
-        """What nobody who was read accounts for: of a merge that drops entries, those; else what a sum leaves."""
-        if not self.readings:
-            return self.judge.m.deltas
-        parts = [one.parts for one in self.readings]
-        found = Combinations(self.judge.m, parts, self.judge.base).of(range(len(parts)))
-        left = residual(self.judge.m, parts, found)
-        if self.judge.unexplained is None or len(self.readings) % 2:
+        """The residual not explained by the models read so far; for sparse merges in turns the unexplained entries."""
+        if not self.read:
+            return self.rules.m.deltas
+        parts = [one.parts for one in self.read]
+        found = Combinations(self.rules.m, parts, self.rules.base).by_matrix(range(len(parts)))
+        left = residual(self.rules.m, parts, found)
+        if self.rules.unexplained is None or len(self.read) % 2:
             return left
-        return self.judge.entries.cut(left, self.judge.unexplained)
+        return self.rules.entries.masked(left, self.rules.unexplained)
 
-    def _share_left(self, left: Mapping[str, NDArray[np.float32]]) -> float:
-        return sum(float(np.vdot(one, one)) for one in left.values()) / self.judge.total
+    def _group(self) -> Decision | None:
+        """The decision once the group that explains most together has been read; None if that settles nothing.
 
-    def _by_factors(self) -> Verdict:
-        """Where a likely parent cannot be read any more: what its record alone says, if that is clear."""
-        likely = [(gain, one) for gain, one in self.unread if gain >= LIKELY_GAIN]
+        Parents of a merge may have relatives, or other merges, each of which is nearer to it than they are.
+        """
+        if not self.waiting:
+            return None
+        thresholds = self.rules.thresholds
+        group, left = best_group(self.store, self.candidates, self.rules.m.deltas, self._left(), thresholds)
+        unread = [one for one in group if one in self.waiting]
+        if len(group) < 2 or left > thresholds.max_group_residual or not unread:
+            return None
+        for one in unread:
+            if not self._can_afford():
+                return None
+            self._take(one)
+        decision = self.rules.decide(self.read)
+        for _ in range(thresholds.reads_after_group):
+            if decision.is_settled or not self.waiting or not self._can_afford():
+                break
+            # All parents but one may have been read: that one then explains the residual.
+            decision = self._decide_with(self._best_fit(self._left())[0])
+        return decision if decision.is_settled else None
+
+    def _check_merged_parents(self, decision: Decision) -> Decision:
+        """For an exact sum, the decision once the models that its parents may be merged from have been read as well.
+
+        A merge that contains another of the parents explains as much as what else it was merged from.
+        """
+        names = {edge.parent_id for edge in decision.edges if edge.method in _ONE_RECIPE_METHODS}
+        members = [one for one in self.read if one.candidate.model_id in names]
+        if len(members) < 2:
+            return decision
+        for one in members:
+            if not self._can_afford() or not self.waiting:
+                break
+            others = [other.parts for other in members if other is not one]
+            found = Combinations(one.parts, others, self.rules.base).by_matrix(range(len(others)))
+            best, fitted = self._best_fit(residual(one.parts, others, found))
+            if fitted >= 1 - self.rules.thresholds.max_group_residual:
+                self._take(best)
+        again = self.rules.decide(self.read)
+        return again if again.is_settled else decision
+
+    def _by_record(self) -> Decision:
+        """If a likely parent cannot be read any more: what its record alone shows, where that is clear."""
+        likely = [pair for pair in self.unreadable if pair[0] >= self.rules.thresholds.record_gain]
         if not likely:
-            return Verdict((), settled=False)
+            return Decision()
         gain, one = max(likely, key=lambda pair: pair[0])
-        because = "by its record alone: its weights cannot be read any more"
-        return Verdict((Link(one, CONTINUED, 1.0, 1 - gain, because),), settled=False)
-
-
-# So many more are read after a group of them.
-LAST_ONES = 2
-# Merges by one recipe for all matrices.
-EXACT_METHODS = ("linear", "task arithmetic")
-# A parent's gain is at least so much of that of the relative that is taken for it.
-NEARLY = 0.65
-# A copy in fewer bits leaves so much of the gain of its original.
-ORIGINAL_GAIN = 0.9
-# By factors alone a parent must explain so much of the energy with coefficient 1; other runs on its data do not.
-LIKELY_GAIN = 0.35
+        evidence = "by its record alone: its weights cannot be read any more"
+        edge = Edge(self.rules.asked.model, one.model, CONTINUED, 1.0, 1 - gain, evidence, parent_id=one.model_id)
+        return Decision((edge,))

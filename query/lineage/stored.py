@@ -1,26 +1,99 @@
-"""Lineage that is kept: from answers to the lines that the atlas's one writer keeps, and back to answers and edges."""
+"""What the atlas knows about lineage: the parents that cards declare, and the answers stored by ``--all``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from query.lineage.answer import Lineage, Row
-from query.lineage.card import against_card, declared_by
-from query.lineage.edges import Edge
-from query.lineage.links import UNRELATED
+from query.lineage.result import CONFIRMED, CONTRADICTED, NOT_DECLARED, UNRELATED, Edge, Lineage
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 
-def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
-    """Keep these answers in the atlas, in place of what it kept of their models; how many rows that is.
+# ---- declared parents ----
 
-    An answer with a ``failure`` is passed over: what the atlas keeps of that model stays. The query layer only reads:
-    the lines are handed to the indexer, which alone writes, behind its lock. ``atlas`` then shows the new generation.
-    Raises AtlasError where somebody else is writing.
+
+@dataclass(frozen=True)
+class DeclaredParents:
+    """The parents that a card names. ``models``: all but the base; ``known``: those of them in the atlas.
+
+    ``names_base``: whether it names the base. A card that names a fine-tune and its base means the fine-tune.
+    """
+
+    models: frozenset[str]
+    known: frozenset[str]
+    names_base: bool
+
+    def agreement(self, parent: str | None, same: Sequence[str] = ()) -> str:
+        """Whether the card agrees with a parent (None: the base), or with one of the models that are the ``same``."""
+        if parent is None and not self.models:
+            return CONFIRMED if self.names_base else NOT_DECLARED
+        if parent is not None and {parent, *same} & self.models:
+            return CONFIRMED
+        return CONTRADICTED if self.known else NOT_DECLARED
+
+
+def declared_by(atlas: AtlasReader, model_id: int, base: str) -> DeclaredParents:
+    """The parents that the card of an indexed model names, by the tags that the Hub makes from it."""
+    rows = atlas.rows("SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ?", [model_id])
+    return declared_in(atlas, [row["parent"] for row in rows], base)
+
+
+def declared_in(atlas: AtlasReader, names: Sequence[str], base: str) -> DeclaredParents:
+    """The same for a list of names."""
+    rows = atlas.rows("SELECT base, aliases FROM bases WHERE base = ?", [base])
+    own = {name.lower() for row in rows for name in (row["base"], *row["aliases"])}
+    models = frozenset(name for name in names if name.lower() not in own)
+    known = atlas.rows("SELECT model FROM fine_tunes WHERE model IN (SELECT unnest(?::VARCHAR[]))", [list(models)])
+    return DeclaredParents(
+        models, frozenset(row["model"] for row in known), names_base=any(name.lower() in own for name in names)
+    )
+
+
+def notes_on_card(
+    atlas: AtlasReader, model: str, declared: DeclaredParents, edges: Collection[Edge], base: str
+) -> list[str]:
+    """A note on each parent that the card names and that is not the parent of one of ``edges``."""
+    found = {name for edge in edges for name in (edge.parent, *edge.same)}
+    notes = []
+    for name in sorted(declared.models - found):
+        known = atlas.rows(
+            "SELECT base, status, reason, detail FROM fine_tunes WHERE model = ? ORDER BY base = ? DESC", [name, base]
+        )
+        if not known:
+            notes.append(f"its card names {name}, which this atlas does not contain")
+        elif known[0]["status"] != "indexed":
+            notes.append(f"its card names {name}, which has no record: {known[0]['reason']}: {known[0]['detail']}")
+        elif known[0]["base"] != base:
+            notes.append(f"its card names {name}, a fine-tune of {known[0]['base']}")
+        else:
+            notes.append(f"its card names {name}; its weights do not show that")
+    back = atlas.rows(
+        "SELECT DISTINCT model FROM declared_lineage WHERE lower(parent) = lower(?) "
+        "AND model IN (SELECT unnest(?::VARCHAR[]))",
+        [model, sorted(declared.models)],
+    )
+    notes.extend(f"its card and that of {row['model']} name each other as parents" for row in back)
+    return notes
+
+
+# ---- stored answers ----
+
+_EDGES = (
+    "SELECT child.model AS child, child.base, parent.model AS parent, lineage.* FROM lineage "
+    "JOIN fine_tunes AS child ON child.model_id = lineage.model_id "
+    "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id"
+)
+
+
+def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
+    """Store these answers in the atlas in place of earlier ones for the same models; return the number of edges.
+
+    Answers with a ``failure`` are skipped, so that the earlier answer stays. The query layer only reads: the indexer
+    writes, under its lock. ``atlas`` then shows the new state. Raises AtlasError if another process is writing.
     """
     from indexer.publish.told import store_lineage
 
@@ -29,28 +102,31 @@ def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
         for row in atlas.rows("SELECT model, record_key FROM models WHERE base = ?", [base])
     }
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-    lines: list[dict[str, Any]] = [
-        {
-            "model": one.model,
-            "record_key": keys[one.model],
-            "parent": row.parent if row.parent_id is not None else None,
-            "parent_key": keys.get(row.parent) if row.parent is not None and row.parent_id is not None else None,
-            "kind": row.kind,
-            "method": row.method,
-            "coefficient": row.coefficient,
-            "left": row.left,
-            "card": row.card,
-            "direction": row.direction,
-            "evidence": row.because,
-            "same": list(row.same),
-            "bytes_read": one.bytes_read,
-            "answered_at": now,
-            "probability": row.probability,
-        }
-        for one in told
-        if one.model in keys and not one.failure
-        for row in one.rows
-    ]
+    lines: list[dict[str, Any]] = []
+    for one in answers:
+        if one.model not in keys or one.failure:
+            continue
+        for edge in one.edges:
+            parent = edge.parent if edge.parent_id is not None else None
+            lines.append(
+                {
+                    "model": one.model,
+                    "record_key": keys[one.model],
+                    "parent": parent,
+                    "parent_key": None if parent is None else keys.get(parent),
+                    "kind": edge.kind,
+                    "method": edge.method,
+                    "coefficient": edge.coefficient,
+                    "left": edge.residual,
+                    "card": edge.card,
+                    "direction": edge.direction,
+                    "evidence": edge.evidence,
+                    "same": list(edge.same),
+                    "bytes_read": one.bytes_read,
+                    "answered_at": now,
+                    "probability": edge.probability,
+                }
+            )
     if lines:
         store_lineage(atlas.folder, base, {line["model"] for line in lines}, lines)
         atlas.refresh()
@@ -58,60 +134,48 @@ def store(atlas: AtlasReader, base: str, told: Sequence[Lineage]) -> int:
 
 
 def stored_lineage(atlas: AtlasReader, model_id: int) -> Lineage | None:
-    """The answer that the atlas keeps of a model (``query lineage --all``), with its date; no weights are read.
+    """The stored answer for a model (see ``query lineage --all``), with its date; no weights are read.
 
-    None where it keeps none, or one of a version that gave no probabilities.
+    None if there is none, or one of version 0.1, which gave no probabilities.
     """
-    rows = atlas.rows(
-        "SELECT child.model AS child, child.base, parent.model AS parent, lineage.* FROM lineage "
-        "JOIN fine_tunes AS child ON child.model_id = lineage.model_id "
-        "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE lineage.model_id = ? "
-        "ORDER BY coefficient DESC, parent_id",
-        [model_id],
-    )
+    rows = atlas.rows(f"{_EDGES} WHERE lineage.model_id = ? ORDER BY coefficient DESC, parent_id", [model_id])
     if not rows or any(row["probability"] is None for row in rows):
         return None
-    found = tuple(
-        Row(
-            parent=row["parent"] or (None if row["kind"] == UNRELATED else row["base"]),
-            kind=row["kind"],
-            coefficient=row["coefficient"],
-            left=row["left"],
-            card=row["card"],
-            method=row["method"],
-            direction=row["direction"],
-            because=row["evidence"] or "",
-            same=tuple(row["same"]),
-            parent_id=row["parent_id"],
-            probability=row["probability"],
-        )
-        for row in rows
-    )
-    model, base, told = rows[0]["child"], rows[0]["base"], rows[0]["answered_at"]
-    names = {name for row in found for name in (row.parent, *row.same) if name}
+    edges = tuple(_edge(row) for row in rows)
+    model, base, answered_at = rows[0]["child"], rows[0]["base"], rows[0]["answered_at"]
     return Lineage(
         model=model,
         base=base,
         model_id=model_id,
-        rows=found,
+        edges=edges,
         bytes_read=0,
         models_read=0,
         notes=(
-            f"The atlas keeps this answer of {told:%Y-%m-%d}; to read the weights again: `fresh=True`.",
-            *against_card(atlas, model, declared_by(atlas, model_id, base), names, base),
+            f"This answer was stored in the atlas on {answered_at:%Y-%m-%d}; to read the weights again: `fresh=True`.",
+            *notes_on_card(atlas, model, declared_by(atlas, model_id, base), edges, base),
         ),
-        told=told,
+        answered_at=answered_at,
     )
 
 
 def stored_edges(atlas: AtlasReader, base: str) -> list[Edge]:
-    """What is kept of a base, by names."""
-    rows = atlas.rows(
-        "SELECT parent.model AS parent, child.model AS child, lineage.kind, lineage.coefficient, "
-        'lineage."left", lineage.card, lineage.direction, lineage.probability FROM lineage '
-        "JOIN fine_tunes AS child ON child.model_id = lineage.model_id "
-        "LEFT JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id "
-        "WHERE child.base = ? ORDER BY child.created, child.model, parent.model",
-        [base],
+    """All stored edges of a base."""
+    rows = atlas.rows(f"{_EDGES} WHERE child.base = ? ORDER BY child.created, child.model, parent.model", [base])
+    return [_edge(row) for row in rows]
+
+
+def _edge(row: dict[str, Any]) -> Edge:
+    return Edge(
+        child=row["child"],
+        parent=row["parent"] or (None if row["kind"] == UNRELATED else row["base"]),
+        kind=row["kind"],
+        coefficient=row["coefficient"],
+        residual=row["left"],
+        evidence=row["evidence"] or "",
+        method=row["method"],
+        direction=row["direction"],
+        card=row["card"],
+        probability=row["probability"],
+        same=tuple(row["same"]),
+        parent_id=row["parent_id"],
     )
-    return [Edge(**row) for row in rows]

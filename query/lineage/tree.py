@@ -1,4 +1,4 @@
-"""A family tree as a picture: the base on the left, every generation one column further, lines coloured by kind."""
+"""Draws a family tree: the base on the left, one column for each generation, lines coloured by kind."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query.figures import THEMES, draw, label, new_figure, write_output
-from query.lineage.edges import Edge
-from query.lineage.links import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED
+from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, COPY, LORA, MERGE, QUANTISED, RECAST, TUNED, Edge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
-TALLEST = 180.0
+MAX_HEIGHT = 180.0
 KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN)
 DASHED = (0, (3, 2))
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model stands: generations from the base, and rows from the top."""
+class Position:
+    """Where a model is drawn: generations from the base, and rows from the top."""
 
     column: int
     row: float
 
 
 def around(edges: Sequence[Edge], model: str) -> list[Edge]:
-    """The edges that lead to ``model`` from the base, and on to everything made from it."""
+    """The edges that lead from the base to ``model``, and from there to everything made from it."""
     up = _closure(edges, model, lambda edge: (edge.child, edge.parent))
     down = _closure(edges, model, lambda edge: (edge.parent, edge.child))
     return [edge for edge in edges if edge.child in up or (edge.parent is not None and edge.parent in down)]
@@ -48,15 +47,15 @@ def _closure(edges: Sequence[Edge], start: str, ends: Any) -> set[str]:
     return reached
 
 
-def places(edges: Sequence[Edge], base: str) -> dict[str, Place]:
-    """A place for the base and every model: children below each other beside their first parent.
+def positions(edges: Sequence[Edge], base: str) -> dict[str, Position]:
+    """The position of the base and of every model: children one below the other, next to their first parent.
 
-    Edges may contradict each other (an atlas is what somebody wrote): one that would close a circle is passed over.
+    Edges may contradict each other, as an atlas may come from anyone: an edge that would close a circle is skipped.
     """
     parents: dict[str, list[str]] = {}
     for edge in edges:
         parents.setdefault(edge.child, []).append(edge.parent or base)
-        if edge.parent is not None:
+        if edge.parent not in (None, base):
             parents.setdefault(edge.parent, [])
     columns: dict[str, int] = {base: 0}
 
@@ -71,19 +70,19 @@ def places(edges: Sequence[Edge], base: str) -> dict[str, Place]:
         column(model, frozenset())
         first = next((one for one in above if columns.get(one, 0) < columns[model]), base)
         children.setdefault(first, []).append(model)
-    found: dict[str, Place] = {}
+    found: dict[str, Position] = {}
     row = 0.0
     waiting: list[tuple[str, bool]] = [(base, False)]
     while waiting:
         model, is_done = waiting.pop()
         below = children.get(model, [])
         if is_done:
-            found[model] = Place(columns[model], sum(found[one].row for one in below) / len(below))
+            found[model] = Position(columns[model], sum(found[one].row for one in below) / len(below))
         elif below:
             waiting.append((model, True))
             waiting.extend((one, False) for one in reversed(below))
         else:
-            found[model] = Place(columns[model], row)
+            found[model] = Position(columns[model], row)
             row += 1
     return found
 
@@ -91,12 +90,12 @@ def places(edges: Sequence[Edge], base: str) -> dict[str, Place]:
 def tree_figure(
     edges: Sequence[Edge], base: str, theme: str = "light", marked: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """The tree; a merge's lines come from all its parents, and dashed ones have no known direction."""
-    found = places(edges, base)
+    """The tree. A merge has lines from all its parents; dashed lines have no known direction."""
+    found = positions(edges, base)
     colours = THEMES[theme]
     columns = 1 + max(place.column for place in found.values())
     rows = 1 + max(place.row for place in found.values())
-    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, TALLEST), theme, ax)
+    figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, MAX_HEIGHT), theme, ax)
     axes.set_axis_off()
     for edge in edges:
         start, end = found[edge.parent or base], found[edge.child]

@@ -158,7 +158,7 @@ class Tools:
         """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
         found = self._atlas.lineage(model, base, dates=dates, fresh=fresh)
         return Ancestry(
-            model=found.model, base=found.base, parents=_plain([row.as_row() for row in found.rows]),
+            model=found.model, base=found.base, parents=_plain([edge.to_row() for edge in found.edges]),
             bytes_read=found.bytes_read, **_told(found),
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ def ask(atlas: Path, *, dates: bool, embeddings: bool) -> list[dict[str, Any]]:
         {
             "model": one.model,
             "base": one.base,
-            "rows": [row | {"signals": {**told.signals}} for row, told in zip(one.to_rows(), one.rows, strict=True)],
+            "rows": [row | {"signals": {**edge.signals}} for row, edge in zip(one.to_rows(), one.edges, strict=True)],
             "bytes": one.bytes_read,
             "models": one.models_read,
             "notes": list(one.notes),

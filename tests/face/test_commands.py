@@ -114,9 +114,9 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(planted):
 
 def test_lineage_says_the_answer_first(capsys):
     from query.cli.options import print_result
-    from query.lineage.answer import Lineage, Row
+    from query.lineage.result import Edge, Lineage
 
-    row = Row("org/parent", "continued", 1.0, 0.1, "not declared", None, "known", "shared change")
-    print_result(Lineage("org/child", "org/base", 1, (row,), 0, 0), "table")
+    edge = Edge("org/child", "org/parent", "continued", 1.0, 0.1, "shared change")
+    print_result(Lineage("org/child", "org/base", 1, (edge,), 0, 0), "table")
     lead = capsys.readouterr().out.splitlines()[0]
     assert lead == "org/child, by its weights: continued from org/parent (its card: not declared)."

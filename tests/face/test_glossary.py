@@ -64,14 +64,14 @@ def test_columns_that_need_a_model_to_be_read_are_explained():
     from indexer.records.depth_measures import MEASURES
     from query.compare.compare import Comparison
     from query.layers.layers import Layers
-    from query.lineage.answer import Row
+    from query.lineage.result import Edge
     from query.rank.rank import RankStudy
 
     known = {command: {name for name, _ in columns_of(command)} for command in GLOSSARY["commands"]}
     assert set(Comparison.COLUMNS) <= known["compare"]
     assert set(Layers.COLUMNS) <= known["layers"]
     assert set(RankStudy.COLUMNS) <= known["rank"]
-    assert set(Row(None, "", 1, 0, "", None, "", "").as_row()) <= known["lineage"]
+    assert set(Edge("", None, "", 1, 0).to_row()) <= known["lineage"]
     assert {"layer", "output", "right", "closer_ratio", "top"} <= known["invert"]
     shown = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
     assert {name for name in shown if name in MEASURES} <= known["depth"]

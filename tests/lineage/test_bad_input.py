@@ -10,7 +10,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.lineage.stored import Edge
+from query.lineage.result import Edge
 from tests.conftest import Shell
 from tests.hub_ground import use_endpoint
 
@@ -87,7 +87,7 @@ def test_an_atlas_without_records_says_what_lineage_needs(forest, trees, own, tm
             write_record(replace(record, deltas=tuple(replace(one, u=None, v=None) for one in record.deltas)), path)
     ran = Shell(trees.endpoint, tmp_path)("query", "lineage", forest.one("child"), "--fresh")
     assert ran.code == 1
-    assert "Lineage is told from the records" in ran.err
+    assert "Lineage needs the records" in ran.err
     assert "--no-keep-factors" in ran.err
     assert "--with-records" in ran.err
 
@@ -101,7 +101,7 @@ def test_one_damaged_record_leaves_its_model_out_and_says_so(forest, trees, own,
         path.write_bytes(path.read_bytes()[:500])
         child = forest.one("grandchild")
         answer = atlas.lineage(child, dates=False)
-    assert {one.parent for one in answer.rows} == forest.parents(child)
+    assert {one.parent for one in answer.edges} == forest.parents(child)
     assert any("left out" in note and "1 models" in note for note in answer.notes)
 
 
@@ -124,7 +124,7 @@ def test_a_parent_that_left_the_hub_is_named_by_its_record(forest, own, monkeypa
         with Atlas(own) as atlas:
             answer = atlas.lineage(child, fresh=True)
     assert any(f"{parent} cannot be read any more" in note for note in answer.notes)
-    told = {row.parent for row in answer.rows}
+    told = {row.parent for row in answer.edges}
     ancestors = {parent, *forest.parents(parent)}
     assert told <= ancestors
     assert told
@@ -138,8 +138,8 @@ def test_claims_in_a_circle_are_told_and_the_weights_decide(forest, trees, own, 
     with Atlas(own) as atlas:
         told = atlas.lineage(child, fresh=True)
         back = atlas.lineage(parent, fresh=True)
-    assert [(row.parent, row.card) for row in told.rows] == [(parent, "confirmed")]
-    assert [(row.parent, row.card) for row in back.rows] == [(forest.base, "contradicted")]
+    assert [(row.parent, row.card) for row in told.edges] == [(parent, "confirmed")]
+    assert [(row.parent, row.card) for row in back.edges] == [(forest.base, "contradicted")]
     assert any("name each other as parents" in note for note in told.notes)
     assert any("name each other as parents" in note for note in back.notes)
 
@@ -159,7 +159,7 @@ def test_a_declared_parent_of_another_width_is_contradicted_with_the_reason(fore
     )
     with Atlas(own) as atlas:
         answer = atlas.lineage(model, fresh=True)
-    assert [(row.parent, row.card) for row in answer.rows] == [(forest.base, "contradicted")]
+    assert [(row.parent, row.card) for row in answer.edges] == [(forest.base, "contradicted")]
     assert any("wide/one" in note and "96 wide" in note for note in answer.notes)
 
 
@@ -169,8 +169,8 @@ def test_a_declared_parent_that_nobody_holds_is_neither_confirmed_nor_contradict
     changed(own, *undeclared(model), declares(model, "gone/for-good"))
     with Atlas(own) as atlas:
         answer = atlas.lineage(model, fresh=True)
-    assert [(row.parent, row.card) for row in answer.rows] == [(forest.base, "not declared")]
-    assert any("gone/for-good, which this atlas does not hold" in note for note in answer.notes)
+    assert [(row.parent, row.card) for row in answer.edges] == [(forest.base, "not declared")]
+    assert any("gone/for-good, which this atlas does not contain" in note for note in answer.notes)
 
 
 def test_a_base_without_its_embeddings_is_judged_by_blocks_and_says_so(forest, own, monkeypatch, tmp_path):
@@ -182,33 +182,34 @@ def test_a_base_without_its_embeddings_is_judged_by_blocks_and_says_so(forest, o
         use_endpoint(monkeypatch, hub.endpoint)
         with Atlas(own) as atlas:
             answer = atlas.lineage(forest.one("linear"), fresh=True)
-    assert {row.parent for row in answer.rows} == forest.parents(forest.one("linear"))
-    assert any("judged without them" in note for note in answer.notes)
+    assert {row.parent for row in answer.edges} == forest.parents(forest.one("linear"))
+    assert any("does not use embeddings" in note for note in answer.notes)
 
 
 def test_a_small_budget_is_kept(forest, trees, monkeypatch):
     from query.lineage.lineage import lineage
-    from query.lineage.thresholds import Limits
+    from query.lineage.thresholds import Thresholds
 
     use_endpoint(monkeypatch, trees.endpoint)
     name = forest.one("dare")
     with Atlas(forest.atlas) as atlas:
         most = lineage(atlas, name, fresh=True)
         budget = most.bytes_read // 2
-        assert lineage(atlas, name, limits=Limits(budget=budget)).bytes_read <= budget
+        assert lineage(atlas, name, thresholds=Thresholds(max_bytes=budget)).bytes_read <= budget
 
 
 def test_a_tree_whose_edges_run_in_a_circle_is_drawn_all_the_same():
     pytest.importorskip("matplotlib")
-    from query.lineage.tree import around, places, tree_figure
+    from query.lineage.tree import around, positions, tree_figure
 
     edges = [
-        Edge("b", "a", "continued", 1.0, 0.1, "not declared", "known"),
-        Edge("a", "b", "continued", 1.0, 0.1, "not declared", "known"),
-        Edge("a", "a", "copy", 1.0, 0.0, "not declared", "unknown"),
-        Edge(None, "c", "tuned from the base", 1.0, 1.0, "confirmed", "known"),
+        Edge("a", "b", "continued", 1.0, 0.1),
+        Edge("b", "a", "continued", 1.0, 0.1),
+        Edge("a", "a", "copy", 1.0, 0.0, direction="unknown"),
+        Edge("c", "base", "tuned from the base", 1.0, 1.0),
+        Edge("d", None, "unrelated", 0.0, 1.0),
     ]
-    assert set(places(edges, "base")) == {"base", "a", "b", "c"}
+    assert set(positions(edges, "base")) == {"base", "a", "b", "c", "d"}
     tree_figure(edges, "base")
     assert {edge.child for edge in around(edges, "a")} == {"a", "b"}
 

@@ -12,7 +12,7 @@ from indexer.deltas.parts import MATRICES, Parts
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.vectors.published import PublishedBase
-from query.lineage.thresholds import Limits
+from query.lineage.thresholds import Thresholds
 
 WIDTH, INNER, LAYERS, WORDS = 768, 3072, 12, 50_265
 CONFIG = {"model_type": "roberta", "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 12,
@@ -56,14 +56,14 @@ def large(tmp_path):
 
 def test_the_asked_model_all_candidates_and_the_base_fit_into_30_mb(large, monkeypatch):
     base, model = large
-    limits = Limits()
+    thresholds = Thresholds()
     parts = Parts(base)
     read = parts.read(ModelRef.parse(str(model)), None, "finetune")
     monkeypatch.setattr(parts, "_published", SimpleNamespace(base=str(model), commit=None))
     monkeypatch.setattr(ModelRef, "of_atlas", staticmethod(ModelRef.parse))  # a folder stands for the base's repository
     embeddings = parts.read_base()
-    assert limits.budget == 30_000_000
-    assert read.bytes_read * (1 + limits.most_models) + embeddings.bytes_read <= limits.budget
+    assert thresholds.max_bytes == 30_000_000
+    assert read.bytes_read * (1 + thresholds.max_models) + embeddings.bytes_read <= thresholds.max_bytes
     assert embeddings.tokens.shape == read.tokens.shape
     assert read.tokens is not None
     assert read.tokens.shape[0] >= 200

@@ -1,4 +1,4 @@
-"""Each kind of evidence against a planted answer, computed here another way."""
+"""Each measurement on weights against a known answer, computed another way."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from indexer.records.parts import ModelParts
-from query.lineage.entries import Entries
 from query.lineage.evidence import (
     Combinations,
+    SparseMerges,
     as_stored,
     equal_share,
+    parent_fit,
+    quantisation_of,
     ranks_of,
     rounding,
-    single,
+    share_on_levels,
 )
-from query.lineage.grids import grid_of, level_share
-from query.lineage.kinship import kinship
+from query.lineage.siblings import shared_updates
 from scripts.lineage.merging import dare, int8, nf4, slerp, ties
 
 NAMES = ("0.query", "1.value", "2.feedforward1")
@@ -64,25 +65,25 @@ def test_storing_rounds_as_torch_does(precision):
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_rounding_is_expected_as_large_as_it_is(precision):
+def test_the_expected_rounding_error_is_the_measured_one(precision):
     stored = parts(A, precision)
     exact = parts(A)
     measured = sum(float(((stored.weights[name] - exact.weights[name]) ** 2).sum()) for name in NAMES)
     assert rounding(stored) == pytest.approx(measured, rel=0.1)
 
 
-def test_a_child_leaves_its_own_training_and_a_sister_does_not_look_like_a_parent():
-    child, parent, sister = parts(added((1, A), (0.6, B))), parts(A), parts(added((1, C)))
-    seen = single(child, parent)
-    assert seen.left == pytest.approx(0.36 / 1.36, rel=0.05)
-    assert abs(seen.cosine) < 0.05
-    assert seen.reverse < -0.4
-    assert single(child, sister).left > 1.5
+def test_a_child_leaves_its_own_training_and_a_sibling_does_not_look_like_a_parent():
+    child, parent, sibling = parts(added((1, A), (0.6, B))), parts(A), parts(added((1, C)))
+    fit = parent_fit(child, parent)
+    assert fit.residual == pytest.approx(0.36 / 1.36, rel=0.05)
+    assert abs(fit.cosine) < 0.05
+    assert fit.reverse < -0.4
+    assert parent_fit(child, sibling).residual > 1.5
 
 
 def test_sums_are_those_of_least_squares():
     m, others = parts(added((0.3, A), (0.7, B), (0.1, C))), [parts(A), parts(B)]
-    found = Combinations(m, others, BASE).of((0, 1))
+    found = Combinations(m, others, BASE).by_matrix((0, 1))
     expected, left, total = [], 0.0, 0.0
     for name in NAMES:
         y = (m.weights[name] - BASE[name]).ravel().astype(np.float64)
@@ -91,7 +92,7 @@ def test_sums_are_those_of_least_squares():
         expected.append(w)
         left, total = left + float(((y - x @ w) ** 2).sum()), total + float((y**2).sum())
     np.testing.assert_allclose(found.weights, expected, atol=1e-6)
-    assert found.left == pytest.approx(left / total, abs=1e-9)
+    assert found.residual == pytest.approx(left / total, abs=1e-9)
 
 
 def test_a_spherical_merge_is_exact_only_as_one():
@@ -105,10 +106,10 @@ def test_a_spherical_merge_is_exact_only_as_one():
     }
     m = parts({name: weights[name].numpy() - BASE[name] for name in NAMES})
     sums = Combinations(m, [parts(one) for one in wide], BASE)
-    assert sums.of((0, 1)).left > 1e-5
-    exact = sums.of((0, 1), spherical=True)
-    assert exact.left < 1e-9
-    assert exact.off < 1e-3
+    assert sums.by_matrix((0, 1)).residual > 1e-5
+    exact = sums.by_matrix((0, 1), spherical=True)
+    assert exact.residual < 1e-9
+    assert exact.base_error < 1e-3
     assert exact.weights.sum(axis=1).min() > 1.0005
 
 
@@ -117,35 +118,33 @@ def test_a_spherical_merge_is_exact_only_as_one():
     [(ties, {"weights": [0.7, 0.5], "density": 0.4}), (dare, {"weights": [0.6, 0.8], "density": 0.5, "seed": 1})],
 )
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_merge_that_drops_entries_holds_those_of_its_parents_and_of_nobody_else(method, how, precision):
+def test_a_sparse_merge_holds_a_multiple_of_its_parents_and_of_no_other_model(method, how, precision):
     both = [A, B]
     deltas = {
         name: method(name, torch.zeros(A[name].shape), [torch.from_numpy(one[name]) for one in both], how, 0.5).numpy()
         for name in NAMES
     }
     m = parts(deltas, precision)
-    entries = Entries(m, BASE)
-    left = ~entries.nothing
+    entries = SparseMerges(m, BASE)
     for parent in both:
-        atom = entries.atom(parts(parent), left)
-        assert atom.share > 0.1
-        assert atom.contrast > 6
-    stranger = entries.atom(parts(C), left)
-    assert stranger.share < 0.02
+        found = entries.fixed_multiple(parts(parent), ~entries.unchanged)
+        assert found.share > 0.1
+        assert found.contrast > 6
+    assert entries.fixed_multiple(parts(C), ~entries.unchanged).share < 0.02
     zeros = np.mean(np.concatenate([deltas[name].ravel() == 0 for name in NAMES]))
-    assert entries.nothing.mean() == pytest.approx(zeros, abs=0.02)
+    assert entries.unchanged.mean() == pytest.approx(zeros, abs=0.02)
 
 
-def test_trained_weights_hold_nobodys_entries():
-    child = Entries(parts(added((1, A), (0.5, B))), BASE)
-    assert child.atom(parts(A), ~child.nothing).share < 0.02
+def test_trained_weights_hold_no_fixed_multiple():
+    child = SparseMerges(parts(added((1, A), (0.5, B))), BASE)
+    assert child.fixed_multiple(parts(A), ~child.unchanged).share < 0.02
 
 
 @pytest.mark.parametrize(("form", "coarse"), [("int8", int8), ("4bit", nf4)])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("stored", ["out x in", "in x out"])
-def test_a_quantised_copy_stands_on_levels_that_its_source_rounds_to(form, coarse, precision, stored):
-    source, sister = parts(A), parts(added((1, A), (0.4, B)))
+def test_a_quantised_copy_lies_on_levels_that_its_source_rounds_to(form, coarse, precision, stored):
+    source, sibling = parts(A), parts(added((1, A), (0.4, B)))
 
     def quantised(weight):
         turned = weight if stored == "out x in" else weight.T
@@ -157,17 +156,17 @@ def test_a_quantised_copy_stands_on_levels_that_its_source_rounds_to(form, coars
         weights={name: as_stored(np.ascontiguousarray(quantised(source.weights[name])), precision) for name in NAMES},
         deltas=m.deltas, precision=precision, bytes_read=0, is_adapter=False,
     )  # fmt: skip
-    grid = grid_of(m)
+    grid = quantisation_of(m)
     assert grid is not None
     assert (grid.form, grid.axis) == (form, 1 if stored == "out x in" else 0)
-    assert level_share(m, source.weights, grid) > 0.998
-    assert level_share(m, sister.weights, grid) < 0.99
-    assert level_share(m, BASE, grid) < 0.99
-    assert grid_of(source) is None
-    assert grid_of(parts(A, "bfloat16")) is None
+    assert share_on_levels(m, source.weights, grid) > 0.998
+    assert share_on_levels(m, sibling.weights, grid) < 0.99
+    assert share_on_levels(m, BASE, grid) < 0.99
+    assert quantisation_of(source) is None
+    assert quantisation_of(parts(A, "bfloat16")) is None
 
 
-def test_ranks_are_those_that_were_planted():
+def test_ranks_are_the_true_ones():
     random = np.random.default_rng(4)
     differences = {
         name: (random.standard_normal((shape[0], rank)) @ random.standard_normal((rank, shape[1]))).astype(np.float32)
@@ -191,40 +190,40 @@ def trained(start, rows, seed, decay=1.0):
     return tokens
 
 
-def test_embeddings_that_training_never_met_are_inherited():
+def test_embeddings_of_tokens_that_training_never_met_are_inherited():
     base = parts(A, tokens=TOKENS)
     grandparent = trained(TOKENS, range(0, 30), 1)
     parent = trained(grandparent, range(20, 50), 2, decay=0.999)
     child = trained(parent, range(40, 60), 3)
-    sister = trained(grandparent, range(45, 70), 4)
+    sibling = trained(grandparent, range(45, 70), 4)
     models = {
         name: parts(A, tokens=tokens)
-        for name, tokens in {"parent": parent, "child": child, "sister": sister, "grand": grandparent}.items()
+        for name, tokens in {"parent": parent, "child": child, "sibling": sibling, "grand": grandparent}.items()
     }
-    kin = kinship(models["child"], models["parent"], base)
-    assert (kin.shared, kin.only_m, kin.only_p, kin.both) == (40, 10, 0, 10)
-    back = kinship(models["parent"], models["child"], base)
+    found = shared_updates(models["child"], models["parent"], base)
+    assert (found.shared, found.only_m, found.only_p, found.both) == (40, 10, 0, 10)
+    back = shared_updates(models["parent"], models["child"], base)
     assert (back.shared, back.only_m, back.only_p) == (40, 0, 10)
-    cousins = kinship(models["child"], models["sister"], base)
+    cousins = shared_updates(models["child"], models["sibling"], base)
     assert cousins.only_p == 10
     assert cousins.shared == 20
-    grand = kinship(models["child"], models["grand"], base)
+    grand = shared_updates(models["child"], models["grand"], base)
     assert (grand.only_p, grand.shared) == (0, 20)
 
 
-def test_embeddings_stored_in_fewer_bits_are_told_apart_or_left_aside():
+def test_embeddings_stored_in_fewer_bits_are_distinguished_or_ignored():
     base = parts(A, tokens=TOKENS)
     parent = trained(TOKENS, range(0, 50), 1)
     parent[:50] += np.float32(0.2)
     child = parts(A, "bfloat16", tokens=as_stored(trained(parent, range(40, 60), 2), "bfloat16"))
-    kin = kinship(child, parts(A, tokens=parent), base)
-    assert kin.shared >= 40
-    assert kin.only_p == 0
+    found = shared_updates(child, parts(A, tokens=parent), base)
+    assert found.shared >= 40
+    assert found.only_p == 0
 
 
-def test_without_embeddings_there_is_no_kinship():
-    assert kinship(parts(A), parts(B), parts(C)) is None
-    assert kinship(parts(A, tokens=TOKENS), parts(B, tokens=TOKENS[:, :16]), parts(C, tokens=TOKENS)) is None
+def test_without_embeddings_there_are_no_shared_updates():
+    assert shared_updates(parts(A), parts(B), parts(C)) is None
+    assert shared_updates(parts(A, tokens=TOKENS), parts(B, tokens=TOKENS[:, :16]), parts(C, tokens=TOKENS)) is None
 
 
 def test_equal_share_counts_entries():

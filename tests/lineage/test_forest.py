@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from query import Atlas
-from query.lineage.probability import SURE
+from query.lineage.thresholds import SURE
 from tests.conftest import Shell
 from tests.hub_ground import undisturbed, use_endpoint
 
@@ -25,7 +25,7 @@ def named(forest, rows):
     return {row["parent"] for row in rows if row["parent"] != forest.base}
 
 
-def test_every_model_is_told(forest, told):
+def test_every_model_has_an_answer(forest, told):
     assert set(told) == {name for name, node in forest.nodes.items() if not node["hidden"]}
 
 
@@ -35,7 +35,7 @@ def test_models_without_a_parent_to_name_get_none(forest, told):
     assert {name: named(forest, told[name]) for name in without} == {name: set() for name in without}
 
 
-def test_continued_models_name_their_parent_and_not_a_grandparent_or_sister(forest, told):
+def test_continued_models_name_their_parent_and_not_a_grandparent_or_sibling(forest, told):
     continued = [name for name in told if forest.nodes[name]["kind"] == "continued" and forest.parents(name)]
     assert len(continued) == 8
     wrong = {name: told[name] for name in continued if named(forest, told[name]) != forest.parents(name)}
@@ -88,7 +88,7 @@ def test_without_dates_nobody_gets_a_parent_that_is_none(forest, trees, monkeypa
         for answer in atlas.lineages(dates=False):
             copies = {name for name, node in forest.nodes.items() if family[answer.model] & set(node["parents"])
                       and node["kind"] == "copy"}  # fmt: skip
-            told = {row.parent for row in answer.rows if row.direction == "known"} - {forest.base}
+            told = {row.parent for row in answer.edges if row.direction == "known"} - {forest.base}
             assert told <= family[answer.model] | copies, answer
 
 
@@ -98,7 +98,7 @@ def test_a_copy_without_dates_has_no_known_direction(forest, trees, monkeypatch)
     (original,) = forest.nodes[copy]["parents"]
     with Atlas(forest.atlas) as atlas:
         for first, second in ((copy, original), (original, copy)):
-            rows = {row.parent: row for row in atlas.lineage(first, dates=False).rows}
+            rows = {row.parent: row for row in atlas.lineage(first, dates=False).edges}
             assert (rows[second].kind, rows[second].direction) == ("copy", "unknown")
 
 
@@ -119,7 +119,7 @@ def test_a_folder_is_traced_as_its_upload_is(forest, trees, monkeypatch):
     name = forest.one("grandchild")
     with Atlas(forest.atlas) as atlas:
         answer = atlas.lineage(forest.store / name)
-    found = {row.parent: row.kind for row in answer.rows}
+    found = {row.parent: row.kind for row in answer.edges}
     assert found == {**dict.fromkeys(forest.parents(name), "continued"), name: "copy"}
 
 

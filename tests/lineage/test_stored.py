@@ -1,4 +1,4 @@
-"""Answers that the atlas keeps: given with their date, and not lost where the weights cannot be read."""
+"""Stored answers: returned with their date, and kept when the weights cannot be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from query import Atlas
-from query.lineage.probability import SURE
+from query.lineage.thresholds import SURE
 from tests.conftest import Shell
 from tests.hub_ground import RawServer, use_endpoint
 
@@ -33,16 +33,16 @@ def edges(atlas):
 
 def test_all_without_a_hub_keeps_every_edge_and_says_so_once(forest, own, tmp_path):
     before = edges(own)
-    with RawServer(b"") as hub:  # it hangs up on everybody
+    with RawServer(b"") as hub:  # it closes every connection
         ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
     assert ran.code == 1
-    # Five models were asked for, and not all of the forest.
+    # Five models were requested, and not the whole forest.
     assert len({"/".join(one.split("/")[1:3]) for one in hub.requests}) == 5 < len(before)
     assert edges(own) == before
     assert len(ran.err.strip().splitlines()) == 1
-    assert "could not be asked (the Hub does not answer" in ran.err
-    assert "what the atlas keeps of them stays" in ran.err
-    # Copies of the base need no Hub; of the others what is kept is printed, with its date.
+    assert "could not be read (the Hub does not answer" in ran.err
+    assert "their stored answers are kept" in ran.err
+    # Copies of the base need no Hub; for the others the stored answer is printed, with its date.
     assert len(json.loads(ran.out)) == len(before)
     assert all(row["told"] for row in json.loads(ran.out))
 
@@ -99,7 +99,7 @@ def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkey
     assert [(one["parent"], one["probability"]) for one in found["parents"]] == [
         (asked["parent"], asked["probability"])
     ]
-    assert any("keeps this answer of" in note for note in found["notes"])
+    assert any("This answer was stored" in note for note in found["notes"])
 
 
 def test_edges_of_an_older_version_stay_and_answer_nothing(forest, trees, own, monkeypatch):

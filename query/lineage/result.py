@@ -1,0 +1,232 @@
+"""The result of ``query lineage``: the edges that lead to a model, and the text and tables made from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from query.results import Drawn, Rows, ThemeName
+from query.wording import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Kinds of edges.
+TUNED = "tuned from the base"
+CONTINUED = "continued"
+CONTINUED_OR_RUN = "continued, or a run with the same data and seed"
+MERGE = "merge"
+LORA = "LoRA merged"
+COPY = "copy"
+RECAST = "recast"
+QUANTISED = "quantised copy"
+UNRELATED = "unrelated"
+
+# The methods of a merge that drops entries of its parents.
+SPARSE_METHODS = "ties or dare"
+
+# Whether a model's card agrees with an edge. UNSURE: the edge is not probable enough to contradict a card.
+CONFIRMED = "confirmed"
+CONTRADICTED = "contradicted"
+NOT_DECLARED = "not declared"
+UNSURE = "unsure"
+
+OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One step of a family tree: ``child`` was made from ``parent``.
+
+    Attributes:
+        child: name of the model.
+        parent: name of a model of the atlas, or of the base; None where it is not known.
+        kind: one of the kinds above.
+        coefficient: the parent's weight in the child; 1 but for merges.
+        residual: share of the child's ‖δ‖² that its edges together do not explain; ``left`` in JSON.
+        evidence: the reason in a few words; ``because`` in JSON.
+        method: of a merge.
+        direction: "known", or "unknown" where the child may as well be the parent.
+        card: what the child's card says, one of the constants above.
+        probability: that the edge is right; None before it is calculated, and in answers stored by version 0.1.
+        same: other models that the weights cannot distinguish from the parent.
+        parent_id: of the parent, where it is a model of the atlas.
+        is_proven: whether equal weights prove the edge, rather than sizes and angles.
+        signals: of a continued model, the measurements behind the probability.
+    """
+
+    child: str
+    parent: str | None
+    kind: str
+    coefficient: float
+    residual: float
+    evidence: str = ""
+    method: str | None = None
+    direction: str = "known"
+    card: str = NOT_DECLARED
+    probability: float | None = None
+    same: tuple[str, ...] = ()
+    parent_id: int | None = None
+    is_proven: bool = True
+    signals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """The step in words, with its parent."""
+        if self.parent is None:
+            return self.kind
+        if self.kind == TUNED:
+            return f"{self.kind}, {self.parent}"
+        how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
+        return f"{how} from {self.parent}{comma}{otherwise}"
+
+    def to_row(self) -> dict[str, Any]:
+        """The keys of the command's JSON."""
+        return {
+            "parent": self.parent,
+            "kind": self.kind,
+            "coefficient": round(self.coefficient, 4),
+            "left": round(self.residual, 6),
+            "card": self.card,
+            "probability": None if self.probability is None else round(self.probability, 4),
+            "method": self.method,
+            "direction": self.direction,
+            "because": self.evidence,
+            "same": list(self.same),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Lineage(Drawn):
+    """Where one model comes from.
+
+    Attributes:
+        edges: one for each parent, or one for the base; none where the weights could not be read.
+        bytes_read: bytes of weights read for this answer.
+        models_read: number of models they belong to.
+        answered_at: when the stored answer was computed (UTC); None if the weights were read now.
+        failure: why the weights could not be read; ``edges`` are then the stored ones.
+    """
+
+    OPTIONAL_COLUMNS = OPTIONAL_COLUMNS
+    SHOW_HEADLINE = True
+
+    model: str
+    base: str
+    model_id: int | None
+    edges: tuple[Edge, ...]
+    bytes_read: int
+    models_read: int
+    notes: tuple[str, ...] = ()
+    answered_at: datetime | None = None
+    failure: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The steps in a sentence."""
+        if not self.edges:
+            return f"The weights of {self.model} could not be read."
+        steps = "; ".join(f"{edge.description} (its card: {edge.card})" for edge in self.edges)
+        return f"{self.model}, by its weights: {steps}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model, its base, its parents and the cost of the answer."""
+        return {
+            "model": self.model,
+            "base": self.base,
+            "parents": [edge.to_row() for edge in self.edges],
+            "bytes_read": self.bytes_read,
+            "models_read": self.models_read,
+            "told": self._time,
+            "notes": list(self.notes),
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The command's JSON: one row for each edge."""
+        return [edge.to_row() | {"bytes_read": self.bytes_read, "told": self._time} for edge in self.edges]
+
+    @property
+    def _time(self) -> str | None:
+        return None if self.answered_at is None else self.answered_at.isoformat(timespec="seconds")
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows: the answer is a list."""
+        return self.to_rows()
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; the wide columns only with ``details``."""
+        return self.to_rows() if details else _without_wide_columns(self.to_rows())
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The model and its parents as a tree."""
+        from query.lineage.tree import tree_figure
+
+        return tree_figure(self.edges, self.base, theme, self.model, ax)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Lineages(Rows[Lineage], Drawn):
+    """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
+
+    OPTIONAL_COLUMNS = OPTIONAL_COLUMNS
+    SHOW_HEADLINE = True
+
+    base: str
+    items: tuple[Lineage, ...]
+
+    @property
+    def headline(self) -> str:
+        """How many were made from another fine-tune."""
+        continued = sum(
+            any(edge.parent_id is not None and edge.direction == "known" for edge in one.edges) for one in self.items
+        )
+        return f"Of {counted(len(self.items), 'model')} of {self.base}, {continued:,} were made from another of them."
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The notes on single models, and one sentence for each reason why some could not be read."""
+        failures = Counter(one.failure for one in self.items if one.failure)
+        return (
+            *(f"{one.model}: {note}" for one in self.items for note in one.notes),
+            *(
+                f"{counted(count, 'model')} of {len(self.items):,} could not be read ({failure.rstrip('.')}); their "
+                "stored answers are kept."
+                for failure, count in failures.items()
+            ),
+        )
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The models whose weights could not be read."""
+        return tuple(one.model for one in self.items if one.failure)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The edges of all models."""
+        return tuple(edge for one in self.items for edge in one.edges)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The base and the answer for each model."""
+        return {"base": self.base, "models": [one.to_dict() for one in self.items]}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row for each edge."""
+        return [{"model": one.model, **row} for one in self.items for row in one.to_rows()]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; the wide columns only with ``details``."""
+        return self.to_rows() if details else _without_wide_columns(self.to_rows())
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The family tree."""
+        from query.lineage.tree import tree_figure
+
+        return tree_figure(self.edges, self.base, theme, ax=ax)
+
+
+def _without_wide_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in ("same", "bytes_read", "told")} for row in rows]

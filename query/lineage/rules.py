@@ -1,0 +1,384 @@
+"""The rules that decide, from measurements on weights, what a model was made from. Nothing is read here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query.lineage.candidates import Candidate, SampledWeights
+from query.lineage.evidence import (
+    SPACING,
+    Combination,
+    Combinations,
+    SparseMerges,
+    energy,
+    equal_share,
+    parent_fit,
+    quantisation_of,
+    ranks_of,
+    rounding,
+    share_on_levels,
+)
+from query.lineage.result import (
+    COPY,
+    LORA,
+    MERGE,
+    QUANTISED,
+    RECAST,
+    SPARSE_METHODS,
+    Edge,
+)
+from query.lineage.siblings import Siblings
+from query.lineage.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from indexer.records.parts import ModelParts
+
+# Above this share of equal entries, two models have the same weights.
+_SAME = 0.9999
+# How far the base's weight in a SLERP may be from what the other two imply.
+_SLERP_ERROR = 5e-3
+# Above this spread over the matrices, a sum does not have one recipe for all of them.
+_ONE_RECIPE = 1e-3
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The edges found, none if no rule applies. ``is_settled``: reading more models would not change them."""
+
+    edges: tuple[Edge, ...] = ()
+    is_settled: bool = False
+
+
+class LineageRules:
+    """Compares the models that were read with the asked one.
+
+    Args:
+        asked: the model asked about.
+        m: its weights.
+        base: the base's weights.
+        tokens: the base with its embeddings, if they can be read.
+        thresholds: what counts as what.
+        dates: whether creation dates may be used; candidates are then only the earlier models.
+    """
+
+    def __init__(
+        self,
+        asked: Candidate,
+        m: ModelParts,
+        base: Mapping[str, NDArray[np.float32]],
+        tokens: ModelParts | None,
+        thresholds: Thresholds,
+        *,
+        dates: bool,
+    ) -> None:
+        self.asked, self.m, self.base = asked, m, base
+        self.thresholds, self.dates = thresholds, dates
+        self.total = energy(m.deltas)
+        self.noise = rounding(m) / self.total if self.total else 0.0
+        self.grid = quantisation_of(m)
+        self.entries = SparseMerges(m, base)
+        self.siblings = Siblings(asked, m, tokens, thresholds, dates=dates)
+        # Whether it looks like a sparse merge, and which of its entries no parent explains so far.
+        self.is_sparse = float(self.entries.unchanged.mean()) > thresholds.sparse_share
+        self.unexplained: NDArray[np.bool_] | None = None
+        self._low_ranks: dict[int, int | None] = {}
+
+    def decide(self, read: Sequence[SampledWeights]) -> Decision:
+        """What these models explain, by the rule with the most certain evidence that applies."""
+        read = [one for one in read if not self._is_made_from_asked(one)]
+        # Without dates, sums with negative weights are not accepted, and this is checked for likely parents only.
+        if self.dates:
+            read = [one for one in read if not self._is_merge_of_asked(one, read)]
+        copied = self._copy(read)
+        if copied and copied.edges[0].direction == "known":
+            return copied
+        # A copy that may as well be the original says nothing about where both come from.
+        twins = {copied.edges[0].parent, *copied.edges[0].same} if copied else set()
+        read = [one for one in read if one.candidate.model not in twins and not self._is_coarse_copy(one, read)]
+        rules = (self._quantised, self._exact_sum, self._lora, self._sparse_merge, self._continued)
+        found = next((decision for rule in rules if (decision := rule(read)) is not None), Decision())
+        return replace(found, edges=(*found.edges, *copied.edges)) if copied else found
+
+    def _edge(
+        self, parent: Candidate | None, kind: str, coefficient: float, residual: float, evidence: str, **facts: Any
+    ) -> Edge:
+        """An edge to the asked model; ``parent`` None: from the base."""
+        name, model_id = (None, None) if parent is None else (parent.model, parent.model_id)
+        return Edge(self.asked.model, name, kind, coefficient, residual, evidence, parent_id=model_id, **facts)
+
+    def _one_parent(
+        self,
+        parent: SampledWeights,
+        kind: str,
+        residual: float,
+        evidence: str,
+        same: Sequence[SampledWeights],
+        is_direction_known: bool = True,
+    ) -> Decision:
+        """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
+        direction = "known" if is_direction_known else "unknown"
+        names = tuple(one.candidate.model for one in same)
+        edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, direction=direction, same=names)
+        return Decision((edge,), is_settled=True)
+
+    # ---- models that cannot be a parent ----
+
+    def _is_made_from_asked(self, one: SampledWeights) -> bool:
+        """Whether the other is this model stored in fewer bits: then it is not its parent, whatever the dates."""
+        if SPACING[one.parts.precision] > SPACING[self.m.precision] and equal_share(one.parts, self.m) > _SAME:
+            return True
+        grid = None if self.grid is not None else quantisation_of(one.parts)
+        return grid is not None and share_on_levels(one.parts, self.m.weights, grid) >= self.thresholds.level_share
+
+    def _is_coarse_copy(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
+        """Whether the other is a model that was read, stored in fewer bits, and this model has none of its rounding.
+
+        Rounded rows are equal to many others: such a copy would look like a nearer relative than its original.
+        """
+        spacing, grid = SPACING[one.parts.precision], quantisation_of(one.parts)
+        own = parent_fit(self.m, one.parts)
+        for other in read:
+            if spacing > SPACING[other.parts.precision] and equal_share(one.parts, other.parts) > _SAME:
+                return own.equal == 0
+            level_share = 0.0 if grid is None else share_on_levels(one.parts, other.parts.weights, grid)
+            if level_share >= self.thresholds.level_share:
+                return own.residual > parent_fit(self.m, other.parts).residual
+        return False
+
+    def _is_merge_of_asked(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
+        """Whether the other, uploaded on the same day or at an unknown time, is a sum of this model and another."""
+        others = [other for other in read if other is not one]
+        if self.siblings.has_order(one.candidate) or not others:
+            return False
+        sums = Combinations(one.parts, [self.m, *(other.parts for other in others)], self.base)
+        allowed = self._exact_residual(one.parts)
+        pairs = [
+            sums.by_matrix((0, place), spherical=spherical)
+            for place in range(1, len(others) + 1)
+            for spherical in (False, True)
+        ]
+        return any(
+            pair.residual <= allowed
+            and pair.base_error < _SLERP_ERROR
+            and bool((pair.mean > self.thresholds.min_weight).all())
+            for pair in pairs
+        )
+
+    def _exact_residual(self, parts: ModelParts) -> float:
+        """The residual up to which an explanation of ``parts`` is exact."""
+        share = rounding(parts) / max(energy(parts.deltas), 1e-300)
+        return self.thresholds.exact_residual + self.thresholds.rounding_factor * share
+
+    # ---- equal weights ----
+
+    def _copy(self, read: Sequence[SampledWeights]) -> Decision | None:
+        equal = [
+            one
+            for one in read
+            if SPACING[one.parts.precision] <= SPACING[self.m.precision] and equal_share(self.m, one.parts) > _SAME
+        ]
+        if not equal:
+            return None
+        first, *others = sorted(equal, key=lambda one: (-SPACING[one.parts.precision], one.candidate.upload_order))
+        if self.m.precision != first.parts.precision:
+            residual = parent_fit(self.m, first.parts).residual
+            return self._one_parent(first, RECAST, residual, f"the same weights, stored as {self.m.precision}", others)
+        return self._one_parent(first, COPY, 0.0, "the same weights", others, self.siblings.has_order(first.candidate))
+
+    def _quantised(self, read: Sequence[SampledWeights]) -> Decision | None:
+        """Its weights lie on the levels of a quantiser; the source is the model that rounds to them."""
+        if self.grid is None:
+            return None
+        shares = [
+            (share_on_levels(self.m, one.parts.weights, self.grid), one)
+            for one in read
+            if quantisation_of(one.parts) is None
+        ]
+        of_base = share_on_levels(self.m, self.base, self.grid)
+        best = max((share for share, _ in shares), default=0.0)
+        bits = "8-bit" if self.grid.form == "int8" else "4-bit"
+        evidence = f"its weights lie on the levels of {bits} numbers"
+        if max(best, of_base) < self.thresholds.level_share:
+            return None
+        if of_base >= best:
+            return Decision((self._edge(None, QUANTISED, 1.0, 1.0, evidence),), is_settled=True)
+        first, *others = sorted(
+            (one for share, one in shares if share >= best - 1e-6), key=lambda one: one.candidate.upload_order
+        )
+        return self._one_parent(first, QUANTISED, parent_fit(self.m, first.parts).residual, evidence, others)
+
+    # ---- exact sums ----
+
+    def _exact_sum(self, read: Sequence[SampledWeights]) -> Decision | None:
+        """An exact sum of others' changes: linear, task arithmetic, SLERP."""
+        thresholds = self.thresholds
+        noise = thresholds.rounding_factor * self.noise
+        if noise > thresholds.max_rounding or not read:
+            return None
+        distinct = _distinct(read)
+        sums = Combinations(self.m, [one.parts for one in distinct], self.base).all_up_to(thresholds.max_parents)
+        allowed = thresholds.exact_residual + noise
+        found = [one for one in sums if one.residual <= allowed and self._is_plausible(one, distinct)]
+        if not found:
+            return None
+        fewest = min(len(one.members) for one in found)
+        members = {member for one in found for member in one.members if len(one.members) == fewest}
+        merged = self._merges_among(members, distinct)
+        best = min(
+            found,
+            key=lambda one: (
+                len(one.members),
+                len(merged.intersection(one.members)),
+                one.spread > 1e-9,
+                one.base_error > 0,
+                one.has_negative,
+                float(np.abs(one.mean).sum()),
+            ),
+        )
+        chosen = [distinct[member] for member in best.members]
+        if len(chosen) == 1 and chosen[0].parts.is_adapter:
+            evidence = "the adapter's change, added"
+            edge = self._edge(chosen[0].candidate, LORA, float(best.mean[0]), best.residual, evidence)
+            return Decision((edge,), is_settled=True)
+        if best.spread < 1e-9:
+            method = "linear" if abs(best.mean.sum() - 1) < 5e-3 else "task arithmetic"
+        else:
+            method = "slerp" if len(chosen) == 2 else "layer by layer"
+        evidence = "an exact sum of their changes"
+        edges = tuple(
+            self._edge(one.candidate, MERGE, float(weight), best.residual, evidence, method=method)
+            for one, weight in zip(chosen, best.mean, strict=True)
+        )
+        return Decision(edges, is_settled=True)
+
+    def _merges_among(self, members: Collection[int], read: Sequence[SampledWeights]) -> set[int]:
+        """Those of ``members`` that are exact sums, by one recipe, of two or three others of them."""
+        found = set()
+        for member in members if len(members) > 2 else ():
+            others = [read[other].parts for other in members if other != member]
+            sums = Combinations(read[member].parts, others, self.base)
+            tried = (
+                sums.one_recipe(chosen)
+                for size in (2, 3)
+                for chosen in itertools.combinations(range(len(others)), size)
+            )
+            allowed = self._exact_residual(read[member].parts)
+            if any(one.residual <= allowed and not one.has_negative for one in tried):
+                found.add(member)
+        return found
+
+    def _is_plausible(self, found: Combination, read: Sequence[SampledWeights]) -> bool:
+        """Whether somebody might have merged like this: no weight is tiny, and none only cancels another.
+
+        The runs of one sweep fit each other almost exactly, with other weights for each matrix; of these only one
+        recipe for all matrices is accepted.
+        """
+        sizes = np.abs(found.mean)
+        if (sizes < self.thresholds.min_weight).any() or (sizes > self.thresholds.max_weight).any():
+            return False
+        if found.base_error > _SLERP_ERROR or (not self.dates and found.has_negative):
+            return False
+        if len(found.members) == 1 and found.spread > _ONE_RECIPE:
+            return False
+        is_sweep = all(self.siblings.is_run_of_same_sweep(read[member].candidate) for member in found.members)
+        return not (is_sweep and found.spread > _ONE_RECIPE)
+
+    # ---- low rank ----
+
+    def _lora(self, read: Sequence[SampledWeights]) -> Decision | None:
+        """The difference is of low rank, and zero elsewhere: a LoRA, on the base or on one of the models."""
+        if self.m.is_adapter:
+            return None
+        of_base = self._rank_over(None)
+        ranked = [(rank, one) for one in read if (rank := self._rank_over(one)) is not None]
+        better = [(rank, one) for rank, one in ranked if of_base is None or rank <= 0.7 * of_base]
+        if better:
+            rank, first = min(better, key=lambda pair: (pair[0], pair[1].candidate.upload_order))
+            others = [one for other, one in better if other == rank and one is not first]
+            fit = parent_fit(self.m, first.parts)
+            # By its angles the other was rather made from this model, and dates do not contradict that.
+            if abs(fit.cosine) > abs(fit.reverse) and not self.siblings.has_order(first.candidate):
+                return None
+            return self._one_parent(first, LORA, fit.residual, f"the difference is of rank {rank}", others)
+        if of_base is None:
+            return None
+        edge = self._edge(None, LORA, 1.0, 1.0, f"the change is of rank {of_base}")
+        return Decision((edge,), is_settled=len(read) >= 2)
+
+    def _rank_over(self, one: SampledWeights | None) -> int | None:
+        """The largest rank of W_m − W_p if it is low in every matrix that differs, else None. None: over the base."""
+        key = -1 if one is None else one.candidate.model_id
+        if key not in self._low_ranks:
+            others = self.base if one is None else one.parts.weights
+            differences = (weight - others[name] for name, weight in self.m.weights.items())
+            size = sum(weight.size for weight in self.m.weights.values())
+            most = min(min(weight.shape) for weight in self.m.weights.values()) * self.thresholds.max_rank
+            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size, most)
+            # A smooth spectrum whose tail is hidden by rounding is not that of a LoRA.
+            is_low = bool(ranks) and float(np.median([one.drop for one in ranks])) >= self.thresholds.rank_drop
+            self._low_ranks[key] = max(one.rank for one in ranks) if is_low else None
+        return self._low_ranks[key]
+
+    # ---- sparse merges ----
+
+    def _sparse_merge(self, read: Sequence[SampledWeights]) -> Decision | None:
+        """A merge that drops entries: its parents are the models whose entries it holds times one number."""
+        own = float(self.entries.unchanged.mean())
+        distinct = [
+            one for one in _distinct(read) if own > float(SparseMerges(one.parts, self.base).unchanged.mean()) + 0.005
+        ]
+        left = ~self.entries.unchanged
+        self.unexplained = None
+        chosen: list[tuple[SampledWeights, float]] = []
+        while distinct:
+            found = [(self.entries.fixed_multiple(one.parts, left), one) for one in distinct]
+            multiple, one = max(found, key=lambda pair: pair[0].share)
+            if multiple.share < self.thresholds.multiple_share or multiple.contrast < self.thresholds.multiple_contrast:
+                break
+            chosen.append((one, multiple.share))
+            left &= ~multiple.explained
+            distinct = [other for other in distinct if other is not one]
+        if not chosen:
+            return None
+        self.unexplained = left
+        fitted = Combinations(self.m, [one.parts for one, _ in chosen], self.base).by_matrix(range(len(chosen)))
+        edges = tuple(
+            self._edge(
+                one.candidate, MERGE, float(weight), fitted.residual, f"{share:.0%} of its entries, untouched",
+                method=SPARSE_METHODS,
+            )
+            for (one, share), weight in zip(chosen, fitted.mean, strict=True)
+        )  # fmt: skip
+        return Decision(edges, is_settled=float(left.mean()) < 0.3 * float((~self.entries.unchanged).mean()))
+
+    # ---- continued training ----
+
+    def _continued(self, read: Sequence[SampledWeights]) -> Decision | None:
+        """The nearest model whose training this one went through: by what is equal, else by size and angle."""
+        relatives = [found for one in read if (found := self.siblings.relative(one)) is not None]
+        relatives = [one for one in relatives if not self._is_merge_of_asked(one.weights, read)]
+        chosen = self.siblings.parent_among(relatives)
+        if chosen is None:
+            return None
+        first, same = chosen
+        settled = self._one_parent(
+            first.weights, first.kind, first.residual, first.evidence, same, first.is_direction_known
+        )
+        edge = replace(settled.edges[0], is_proven=first.is_proven, signals=first.signals)
+        return Decision((edge,), is_settled=False)
+
+
+def _distinct(read: Sequence[SampledWeights]) -> list[SampledWeights]:
+    """Models that repeat each other count once: the earliest of each."""
+    kept: list[SampledWeights] = []
+    for one in sorted(read, key=lambda sampled: sampled.candidate.upload_order):
+        fits = (parent_fit(one.parts, other.parts) for other in kept)
+        if not any(fit.residual < 1e-2 and abs(fit.cosine) < 0.5 for fit in fits):
+            kept.append(one)
+    return kept
