@@ -15,7 +15,7 @@ from indexer.version import __version__
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
-    from query.clusters.found import Clusters
+    from query.clusters.result import Clusters
     from query.compare.compare import Comparison
     from query.depth.depth import Depth
     from query.depth.study import DepthStudy
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
     from query.predict.predict import Prediction
-    from query.purity.found import PurityResult
-    from query.rank.rank import RankStudy
+    from query.purity.result import PurityResult
+    from query.rank.study import RankStudy
     from query.report.report import Report
     from query.results import Result
     from query.show import ShownModel
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Where each result is defined: none is loaded before it is asked for, as `query --help` must not wait for numpy.
 _MODULES = {
     "Atlas": "query.atlas",
-    "Clusters": "query.clusters.found",
+    "Clusters": "query.clusters.result",
     "Comparison": "query.compare.compare",
     "Depth": "query.depth.depth",
     "DepthStudy": "query.depth.study",
@@ -52,8 +52,8 @@ _MODULES = {
     "ModelVectors": "query.export",
     "Neighbour": "query.similar",
     "Prediction": "query.predict.predict",
-    "PurityResult": "query.purity.found",
-    "RankStudy": "query.rank.rank",
+    "PurityResult": "query.purity.result",
+    "RankStudy": "query.rank.study",
     "Report": "query.report.report",
     "Result": "query.results",
     "ShownModel": "query.show",

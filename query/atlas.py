@@ -13,7 +13,7 @@ from query.summary import as_html, datasets, models, one_line, relative_folder
 
 if TYPE_CHECKING:
     from query.batches import Answered
-    from query.clusters.found import Clusters
+    from query.clusters.result import Clusters
     from query.compare.compare import compare as _compare
     from query.depth.depth import depth as _depth
     from query.depth.study import depth_study as _depth_study
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from query.predict.calibration import evaluate as _evaluate_prediction
     from query.predict.predict import Prediction
     from query.predict.predict import predict as _predict
-    from query.purity.found import PurityResult
-    from query.rank.rank import rank_by_depth as _rank
+    from query.purity.result import PurityResult
+    from query.rank.study import rank_by_depth as _rank
     from query.report.report import report as _report
     from query.show import ShownModel
     from query.show import show as _show
@@ -93,7 +93,7 @@ class Atlas(AtlasReader):
         map = _Question("query.map.map:model_map")
         evaluate_prediction = _Question("query.predict.calibration:evaluate")
         predict = _Question("query.predict.predict:predict")
-        rank = _Question("query.rank.rank:rank_by_depth")
+        rank = _Question("query.rank.study:rank_by_depth")
         report = _Question("query.report.report:report")
         show = _Question("query.show:show")
         similar = _Question("query.similar:similar")
@@ -134,7 +134,7 @@ class Atlas(AtlasReader):
         kin: bool = True,
         confusions: bool = False,
     ) -> PurityResult:
-        """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.purity.purity`.
+        """Whether models tuned on the same dataset are close to each other; see :func:`query.purity.study.purity`.
 
         Purity, chance and intervals are shares from 0 to 1. ``k``: the number of neighbours; by default as many as
         share a dataset with the model. ``draws``: permutations for p. ``kin``: whether models of the same family tree
@@ -143,7 +143,7 @@ class Atlas(AtlasReader):
         ``kin=False``; ValueError on k < 1 or draws < 1.
         """
         from query.population import family_trees, read_population
-        from query.purity.purity import purity
+        from query.purity.study import purity
 
         population = read_population(self, base, representation, documented=True)
         trees = None if kin else family_trees(self, population)
@@ -160,13 +160,13 @@ class Atlas(AtlasReader):
         seed: int = 0,
         draws: int = 1000,
     ) -> Clusters:
-        """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.clusters.clusters`.
+        """Groups of similar models, and how they agree with datasets; see :func:`query.clusters.study.clusters`.
 
         ``method``: hdbscan (``min_size``: smallest cluster) or kmeans (``count``: number of clusters). ``draws``:
         permutations for each chance level. Raises AtlasError for an option of the other method, ValueError on
         draws < 1.
         """
-        from query.clusters.clusters import clusters
+        from query.clusters.study import clusters
         from query.population import read_population
 
         population = read_population(self, base, representation)

@@ -22,7 +22,8 @@ from indexer.records.store import RecordStore
 from indexer.vectors.centre import ADAPTER, FULL, GROUPS, Centre, centre_of
 from query import Atlas
 from query.population import Population, distinct, read_population
-from query.purity.purity import PurityScore, purity
+from query.purity.result import PurityScore
+from query.purity.study import purity
 from query.statistics.likeness import similarities
 
 Floats = NDArray[np.float32]

@@ -7,11 +7,9 @@ import pytest
 from scipy.stats import binomtest, t
 
 from query.purity.labels import LabelledOrder
-from query.purity.purity import purity
-from query.purity.without import means_without
+from query.purity.study import means_without, purity
 from query.statistics.intervals import independent_changes, uncertainty, units_of, wilson
-from query.statistics.neighbours import leave_out
-from query.statistics.order import neighbour_order
+from query.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models
 
 pytestmark = pytest.mark.study

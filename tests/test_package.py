@@ -23,9 +23,7 @@ def modules_after(statement: str) -> set[str]:
 def test_a_question_starts_without_the_heavy_libraries():
     heavy = {"torch", "transformers", "huggingface_hub", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
     assert not modules_after("import query.cli, query.similar, query.show") & (heavy | {"faiss", "duckdb"})
-    assert (
-        not modules_after("import query; query.Atlas; import query.purity.purity, query.sql, indexer.vectors") & heavy
-    )
+    assert not modules_after("import query; query.Atlas; import query.purity.study, query.sql, indexer.vectors") & heavy
 
 
 def test_stored_neighbours_come_without_numpy(atlas):

@@ -1,1 +1,1 @@
-"""Parts of `query clusters`: methods, members, agreement with labels, and how they are shown."""
+"""`query clusters`: clusters of similar models, and their agreement with datasets and authors."""

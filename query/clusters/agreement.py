@@ -1,13 +1,12 @@
-"""How far clusters agree with labels (datasets, authors), beside what chance gives.
+"""How well clusters agree with labels (datasets, authors), each measure with its chance level.
 
-Partitions in, numbers out: no vectors but for silhouettes, no atlas. An outlier is a cluster of its own: not to
-place a model is an answer too, and a method that leaves half of the models out must not look better for it. What
-the placed models say alone stands beside it (``clustered``).
+Each outlier counts as a cluster of its own, so that a method does not look better by leaving models out. The same
+measures among clustered models only are reported as ``clustered``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,21 +17,24 @@ from query.statistics.author_runs import AuthorRuns
 from query.statistics.neighbours import Integers, codes_of
 
 MEASURES = ("ari", "ami", "homogeneity", "completeness")
-FEW_WAYS = 20  # moves of sweeps, below which p cannot be small
-_TIE = 1e-12  # two values that differ by less are the same sum in another order
+FEW_WAYS = 20  # permutations of sweeps below which p cannot be small
+_MOST_CLOUDS, _LEAST_CLOUDS = 99, 19  # depending on the time they take; 19 are enough for a p of 0.05
+_CLOUD_WORK = 4_000_000  # distances to compute for all clouds together
+MOST_MODELS = 1_500  # with more models, 19 clouds take minutes
+_TIE = 1e-12  # smaller differences come from summing in another order
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One number of a report on clusters, and its chance level.
+    """One measure and its chance level; undefined numbers are None.
 
-    ``labels``: what the clusters are compared with (``datasets``, ``authors``), or whose silhouette it is
-    (``clusters`` too). ``measure``: ``ari``, ``ami``, ``homogeneity``, ``completeness`` or ``silhouette``.
-    ``among``: ``all`` models with a label, each outlier a cluster of its own; only the ``clustered`` ones;
-    ``cross_author`` (``cross_dataset``): pairs of models by different authors (on different datasets) alone.
-    ``chance``: the mean over permutations, and ``p_value`` (1 + #≥)/(1 + draws). ``against``: what was permuted,
-    ``labels`` freely or whole ``sweeps``; or ``cloud``, where the comparison is with the clusters of structureless
-    clouds. Undefined numbers are None. ``models``: how many took part.
+    ``labels``: what is compared with the clusters (``datasets`` or ``authors``), or the groups whose silhouette it is
+    (also ``clusters``). ``measure``: ``ari``, ``ami``, ``homogeneity``, ``completeness`` or ``silhouette``.
+    ``among``: ``all`` models with a label, each outlier being a cluster of its own; only ``clustered`` models; only
+    pairs of models by different authors (``cross_author``) or on different datasets (``cross_dataset``).
+    ``chance``: the mean over permutations; ``p_value``: (1 + #≥)/(1 + draws). ``against``: what was permuted,
+    ``labels`` freely or whole ``sweeps``; or ``cloud``: comparison with clusters of structureless clouds.
+    ``models``: how many took part.
     """
 
     labels: str
@@ -48,13 +50,13 @@ class Agreement:
 def compared(
     labels: str, clusters: Integers, names: Sequence[str | None], draws: int, rng: np.random.Generator
 ) -> list[Agreement]:
-    """ARI and AMI among all models with a name, and all four measures among those in a cluster.
+    """ARI and AMI among all named models, and all four measures among named models in a cluster.
 
-    ``clusters`` (n,): -1 for an outlier. ARI: Hubert & Arabie (1985); AMI: Vinh, Epps & Bailey (2010), with the
-    arithmetic mean; homogeneity and completeness: Rosenberg & Hirschberg (2007), of which the first says how
-    far a cluster holds one label only, the second how far a label is in one cluster only. Both rise with the
-    number of clusters whatever these are: read them beside their chance. The names are permuted freely among
-    the models; but models of one author on one dataset are hardly independent, hence ``compared_across``.
+    ``clusters`` (n,): -1 for an outlier. ARI: Hubert & Arabie (1985). AMI: Vinh, Epps & Bailey (2010), with the
+    arithmetic mean. Homogeneity (each cluster holds one label) and completeness (each label is in one cluster):
+    Rosenberg & Hirschberg (2007); both rise with the number of clusters, so compare them with their chance level.
+    The names are permuted freely among the models. Models of one author on one dataset are hardly independent;
+    ``compared_across`` takes that into account.
     """
     rows = []
     named = np.array([name is not None for name in names], dtype=bool)
@@ -68,16 +70,16 @@ def compared(
 
 
 def _four_measures(clusters: Integers, labels: Integers, draws: int, rng: np.random.Generator) -> dict[str, Floats]:
-    """Each measure as observed, then of every permutation, (1 + draws,); none where one side says nothing.
+    """Each measure as observed, then for every permutation, (1 + draws,); empty if either partition is trivial.
 
-    A permutation leaves the sizes alone, and so everything but Σ n(n - 1)/2 and Σ n ln n over the cells of the
-    contingency table. The cells of an outlier hold one model and add nothing to either.
+    A permutation keeps all sizes, so it changes only Σ n(n - 1)/2 and Σ n ln n over the cells of the contingency
+    table. The cells of an outlier hold one model and contribute to neither.
     """
     from sklearn.metrics.cluster import expected_mutual_information
 
     count = len(labels)
     separate = _outliers_apart(clusters)
-    if not (_says_something(separate) and _says_something(labels)):
+    if not (_is_informative(separate) and _is_informative(labels)):
         return {}
     kinds = int(labels.max()) + 1
     inside = np.flatnonzero(clusters >= 0)
@@ -91,7 +93,7 @@ def _four_measures(clusters: Integers, labels: Integers, draws: int, rng: np.ran
         information[draw] = (cells * np.log(cells)).sum()
     entropy_of_clusters, entropy_of_labels = _entropy(separate), _entropy(labels)
     information = information / count - np.log(count) + entropy_of_clusters + entropy_of_labels
-    information = np.maximum(information, 0.0)  # against rounding, as the last line is
+    information = np.maximum(information, 0.0)  # rounding can make it negative, and a value above 1
     cells = _table(separate, labels)
     expected = float(expected_mutual_information(cells, count))
     of_clusters, of_labels = _pairs(separate), _pairs(labels)
@@ -114,20 +116,20 @@ def compared_across(
     draws: int,
     rng: np.random.Generator,
 ) -> tuple[Agreement, int]:
-    """ARI counted over pairs of different groups alone, and how many moves its permutations choose from.
+    """ARI over pairs of models from different ``groups``, and the number of different permutations.
 
-    With authors as ``groups`` and datasets as ``names``: of two models by different authors, are those in one
-    cluster those on one dataset? One uploader's sweep, however large and alike, adds no pair. With the roles
-    exchanged: does an author's hand show where the dataset is another? With N pairs of different groups, P of
-    them in one cluster, Q of one name and A both, the value is (A - PQ/N) / ((P + Q)/2 - PQ/N), which over all
-    pairs is the ARI. Its mean under chance need not be zero. Permuted are whole sweeps (``AuthorRuns.permuted``).
+    With authors as ``groups`` and datasets as ``names``: among pairs of models by different authors, do those in one
+    cluster share a dataset? A sweep of one uploader adds no pair, however large it is. With the roles exchanged: do
+    models of one author lie together even if their datasets differ? With N pairs from different groups, P of them in
+    one cluster, Q with one name and A with both, the value is (A - PQ/N) / ((P + Q)/2 - PQ/N), which over all pairs is
+    the ARI. Its mean under chance need not be zero. Whole sweeps are permuted (``AuthorRuns.permuted``).
     """
     part = np.array([i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp)
     separate = _outliers_apart(clusters[part])
     codes, group = codes_of([names[row] for row in part.tolist()]), codes_of([groups[row] for row in part.tolist()])
     everything = len(part) * (len(part) - 1) / 2 - _pairs(group)
     together = _pairs(separate) - _pairs(separate, group)
-    if not (_says_something(separate) and codes.max() and _pairs(codes) - _pairs(codes, group)):
+    if not (_is_informative(separate) and codes.max() and _pairs(codes) - _pairs(codes, group)):
         return _row(labels, "ari", among, None, len(part), "sweeps"), 0
     sweeps = AuthorRuns(group, codes.tolist())
     carried = codes[sweeps.first]
@@ -145,10 +147,10 @@ def compared_across(
 def silhouette_of(
     labels: str, points: Floats, names: Sequence[object], draws: int, rng: np.random.Generator
 ) -> Agreement:
-    """The mean silhouette of named groups of at least two; None for a model without a name.
+    """The mean silhouette of the named groups with at least two models; a name may be None.
 
-    Groups of one have no cohesion to measure, and among thousands of them some one is always near. A small p
-    says nothing of clusters, which were drawn around these very vectors: that is what ``cloud`` is for.
+    Groups of one have no cohesion to measure, and among thousands of them one is always near. There is no p for
+    ``clusters``, because they were fitted to these vectors; ``against_clouds`` compares them instead.
     """
     sizes: dict[object, int] = {}
     for name in names:
@@ -165,8 +167,45 @@ def silhouette_of(
     return Agreement(labels, "silhouette", among, observed, row.chance, p_value, len(part), "labels")
 
 
+def against_clouds(
+    points: Floats, clusters: Integers, method: Callable[[Floats], Integers], draws: int, rng: np.random.Generator
+) -> Agreement | None:
+    """The mean silhouette of the clusters, compared with clusters found by ``method`` in structureless clouds.
+
+    A cloud is a sample of as many vectors from the normal distribution with their mean and covariance, scaled to unit
+    norm. A cloud without clusters counts as 0. This is the test of Liu, Hayes, Nobel & Marron (2008, SigClust), applied
+    to the silhouette. None for more than 1,500 models or fewer than two clusters. At most ``draws`` clouds are drawn.
+    """
+    placed = clusters >= 0
+    if len(points) > MOST_MODELS or clusters.max(initial=-1) < 1:
+        return None
+    observed = float(silhouettes(points[placed], clusters[placed]).mean())
+    draws = min(draws, max(_LEAST_CLOUDS, min(_MOST_CLOUDS, _CLOUD_WORK // len(points) ** 2)))
+    drawn = np.array([_mean_silhouette(cloud, method(cloud)) for cloud in _clouds(points, draws, rng)])
+    return Agreement(
+        "clusters", "silhouette", "clustered", observed, float(drawn.mean()), p_value(observed, drawn),
+        int(placed.sum()), "cloud",
+    )  # fmt: skip
+
+
+def _clouds(points: Floats, draws: int, rng: np.random.Generator) -> Iterator[Floats]:
+    """Random combinations of the centred vectors have their covariance in any number of dimensions."""
+    mean = points.mean(axis=0)
+    centred = (points - mean) / np.sqrt(len(points) - 1)
+    for _ in range(draws):
+        cloud = mean + rng.standard_normal((len(points), len(points))) @ centred
+        yield cloud / np.linalg.norm(cloud, axis=1, keepdims=True)
+
+
+def _mean_silhouette(points: Floats, clusters: Integers) -> float:
+    placed = clusters >= 0
+    if clusters.max(initial=-1) < 1:
+        return 0.0
+    return float(silhouettes(points[placed], clusters[placed]).mean())
+
+
 def p_value(observed: float, drawn: npt.NDArray[np.float64]) -> float:
-    """(1 + #≥)/(1 + draws): never zero, for the data as they are are one of the permutations."""
+    """(1 + #≥)/(1 + draws); never zero, because the observed order is one of the permutations."""
     return float((1 + (drawn >= observed - _TIE).sum()) / (1 + len(drawn)))
 
 
@@ -178,18 +217,18 @@ def _row(labels: str, measure: str, among: str, values: Floats | None, models: i
 
 
 def _outliers_apart(clusters: Integers) -> Integers:
-    """Codes with a cluster of its own for every outlier."""
+    """Codes in which every outlier has a cluster of its own."""
     return codes_of([f"outlier {row}" if code < 0 else int(code) for row, code in enumerate(clusters)])
 
 
-def _says_something(codes: Integers) -> bool:
-    """Whether some models are kept together and some apart."""
+def _is_informative(codes: Integers) -> bool:
+    """Whether the partition puts some models together and some apart."""
     groups = len(np.unique(codes))
     return 1 < groups < len(codes)
 
 
 def _pairs(*codes: Integers) -> float:
-    """Pairs of models that are together in all of these partitions."""
+    """Number of pairs of models that are together in all of these partitions."""
     key = np.zeros(len(codes[0]), dtype=np.int64)
     for one in codes:
         key = key * (int(one.max(initial=0)) + 1) + one
@@ -204,7 +243,7 @@ def _entropy(codes: Integers) -> float:
 
 
 def _table(left: Integers, right: Integers) -> npt.NDArray[np.int64]:
-    """(groups of left, groups of right), sparse: how many models are of both."""
+    """The contingency table (groups of left, groups of right), sparse."""
     from scipy.sparse import coo_array
 
     return coo_array((np.ones(len(left), dtype=np.int64), (left, right))).tocsr()

@@ -15,18 +15,18 @@ Floats = npt.NDArray[np.float64]
 
 OUTLIER = -1
 _SMALLEST = 3  # models in a cluster of the default size
-_EQUAL = 1e-9  # two unit vectors whose cosine is this near to 1 are the same vector
-_MANY = 1_000  # models beyond which k-means starts fewer times
+_EQUAL = 1e-9  # unit vectors whose cosine is this close to 1 are equal
+_MANY = 1_000  # with more models, k-means makes fewer starts
 _STARTS, _STARTS_OF_MANY = 10, 3
 _MOST_ROUNDS = 100
-_MOST_CENTRES = 100  # that k-means tries by itself
+_MOST_CENTRES = 100  # largest number of clusters that k-means tries
 
 
 def coordinates(vectors: npt.NDArray[np.float32]) -> Floats:
-    """(n, min(n, d)): the vectors in double precision, of unit norm, turned so that no number is superfluous.
+    """(n, min(n, d)): the vectors in double precision, with unit norm, rotated into as few dimensions as possible.
 
-    n vectors span at most n dimensions: the triangular factor of a QR decomposition of their transpose has the
-    same inner products, to rounding, and n × n numbers.
+    n vectors span at most n dimensions: the triangular factor of a QR decomposition of their transpose has the same
+    inner products up to rounding, and only n × n numbers.
     """
     exact = vectors.astype(np.float64)
     exact /= np.linalg.norm(exact, axis=1, keepdims=True)
@@ -37,33 +37,33 @@ def coordinates(vectors: npt.NDArray[np.float32]) -> Floats:
 
 
 def default_size(models: int) -> int:
-    """The smallest cluster of HDBSCAN: half the cube root of the number of models, and at least three.
+    """HDBSCAN's smallest cluster: half the cube root of the number of models, but at least three.
 
-    That is 3 up to 340 models, 5 at 1,000 and 11 at 10,000. Three found the planted clusters of 20 to 200 models
-    best (of 2 to 15: on vectors with clusters of Zipf's sizes, with clusters of one size, with related clusters,
-    with adapters); at 1,000 three to five did equally well, and a table of 10,000 models is for reading.
+    That is 3 up to 340 models, 5 at 1,000 and 11 at 10,000. Of 2 to 15, three found planted clusters of 20 to 200
+    models best (with clusters of Zipf's sizes, of one size, with related clusters, with adapters); at 1,000 three to
+    five did equally well, and for 10,000 the table of clusters should stay readable.
     """
     return max(_SMALLEST, round(math.cbrt(models) / 2))
 
 
 def by_density(points: Floats, min_size: int) -> tuple[Integers, Floats]:
-    """Clusters of at least ``min_size`` (≥ 2), -1 for an outlier, and how firmly each model belongs (0 to 1).
+    """Clusters of at least ``min_size`` (≥ 2) models, -1 for an outlier, and each model's strength (0 to 1).
 
-    HDBSCAN (Campello, Moulavi & Sander, 2013) on Euclidean distances, which between unit vectors rise with the
-    angle. How its settings were chosen, by agreement with planted clusters (20 to 10,000 models) and with the
-    datasets of the demo family (whole, and 40 subsamples, in six representations):
+    HDBSCAN (Campello, Moulavi & Sander, 2013) on Euclidean distances, which between unit vectors rise with the angle.
+    Its settings were chosen by agreement with planted clusters (20 to 10,000 models) and with the datasets of the demo
+    family (all models, and 40 subsamples, in six representations):
 
-    - Density is read off the neighbour number ``min_size`` - 1 (the model itself counts as the first): one less
-      than usual, because most datasets of an atlas have few models. On the demo, agreement (ARI) was .73
-      against .67 in ``input`` and .80 against .70 in ``delta``; on 20 to 1,000 planted models .05 worse to .04 better.
-    - Clusters are selected by excess of mass. Leaves of the tree agree as well while clusters are small, but
-      shred one uploader's long sweep (planted: ARI .04 against 1.0). The price: where the vectors fall into two
-      far halves first (``spectrum``: adapters and the rest), these two are the answer.
-    - ``brute``: above some tens of dimensions trees do not help. 10,000 × 4104 take 30 s on one core, and
-      2,000 × 4104 take 1.6 s, where the default, a k-d tree, takes 73. Memory: 16 n² bytes (1.6 GB at 10,000).
+    - Density is estimated from the neighbour number ``min_size`` - 1 (the model itself is the first): one less than
+      usual, because most datasets of an atlas have few models. On the demo, agreement (ARI) was .73 instead of .67 in
+      ``input`` and .80 instead of .70 in ``delta``; on 20 to 1,000 planted models, between .05 worse and .04 better.
+    - Clusters are selected by excess of mass. Selecting leaves of the tree agrees equally well for small clusters, but
+      splits one uploader's long sweep (planted: ARI .04 instead of 1.0). The drawback: if the vectors first fall into
+      two distant halves (``spectrum``: adapters and the rest), these two are the answer.
+    - ``brute``: with more than some tens of dimensions, trees do not help. 10,000 × 4104 take 30 s on one core, and
+      2,000 × 4104 take 1.6 s instead of 73 with the default k-d tree. Memory: 16 n² bytes (1.6 GB at 10,000).
 
-    One cluster alone cannot be found: density has to fall somewhere between two. Vectors that are all equal are
-    one cluster all the same.
+    HDBSCAN cannot find a single cluster, because density has to fall between two. Vectors that are all equal are
+    returned as one cluster.
     """
     from sklearn.cluster import HDBSCAN
 
@@ -84,10 +84,10 @@ def by_density(points: Floats, min_size: int) -> tuple[Integers, Floats]:
 def by_centres(points: Floats, count: int, seed: int) -> tuple[Integers, Floats]:
     """At most ``count`` clusters without outliers, and the cosine of each model with its cluster's centre.
 
-    Spherical k-means (Dhillon & Modha, 2001): centres are unit vectors too, and the sum of all cosines is
-    maximised; the best of several starts by k-means++ (ten; three beyond 1,000 models). On the demo it agrees
-    better with the datasets than k-means with free centres (ARI .86 against .80 at their true number). Fewer
-    clusters come back where fewer vectors are different.
+    Spherical k-means (Dhillon & Modha, 2001): centres are unit vectors, and the sum of all cosines is maximised; the
+    best of several k-means++ starts (ten; three with more than 1,000 models). On the demo it agrees better with the
+    datasets than ordinary k-means (ARI .86 instead of .80 at their true number). If fewer vectors are distinct, there
+    are fewer clusters.
     """
     from sklearn.cluster import kmeans_plusplus
 
@@ -103,7 +103,7 @@ def by_centres(points: Floats, count: int, seed: int) -> tuple[Integers, Floats]
 
 
 def _settled(points: Floats, centres: Floats) -> tuple[Integers, Floats]:
-    """Assign and average in turn until nobody moves; a centre that lost everyone stays where it was."""
+    """Alternate assignment and averaging until nothing changes; the centre of an empty cluster stays unchanged."""
     from scipy.sparse import csr_array
 
     everyone = np.arange(len(points))
@@ -122,7 +122,7 @@ def _settled(points: Floats, centres: Floats) -> tuple[Integers, Floats]:
 
 
 def tried_counts(models: int) -> list[int]:
-    """Numbers of clusters to try, each about a fifth above the last, up to a third of the models or 100."""
+    """Numbers of clusters to try, each about a fifth larger than the last, up to a third of the models or 100."""
     counts, last = [], 2
     while last <= min(models // 3, _MOST_CENTRES):
         counts.append(last)
@@ -133,8 +133,7 @@ def tried_counts(models: int) -> list[int]:
 def by_best_centres(points: Floats, seed: int) -> tuple[Integers, Floats]:
     """Spherical k-means with the number of clusters that has the highest mean silhouette (Rousseeuw, 1987).
 
-    The number is chosen on the vectors alone: to take it from the datasets would be to look at the answer
-    before agreement with them is measured.
+    Datasets play no part in choosing the number, because agreement with them is measured afterwards.
     """
     if len(points) > _MANY:
         say(f"k-means: trying numbers of clusters up to {_MOST_CENTRES} for {len(points):,} models, some minutes")

@@ -1,7 +1,7 @@
-"""Silhouettes (Rousseeuw, 1987) of any grouping of unit vectors, and what they are when the labels are shuffled.
+"""Silhouettes (Rousseeuw, 1987) of groups of unit vectors, also with shuffled labels.
 
-The distance is 1 - cosine, which between unit vectors is half the squared Euclidean distance. The mean distance
-of a model to a group then needs only the sum of the group's vectors: n × groups numbers and no n × n table.
+The distance is 1 - cosine, which for unit vectors is half the squared Euclidean distance. The mean distance of a model
+to a group then needs only the sum of the group's vectors: n × groups numbers instead of an n × n table.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from query.statistics.neighbours import Integers
 
 Floats = npt.NDArray[np.float64]
 
-_WORK = 2_000_000  # similarities summed in one draw: beyond, a draw looks at fewer models
-_BLOCK = 4_000_000  # similarities of models and groups held at a time
-_LEAST = 1e-12  # a distance below is zero
+_WORK = 2_000_000  # similarities summed in one draw; with more models, a draw uses a sample of them
+_BLOCK = 4_000_000  # similarities of models and groups in memory at a time
+_LEAST = 1e-12  # smaller distances are zero
 
 
 def silhouettes(points: Floats, groups: Integers) -> Floats:
-    """(n,): (b - a) / max(a, b) of every model; 0 for a model alone in its group.
+    """(n,): (b - a) / max(a, b) for every model; 0 for a model alone in its group.
 
-    a: mean distance to the others of its own group; b: to the nearest other group. ``points`` (n, d) are unit
-    vectors, ``groups`` (n,) codes from 0 of at least two groups.
+    a: mean distance to the others of its group; b: to the nearest other group. ``points`` (n, d): unit vectors;
+    ``groups`` (n,): codes from 0 of at least two groups.
     """
     result = np.empty(len(points))
     sizes = np.bincount(groups)
@@ -37,10 +37,10 @@ def silhouettes(points: Floats, groups: Integers) -> Floats:
 
 
 def shuffled_silhouettes(points: Floats, groups: Integers, draws: int, rng: np.random.Generator) -> Iterator[float]:
-    """The mean silhouette with the groups as they are, then of ``draws`` random permutations of them.
+    """The mean silhouette of the observed groups, then of ``draws`` random permutations of them.
 
-    Where n² is above two million the mean is over a random sample of models, the same in every draw, against
-    the groups of all models: the test stays exact, and 1,000 draws take some seconds at n = 10,000.
+    If n² is above two million, the mean is over a random sample of models, the same in every draw, compared with the
+    groups of all models: the test stays exact, and 1,000 draws take some seconds at n = 10,000.
     """
     count = len(points)
     scored = np.sort(rng.permutation(count)[: max(1, min(count, _WORK // count))])
@@ -52,7 +52,7 @@ def shuffled_silhouettes(points: Floats, groups: Integers, draws: int, rng: np.r
 
 
 def _heights(sums: Floats, own: Integers, sizes: Integers) -> Floats:
-    """Silhouettes of models, given (groups, models): the similarity of each with each group, summed."""
+    """Silhouettes of models, given ``sums`` (groups, models): their summed similarities with each group."""
     everyone = np.arange(len(own))
     within = 1 - (sums[own, everyone] - 1) / np.maximum(sizes[own] - 1, 1)
     means = sums / sizes[:, None]
@@ -64,7 +64,7 @@ def _heights(sums: Floats, own: Integers, sizes: Integers) -> Floats:
 
 
 def _membership(groups: Integers) -> npt.NDArray[np.float64]:
-    """(groups, n) sparse: 1 where a model is of a group."""
+    """(groups, n), sparse: 1 if a model belongs to a group."""
     from scipy.sparse import csr_array
 
     count = len(groups)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from query.depth.findings import Agreement, DepthFindings, Forgetful
 from query.depth.profiled import Profiled, read_profiled
-from query.statistics.ranks import spearman
+from query.statistics.intervals import spearman
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 from query.population import Population, leading_datasets
 
 if TYPE_CHECKING:
-    from query.clusters.members import Cluster
+    from query.clusters.result import Cluster
     from query.reader import AtlasReader
 
 LEGEND = 10  # groups that get a colour of their own; the others share a grey
@@ -130,7 +130,7 @@ def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scal
 
 
 def _clusters(population: Population, seed: int) -> list[str | None]:
-    from query.clusters.clusters import clusters
+    from query.clusters.study import clusters
 
     found = clusters(population, seed=seed, draws=1)
     names = {cluster.cluster: cluster_name(cluster) for cluster in found.clusters}

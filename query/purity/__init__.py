@@ -1,1 +1,1 @@
-"""Parts of `query purity`: neighbours in order, labels laid on models, permutations of them, and intervals."""
+"""`query purity`: how many of a model's nearest neighbours were tuned on the same datasets."""

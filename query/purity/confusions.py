@@ -1,9 +1,10 @@
-"""Which datasets are taken for which: whom the neighbours that do not match belong to, beside chance."""
+"""Which datasets are taken for which: the datasets of neighbours that do not match, compared with chance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,17 +15,17 @@ from query.statistics.neighbours import Integers
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_BLOCK = 1 << 22  # pairs of models looked at at a time
+_BLOCK = 1 << 22  # pairs of models in memory at a time
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """Two datasets, and how far the models of one have neighbours of the other where they should have their own.
+    """Two datasets, and how often models of one have neighbours from the other instead of their own.
 
-    ``neighbours``: how many of the neighbours that purity looks at, of models of ``dataset``, share no dataset with
-    the model and are of ``taken_for``. ``share``: of all neighbours that share none. ``chance``: the share that such
-    neighbours picked blindly would have. ``back_…``: the same from ``taken_for`` to ``dataset``. ``is_notable``: both
-    shares are above chance, as where two datasets hold one text.
+    ``neighbours``: how many of the neighbours that purity counts for models of ``dataset`` share no dataset with the
+    model and name ``taken_for``. ``share``: their share of all neighbours that share no dataset. ``chance``: that share
+    for random neighbours. ``back_…``: the same from ``taken_for`` to ``dataset``. ``is_notable``: both shares are above
+    chance, as for two datasets with the same text.
     """
 
     dataset: str
@@ -39,9 +40,9 @@ class Confusion:
 
 
 def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
-    """All pairs of which one is taken for the other at all; notable ones first, then by how far above chance both are.
+    """All pairs of datasets with any confusion; notable ones first, then by how far both shares exceed chance.
 
-    Pooled over the models of a dataset, each neighbour counting once for every dataset that it names.
+    Counts are pooled over the models of a dataset, and a neighbour counts once for every dataset that it names.
     """
     names = sorted({name for names in trial.labels for name in names})
     counts = np.zeros((len(names), len(names)))
@@ -49,7 +50,7 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
     totals = np.zeros(len(names))
     member = _members(trial, names)
     for rows, missed, others in _misses(trial):
-        # (rows, datasets): neighbours that do not match, and candidates that do not, by what these are of.
+        # (rows, datasets): neighbours and candidates that do not match, by the datasets they name.
         found, open_to = missed @ member, others @ member
         number, choice = missed.sum(axis=1), others.sum(axis=1)
         of = member[rows].T
@@ -60,7 +61,7 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
 
 
 def _members(trial: LabelledOrder, names: list[str]) -> csr_array:
-    """(models, datasets): 1 where the model names the dataset."""
+    """(models, datasets): 1 if the model names the dataset."""
     from scipy.sparse import csr_array
 
     number = {name: column for column, name in enumerate(names)}
@@ -70,7 +71,7 @@ def _members(trial: LabelledOrder, names: list[str]) -> csr_array:
 
 
 def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
-    """Scored models, and for each (rows, models) which of its neighbours and of its candidates do not match."""
+    """Scored models, and (rows, models) which of their neighbours and which of their candidates do not match."""
     matching = trial.matching(trial.sweep_kinds)
     limits = matching if trial.looked_at is None else trial.looked_at
     scored = np.flatnonzero(matching)
@@ -81,7 +82,7 @@ def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
     for rows in (scored[start : start + step] for start in range(0, len(scored), step)):
         candidates = trial.excluded[rows, None] != trial.excluded[None, :]
         others = candidates & ~is_match(rows, np.broadcast_to(everyone, candidates.shape))
-        near = np.zeros((len(rows), count + 1), dtype=bool)  # the last is nobody
+        near = np.zeros((len(rows), count + 1), dtype=bool)  # the last column stands for no model
         lists = trial.order[rows].astype(np.intp)
         np.put_along_axis(near, lists, everyone < limits[rows, None], axis=1)
         yield rows, (near[:, :count] & others).astype(np.float64), others.astype(np.float64)
@@ -89,27 +90,24 @@ def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
 
 def _ranked(names: list[str], counts: Floats, expected: Floats, totals: Floats) -> tuple[Confusion, ...]:
     found = []
-    for one in range(len(names)):
-        for other in range(one + 1, len(names)):
-            if counts[one, other] + counts[other, one]:
-                found.append(_pair(names, counts, expected, totals, one, other))
+    for one, other in combinations(range(len(names)), 2):
+        there, back = counts[one, other], counts[other, one]
+        if there + back:
+            found.append(
+                Confusion(
+                    dataset=names[one],
+                    taken_for=names[other],
+                    neighbours=int(there),
+                    share=float(there / totals[one]),
+                    chance=float(expected[one, other] / totals[one]),
+                    back_neighbours=int(back),
+                    back_share=float(back / totals[other]),
+                    back_chance=float(expected[other, one] / totals[other]),
+                    is_notable=bool(there > expected[one, other] and back > expected[other, one]),
+                )
+            )
     lift = {pair: min(_lift(pair.share, pair.chance), _lift(pair.back_share, pair.back_chance)) for pair in found}
     return tuple(sorted(found, key=lambda pair: (not pair.is_notable, -lift[pair], pair.dataset, pair.taken_for)))
-
-
-def _pair(names: list[str], counts: Floats, expected: Floats, totals: Floats, one: int, other: int) -> Confusion:
-    there, back = counts[one, other], counts[other, one]
-    return Confusion(
-        dataset=names[one],
-        taken_for=names[other],
-        neighbours=int(there),
-        share=float(there / totals[one]),
-        chance=float(expected[one, other] / totals[one]),
-        back_neighbours=int(back),
-        back_share=float(back / totals[other]),
-        back_chance=float(expected[other, one] / totals[other]),
-        is_notable=bool(there > expected[one, other] and back > expected[other, one]),
-    )
 
 
 def _lift(share: float, chance: float) -> float:

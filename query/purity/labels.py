@@ -1,4 +1,4 @@
-"""Label sets laid on models and scored: those observed, and any that a permutation deals out."""
+"""Scores of label sets on a fixed order of neighbours: the observed labels, and any permutation of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from query.statistics.neighbours import Booleans, Integers, Order, codes_of, cou
 
 Floats = npt.NDArray[np.float64]
 
-# After such shares of the models it is asked whether the rest can still matter.
+# After these shares of the models, ``reaches`` checks whether the rest can still matter.
 _SHARES = np.array([1 / 6, 1 / 2])
-_ROUNDING = 1e-9  # far more than a mean can be off
+_ROUNDING = 1e-9  # far more than the rounding error of a mean
 
 
 @dataclass(frozen=True)
 class DatasetPurity:
-    """Purity over the models of one dataset, matching on that dataset alone."""
+    """Purity over the models of one dataset, where only that dataset counts as a match."""
 
     dataset: str
     models: int  # scored
@@ -31,10 +31,10 @@ class DatasetPurity:
 
 
 class LabelledOrder:
-    """Scores label sets laid on the models: those observed, and any that a permutation deals out.
+    """Scores label sets of the models: the observed ones, and any permutation of them.
 
-    Label sets are reduced to the datasets that can match at all (held outside one group of ``excluded``) and
-    numbered: ``kind`` of a model.
+    Label sets are reduced to the datasets that can match at all (found in more than one group of ``excluded``) and
+    numbered: the ``kind`` of a model.
     """
 
     def __init__(self, order: Order, excluded: Integers, labels: list[frozenset[str]], k: int | None) -> None:
@@ -46,7 +46,7 @@ class LabelledOrder:
         reduced = [tuple(sorted(number[name] for name in names if name in number)) for names in labels]
         self.kinds = codes_of(reduced)
         self.kind_labels = list(dict.fromkeys(reduced))
-        # Nobody, who fills the lists up, has a kind of its own that shares with none.
+        # n, which fills the ends of lists, has a kind of its own that shares nothing.
         self.share = np.zeros((len(self.kind_labels) + 1,) * 2, bool)
         for dataset in range(len(self.names)):
             carriers = [kind for kind, datasets in enumerate(self.kind_labels) if dataset in datasets]
@@ -56,23 +56,20 @@ class LabelledOrder:
 
         self.sweeps = AuthorRuns(excluded, labels)
         self.sweep_kinds = self.kinds[self.sweeps.first]
-        self.own_left, self.own_right = self._pairs_within_lists()
+        # All pairs of sweeps of one author.
+        self.own_left = np.concatenate([np.repeat(sweeps, len(sweeps)) for sweeps in self.sweeps.lists])
+        self.own_right = np.concatenate([np.tile(sweeps, len(sweeps)) for sweeps in self.sweeps.lists])
         self.pool = len(order) - np.bincount(excluded)[excluded]  # |C_f|
         self.looked_at = None if k is None else np.minimum(k, self.pool)
 
-    def _pairs_within_lists(self) -> tuple[Integers, Integers]:
-        left = [np.repeat(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
-        right = [np.tile(sweeps, len(sweeps)) for sweeps in self.sweeps.lists]
-        return np.concatenate(left), np.concatenate(right)
-
     def _sharing(self, kind_sizes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Models that share a dataset with each kind, those of the kind included."""
+        """How many models share a dataset with each kind, including those of the kind itself."""
         return np.bincount(self.share_left, weights=kind_sizes[self.share_right], minlength=len(kind_sizes))
 
     def matching(self, sweep_kinds: Integers, sizes: Integers | None = None) -> Integers:
-        """m_f: how many candidates share a dataset with each model when the sweeps are of these kinds.
+        """m_f: how many candidates share a dataset with each model if the sweeps have these kinds.
 
-        ``sizes``: models of each sweep that count, where not all do.
+        ``sizes``: how many models of each sweep count; by default all.
         """
         counted = self.sweeps.sizes if sizes is None else sizes
         everyone = self._sharing(np.bincount(sweep_kinds, weights=counted, minlength=len(self.share)))
@@ -81,7 +78,7 @@ class LabelledOrder:
         return (everyone[sweep_kinds] - own).astype(np.intp)[self.sweeps.of_model]
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
-        """Scored models, how many neighbours each was looked at with, their purity and their chance."""
+        """The scored models, and the number of neighbours, the purity and the chance of each."""
         matching = self.matching(sweep_kinds)
         scored = np.flatnonzero(matching)
         limits = matching if self.looked_at is None else self.looked_at
@@ -89,10 +86,10 @@ class LabelledOrder:
         return scored, limits[scored], hits / limits[scored], matching[scored] / self.pool[scored]
 
     def reaches(self, sweep_kinds: Integers, least: float) -> bool:
-        """Whether the mean of purity less chance is ``least`` or more when the sweeps are of these kinds.
+        """Whether the mean of purity minus chance is at least ``least`` if the sweeps have these kinds.
 
-        Exact, and mostly without counting all: neighbours are counted for the models with the fewest first, until even
-        if all those of the rest matched it would be less.
+        Exact, and usually without counting everything: models with the fewest neighbours are counted first, until the
+        mean would be too small even if all the others matched.
         """
         matching = self.matching(sweep_kinds)
         scored = np.flatnonzero(matching)
@@ -114,7 +111,7 @@ class LabelledOrder:
         return reached >= least
 
     def matches(self, kinds: Integers) -> Callable[[Integers, Order], Booleans]:
-        """Says which of the (rows, width) neighbours match, where models are of these kinds."""
+        """A function that says which of the (rows, width) neighbours match if models have these kinds."""
         kind_of = np.append(kinds, len(self.kind_labels)).astype(np.int32)
         if self.is_one_each:
             return lambda rows, neighbours: kind_of.take(neighbours) == kind_of[rows, None]
@@ -126,7 +123,7 @@ class LabelledOrder:
         is_match = self.matches(kinds)
         if self.is_one_each:
             return count_matches(self.order, rows, limits, totals, is_match)
-        # One look-up a neighbour is cheaper than two, but needs a turn of its own for every kind.
+        # One look-up per neighbour is cheaper than two, but needs a separate pass for every kind.
         kind_of = np.append(kinds, len(self.kind_labels))
         hits = np.empty(len(rows), dtype=np.intp)
         many = np.bincount(kinds[rows], weights=np.minimum(limits, len(kinds) - limits)) > 8000
@@ -139,7 +136,7 @@ class LabelledOrder:
         return hits
 
     def dataset_scores(self) -> Iterator[DatasetPurity]:
-        """Each dataset on its own, among all candidates."""
+        """Each dataset separately, among all candidates."""
         holders: dict[str, list[int]] = {}
         for position, names in enumerate(self.labels):
             for name in names:
@@ -154,7 +151,3 @@ class LabelledOrder:
             hits = count_matches(self.order, members[kept], limits[kept], matching[kept], marked(marks))
             chance = matching[kept] / self.pool[members[kept]]
             yield DatasetPurity(name, len(hits), float(np.mean(hits / limits[kept])), float(np.mean(chance)))
-
-    def permuted(self, rng: np.random.Generator) -> Integers:
-        """The kinds of the sweeps after one random move (see ``purity``)."""
-        return self.sweeps.permuted(self.sweep_kinds, rng)

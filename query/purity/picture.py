@@ -1,4 +1,4 @@
-"""Purity as dots with their intervals, beside chance: of representations, or of the datasets of one."""
+"""Draws purity as dots with intervals and chance: of representations, or of the datasets of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _APART = 0.16  # of a row, between the two forms
 
 
 class Scored(Protocol):
-    """A purity beside chance; one over several authors may have an interval, ``ci_low`` to ``ci_high``."""
+    """A purity and its chance level; it may also have an interval, ``ci_low`` to ``ci_high``."""
 
     @property
     def purity(self) -> float | None: ...  # noqa: D102
@@ -24,11 +24,11 @@ class Scored(Protocol):
     def chance(self) -> float | None: ...  # noqa: D102
 
 
-Row = tuple[str, Scored, Scored | None]  # a name, its purity, and that among other authors' models
+Row = tuple[str, Scored, Scored | None]  # a name, its purity, and its purity among other authors' models
 
 
 def purity_figure(rows: Sequence[Row], theme: str = "light", ax: Axes | None = None) -> Figure:
-    """A row for each name, in the order given: filled dots for all neighbours, hollow for other authors'."""
+    """A row for each name, in the given order: filled dots for all neighbours, hollow ones for other authors'."""
     figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme, ax)
     colours = THEMES[theme]
     for row, (_, plain, other) in enumerate(rows):
@@ -69,7 +69,7 @@ def _legend(figure: Figure, colours: Theme) -> None:
     handles = [
         Line2D([], [], color=colour, linestyle="", marker="o", markersize=5.5, label="all neighbours"),
         Line2D([], [], color=colour, linestyle="", marker="o", markersize=5.5, markerfacecolor=colours.background,
-               label="other authors' models alone"),
+               label="other authors' models only"),
         Line2D([], [], color=colours.rest, linestyle="", marker="|", markersize=9, markeredgewidth=1.6, label="chance"),
         Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
     ]  # fmt: skip

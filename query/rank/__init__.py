@@ -1,1 +1,1 @@
-"""Parts of `query rank`: values, fits, which models count, and how they are shown."""
+"""`query rank`: how the rank of a change moves with depth."""

@@ -1,8 +1,8 @@
-"""Simple laws for a rank that moves with depth: six forms, fitted by least squares, compared, and one of them chosen.
+"""Simple laws for a rank as a function of depth: six forms fitted by least squares and compared.
 
-x is the layer, from 0. A form that is not linear has one parameter in which it is not; given that one, the others
-follow exactly (variable projection: Golub & Pereyra, 1973), so that the search is along a line and misses nothing.
-Layers count alike: the spread over models says how much models differ, not how well their mean is known.
+x is the layer, from 0. Each nonlinear form is nonlinear in one parameter only; given that one, the others follow
+exactly (variable projection: Golub & Pereyra, 1973), so a search along a line is enough.
+All layers have equal weight: the spread over models says how much models differ, not how well their mean is known.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Parameters = dict[str, float]
 
-# Along the parameter in which a form is not linear so many places are looked at before the best is refined.
+# Grid points tried for the nonlinear parameter before the best one is refined.
 _PLACES = 201
-_STEEPEST_RATE = 3.0  # of an exponential, by layer: twentyfold
+_STEEPEST_RATE = 3.0  # of an exponential, per layer: a factor of twenty
 _STEEPEST_POWER = 5.0
-_LONGEST_ELLIPSE = 10.0  # A, in depths: beyond, an ellipse is a parabola
-# Residuals below this share of the largest rank are rounding: forms that leave no more fit alike.
+_LONGEST_ELLIPSE = 10.0  # A, in units of the depth: beyond, the ellipse is practically a parabola
+# Residuals below this share of the largest rank are rounding errors: forms that leave less fit equally well.
 _ROUNDING = 1e-6
-# AICs that differ by no more say nothing of which form is better (Burnham & Anderson, 2002).
+# A smaller difference in AIC does not say which form is better (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
-FEWEST_FOR_CURVES = 6  # known layers below which no form is bent: through four points any curve of two numbers passes
+FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
 _STRAIGHT = ("constant", "linear")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A law. ``fit(x, y, depth)`` finds its parameters, of which there are ``count``; every x is below ``depth``."""
+    """A law with ``count`` parameters, found by ``fit(x, y, depth)``; every x is below ``depth``."""
 
     count: int
     fit: Callable[[Floats, Floats, int], Parameters]
@@ -47,8 +47,8 @@ class Fit:
 
     With n layers, k parameters and RSS, the sum of squared residuals: ``aic`` = n ln(RSS/n) + 2k; ``aicc`` adds
     2k(k + 1)/(n − k − 1) for few layers (after Sugiura, 1978; the variance, which all forms share, is not counted in
-    k) and is None where n ≤ k + 1. ``loo_error`` is the root mean square error, in ranks, at layers that were left
-    out of a fit of the others; None for a single layer.
+    k) and is None if n ≤ k + 1. ``loo_error`` is the leave-one-layer-out root mean square error, in ranks; None for a
+    single layer.
     """
 
     form: str
@@ -59,15 +59,15 @@ class Fit:
     loo_error: float | None
 
     def at(self, layers: Sequence[float] | Floats) -> Floats:
-        """The rank that the form gives at ``layers``."""
+        """The fitted rank at ``layers``."""
         return FORMS[self.form].curve(self.parameters, np.asarray(layers, dtype=np.float64))
 
 
 def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
-    """Every form that these ranks, by layer from 0, can bear: one with k parameters needs more than k + 1 of them.
+    """Fit every form for which there are enough ``ranks`` (by layer from 0): more than k + 1 for k parameters.
 
-    Layers with None are left out. The constant is there whenever a layer is known; of fewer than six layers nothing
-    but it and the line is told.
+    Layers with None are left out. One known layer is enough for the constant; fewer than six give only the constant and
+    the line.
     """
     known = [layer for layer, rank in enumerate(ranks) if rank is not None]
     x = np.array(known, dtype=np.float64)
@@ -77,16 +77,16 @@ def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
 
 
 def _fewest(name: str) -> int:
-    """How many layers a form needs."""
+    """The number of layers that a form needs."""
     if name == "constant":
         return 1
     return max(FORMS[name].count + 2, 0 if name in _STRAIGHT else FEWEST_FOR_CURVES)
 
 
 def best_fit(fits: Sequence[Fit]) -> Fit | None:
-    """The form with the smallest AICc; of those within 2 of it the one with the fewest parameters, then the best.
+    """Of the forms within 2 of the smallest AICc, the one with the fewest parameters, then with the smaller AICc.
 
-    None where there is none to choose from.
+    None if ``fits`` is empty.
     """
     judged = {fit.form: fit.aicc for fit in fits if fit.aicc is not None}
     if not judged:
@@ -126,13 +126,13 @@ def _root_mean_square(errors: Floats) -> float:
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
-# ---- fitting: columns are (places, layers), one row for each place of the parameter that is searched
+# ---- fitting: shapes are (grid points, layers), one row for each value of the nonlinear parameter
 
 
 def _polynomial(degree: int, x: Floats, y: Floats, _depth: int) -> Parameters:
     powers = np.vander(x, degree + 1, increasing=True)
     coefficients = np.linalg.lstsq(powers, y, rcond=None)[0]
-    # What adds nothing but rounding is zero.
+    # Coefficients that contribute only rounding errors become zero.
     nothing = np.abs(coefficients * powers).max(axis=0) < _ROUNDING * np.abs(y).max()
     return dict(zip("abc", np.where(nothing, 0.0, coefficients).tolist(), strict=False))
 
@@ -148,7 +148,7 @@ def _power(x: Floats, y: Floats, _depth: int) -> Parameters:
 
 
 def _elliptic(x: Floats, y: Floats, depth: int) -> Parameters:
-    # With A = depth / sin φ the curve is smooth in φ up to A = depth, where it ends upright.
+    # With A = depth / sin φ the curve is smooth in φ up to A = depth, where it ends vertically.
     angles = np.linspace(math.asin(1 / _LONGEST_ELLIPSE), math.pi / 2, _PLACES)
     angle, low, step = _search(angles, lambda angles: _quarter((x + 1) / depth * np.sin(angles)), _rising, y)
     low = low if low > _ROUNDING * y.max() else 0.0
@@ -156,7 +156,7 @@ def _elliptic(x: Floats, y: Floats, depth: int) -> Parameters:
 
 
 def _around_zero(widest: float) -> Floats:
-    """Places from −widest to widest, close together about zero, where curves differ most."""
+    """Grid points from −widest to widest, denser near zero, where curves differ most."""
     return widest * np.sinh(np.linspace(-6, 6, _PLACES)) / math.sinh(6)
 
 
@@ -170,7 +170,7 @@ def _search(
     solve: Callable[[Floats, Floats], tuple[Floats, Floats]],
     y: Floats,
 ) -> tuple[float, float, float]:
-    """The place with the least squared residuals, and there the offset and the factor of its column."""
+    """The value with the least squared residuals, and the offset and factor of its shape."""
     from scipy.optimize import minimize_scalar
 
     def residuals(some: Floats) -> Floats:
@@ -191,12 +191,12 @@ def _search(
 
 
 def _proportional(shapes: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """A factor alone: y ≈ factor · column."""
+    """Y ≈ factor · shape."""
     return np.zeros(len(shapes)), shapes @ y / np.square(shapes).sum(axis=1)
 
 
 def _rising(shapes: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Both, neither of them negative (no rank is, and r_max is above r_min): y ≈ offset + factor · column."""
+    """Y ≈ offset + factor · shape, both at least 0 (no rank is negative, and r_max is above r_min)."""
     means = shapes.mean(axis=1)
     centred = shapes - means[:, None]
     factors = np.clip(centred @ (y - y.mean()) / np.maximum(np.square(centred).sum(axis=1), 1e-300), 0, None)
@@ -205,11 +205,11 @@ def _rising(shapes: Floats, y: Floats) -> tuple[Floats, Floats]:
     return np.where(through_zero, 0, offsets), np.where(through_zero, _proportional(shapes, y)[1], factors)
 
 
-# ---- equations as a person writes them
+# ---- equations
 
 
 def shown(number: float) -> str:
-    """Three figures, whole numbers whole; a real minus sign."""
+    """Three significant figures, without trailing zeros, with a real minus sign."""
     if number == 0:
         return "0"
     places = 2 - math.floor(math.log10(abs(number)))
@@ -221,13 +221,13 @@ def shown(number: float) -> str:
 
 
 def _sum(parameters: Mapping[str, float]) -> str:
-    """Of a polynomial: a + b·x + c·x²."""
+    """A polynomial: a + b·x + c·x²."""
     terms = [(parameters[name], power) for name, power in (("b", "·x"), ("c", "·x²")) if name in parameters]
     return _plus((parameters["a"], ""), *terms)
 
 
 def _plus(*terms: tuple[float, str]) -> str:
-    """Numbers with what they are multiplied by, added up; without those that are zero."""
+    """A sum of terms (coefficient, factor), without those whose coefficient is zero."""
     first, *others = [term for term in terms if term[0]] or [terms[0]]
     signed = [f"{'−' if number < 0 else '+'} {shown(abs(number))}{what}" for number, what in others]
     return " ".join([shown(first[0]) + first[1], *signed])

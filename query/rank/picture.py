@@ -1,4 +1,4 @@
-"""Ranks by depth as a picture: a small panel for each family, all on one scale, the best fit dashed."""
+"""Draws ranks by depth: a small panel for each family, all with the same scale, the best fit dashed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from query.rank.families import FamilyRanks, RanksByFamily
+    from query.rank.study import FamilyRanks, RankStudy
 
 PANEL = (2.0, 1.5)  # inches
 SMOOTH = 200  # points of a dashed curve
 DASHES = (0, (4, 3))
 WIDEST_LEGEND = 6.0  # inches: its four entries side by side
 FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
-COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices borrow from these
+COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices share these colours
 
 
-def rank_figure(study: RanksByFamily, theme: str = "light", ax: Axes | None = None) -> Figure:
-    """Rows: attention, cross-attention and feed-forward of each stack. Behind a family, grey, the others of its row."""
+def rank_figure(study: RankStudy, theme: str = "light", ax: Axes | None = None) -> Figure:
+    """Rows: attention, cross-attention and feed-forward of each stack. The others of a row are grey behind each."""
     colours, rows = THEMES[theme], _rows(list(study.families))
     columns = max(len(names) for names in rows)
     size = (max(PANEL[0] * columns, 4.0), PANEL[1] * len(rows) + 0.8)
@@ -51,7 +51,7 @@ def rank_figure(study: RanksByFamily, theme: str = "light", ax: Axes | None = No
 
 
 def _rows(names: Sequence[str]) -> list[list[str]]:
-    """Families that belong together, in the order in which they come."""
+    """Families of one stack and kind, in the order of ``names``."""
     rows: dict[tuple[str, str], list[str]] = {}
     for name in names:
         stack, _, family = name.rpartition(".")
@@ -62,7 +62,7 @@ def _rows(names: Sequence[str]) -> list[list[str]]:
 
 
 def _ticks(depth: int) -> range:
-    """Every layer, or every second, fourth … of many."""
+    """Every layer, or every second, fourth … of a deep model."""
     return range(0, depth, next((step for step in (1, 2, 4, 5, 10) if depth <= 7 * step), 20))
 
 
@@ -76,7 +76,7 @@ def _column(numbers: Sequence[float | None]) -> NDArray[np.float64]:
 
 
 def _band(family: FamilyRanks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean less and plus the spread; no rank is below zero."""
+    """Mean ± spread, cut off at zero."""
     ranks, spread = _column(family.ranks), np.nan_to_num(_column(family.spread))
     return np.maximum(ranks - spread, 0), ranks + spread
 
@@ -97,7 +97,7 @@ def _head(panel: Any, name: str, family: FamilyRanks, colours: Theme) -> None:
         panel.text(0, 1.03, equation, transform=panel.transAxes, fontsize=6, color=colours.ink)
 
 
-def _legend(figure: Figure, study: RanksByFamily, colours: Theme) -> None:
+def _legend(figure: Figure, study: RankStudy, colours: Theme) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -119,7 +119,7 @@ def _legend(figure: Figure, study: RanksByFamily, colours: Theme) -> None:
     figure.legend(handles=handles, loc="outside lower left", **style)
 
 
-def _title(study: RanksByFamily) -> str:
+def _title(study: RankStudy) -> str:
     what = {"delta": "δW", "weights": "W"}[study.of] + f" at {100 * study.threshold:g} % of the energy"
     base = f"fine-tunes of {label(study.base)}"
     who = f"{label(study.model, 48)}\none of the {base}" if study.model else f"{study.models} {base}"

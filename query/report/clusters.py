@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
-from query.clusters.clusters import Clusters, clusters
-from query.clusters.found import AGREE
-from query.clusters.members import Cluster
+from query.clusters.result import AGREE, Cluster
+from query.clusters.study import Clusters, clusters
 from query.glossary import definition
 from query.population import read_population
 from query.report.markup import Column, Html, Part, element, joined, told

@@ -7,9 +7,9 @@ from functools import partial
 from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.population import read_population
-from query.purity.found import verdict
 from query.purity.picture import purity_figure
-from query.purity.purity import PurityResult, PurityScore, purity
+from query.purity.result import PurityResult, PurityScore, verdict
+from query.purity.study import purity
 from query.report.markup import Column, Part, code, told
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer

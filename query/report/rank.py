@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from indexer.errors import AtlasError
-from query.rank.families import FamilyRanks
-from query.rank.rank import RankStudy, rank_by_depth
+from query.rank.study import FamilyRanks, RankStudy, rank_by_depth
 from query.report.markup import Column, Part, code, joined
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer

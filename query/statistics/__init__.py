@@ -1,1 +1,1 @@
-"""Neighbours in order, intervals and permutations: what several questions count with."""
+"""Neighbours in order, intervals and permutations, shared by several questions."""

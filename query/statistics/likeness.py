@@ -1,4 +1,4 @@
-"""How alike models are, from their vectors: all pairs, and as points whose inner products are the similarities."""
+"""Similarities of models from their vectors: of all pairs, and as points whose inner products they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
 
-# Points are found exactly for so many models; others are placed by their similarities to so many of them.
+# Up to this many models, points are exact; more models are placed by their similarities to this many of them.
 _LANDMARKS = 2048
 
-# Of directions that hold less, what is not rounding is that similarities of models that lack blocks are none of points.
+# Directions with smaller eigenvalues are rounding errors, or come from models that lack blocks, whose similarities are
+# not exactly inner products of points.
 _LEAST, _LEAST_OF_MANY = 1e-6, 0.1
 
 Reals = NDArray[np.floating[Any]]
@@ -29,11 +30,11 @@ def similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
 
 
 def points(vectors: Reals, blocks: int = 0) -> Reals:
-    """(n, m) unit vectors whose cosines are the similarities: what methods made for points are given.
+    """(n, m) unit vectors whose cosines are the similarities, for methods that need points.
 
-    Where some models lack blocks there may be no such points: then those whose inner products come nearest (classical
-    scaling; Torgerson, 1952), of more than 2,048 models by way of as many landmarks (Williams & Seeger, 2001, "Using
-    the Nyström method"), drawn with a fixed seed.
+    If some models lack blocks, such points may not exist. Then their inner products are as close as possible (classical
+    scaling; Torgerson, 1952), for more than 2,048 models with as many landmarks (Williams & Seeger, 2001, "Using the
+    Nyström method"), drawn with a fixed seed.
     """
     if not blocks or not len(vectors):
         return vectors
@@ -45,7 +46,7 @@ def points(vectors: Reals, blocks: int = 0) -> Reals:
     if not is_whole:
         chosen = np.sort(np.random.default_rng(0).choice(count, _LANDMARKS, replace=False))
     table = similarities(vectors[chosen], vectors[chosen], blocks).astype(np.float64)
-    np.fill_diagonal(table, 1.0)  # also of a model of very few blocks, which is shrunk against others
+    np.fill_diagonal(table, 1.0)  # also for a model of very few blocks, whose similarities are shrunk
     held, directions = np.linalg.eigh((table + table.T) / 2)
     kept = held > (_LEAST if is_whole else _LEAST_OF_MANY)
     if is_whole:

@@ -1,4 +1,4 @@
-"""Parts of one computation on several processors: NumPy lets go of the interpreter while it sorts and looks up."""
+"""Parts of a computation in several threads: NumPy releases the interpreter lock while it sorts and looks up."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from indexer.machine import processors
 Part = TypeVar("Part")
 Found = TypeVar("Found")
 
-_MOST = 8  # each thread holds blocks of some hundred megabytes
+_MOST = 8  # threads; each needs some hundred megabytes
 
 
 def threads_here() -> int:
-    """One for each processor that this process may use; as many as ``OMP_NUM_THREADS`` says, where it is set."""
+    """The number of processors that this process may use, or ``OMP_NUM_THREADS`` if it is set; at most 8."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(_MOST, int(asked) if asked.isdecimal() and int(asked) > 0 else processors())
 
 
 def each(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
-    """What ``work`` gives for each of ``parts``, in their order; parts are taken a few ahead.
+    """The results of ``work`` for each of ``parts``, in order; only a few parts are taken ahead.
 
-    Threads get in each other's way where a part takes less than about a millisecond: those that are not ``is_long``
-    are done by one. Raises what ``work`` raises; parts that have not begun by then are not done.
+    For parts of less than about a millisecond threads only add overhead: without ``is_long`` there is one. Raises what
+    ``work`` raises; parts that have not started by then are skipped.
     """
     threads = threads_here() if is_long else 1
     if threads == 1:

@@ -12,9 +12,9 @@ import pytest
 
 from indexer.errors import AtlasError
 from query.clusters import methods
-from query.clusters.clusters import clusters
+from query.clusters.agreement import _clouds, against_clouds
 from query.clusters.methods import by_centres, by_density, coordinates
-from query.clusters.null_model import _clouds, against_clouds
+from query.clusters.study import clusters
 from tests.clusters.populations import names, partition, planted, population
 from tests.console.speaking import at_terminal, plain_lines
 from tests.world import BASE, DATASETS, indexed, make_world
@@ -51,7 +51,7 @@ def test_clouds_are_not_drawn_where_they_would_take_minutes(monkeypatch):
     points = np.eye(6)
     labels = np.array([0, 0, 0, 1, 1, 1])
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is not None
-    monkeypatch.setattr("query.clusters.null_model.MOST_MODELS", 5)
+    monkeypatch.setattr("query.clusters.agreement.MOST_MODELS", 5)
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is None
 
 
@@ -144,12 +144,12 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_other_draws():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "dbscan"}, "hdbscan, kmeans"),
+        ({"method": "dbscan"}, "hdbscan or kmeans"),
         ({"count": 3}, "`count`"),
         ({"method": "kmeans", "min_size": 3}, "`min_size`"),
         ({"method": "kmeans", "count": 12}, "12 clusters"),
-        ({"method": "kmeans", "count": 1}, "2 or more"),
-        ({"min_size": 1}, "2 or more"),
+        ({"method": "kmeans", "count": 1}, "at least 2"),
+        ({"min_size": 1}, "at least 2"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_clear_line(options, message):
@@ -191,7 +191,7 @@ def test_density_looks_at_one_neighbour_less_than_the_smallest_cluster_has():
 
 
 def test_importing_it_waits_for_no_heavy_library():
-    code = "import sys, query.clusters.clusters; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
+    code = "import sys, query.clusters.study; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

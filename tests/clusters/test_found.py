@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query.clusters.clusters import clusters
-from query.clusters.members import numbered
 from query.clusters.methods import by_best_centres, by_centres, coordinates, default_size, tried_counts
+from query.clusters.study import clusters, numbered
 from tests.clusters.populations import names, partition, planted, population
 
 

@@ -65,7 +65,7 @@ def test_columns_that_need_a_model_to_be_read_are_explained():
     from query.compare.compare import Comparison
     from query.layers.layers import Layers
     from query.lineage.edges import Edge
-    from query.rank.rank import RankStudy
+    from query.rank.study import RankStudy
 
     known = {command: {name for name, _ in columns_of(command)} for command in GLOSSARY["commands"]}
     assert set(Comparison.COLUMNS) <= known["compare"]

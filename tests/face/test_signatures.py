@@ -17,9 +17,9 @@ from tests.conftest import ROOT
 
 # The function behind each method that is more than that function; arguments that only one of the two has.
 FUNCTIONS = {
-    "purity": ("query.purity.purity", "purity", {"base", "representation", "kin"}, {"population", "trees"}),
+    "purity": ("query.purity.study", "purity", {"base", "representation", "kin"}, {"population", "trees"}),
     "sql": ("query.sql", "run_sql", set(), {"database", "stand_ins", "started"}),
-    "clusters": ("query.clusters.clusters", "clusters", {"base", "representation"}, {"population"}),
+    "clusters": ("query.clusters.study", "clusters", {"base", "representation"}, {"population"}),
     "lineages": ("query.lineage.lineage", "every_lineage", {"store"}, {"thresholds"}),
     "similar_many": ("query.similar", "similar", {"models"}, {"model"}),
     "predict_many": ("query.predict.predict", "predict", {"models", "store"}, {"model"}),

@@ -105,7 +105,7 @@ def test_an_unknown_column_names_those_there_are(atlas):
     ],
 )
 def test_a_cluster_is_called_by_what_it_holds(datasets, name):
-    from query.clusters.members import Cluster
+    from query.clusters.result import Cluster
 
     documented = sum(datasets.values())
     share = max(datasets.values()) / documented if datasets else None
@@ -114,7 +114,7 @@ def test_a_cluster_is_called_by_what_it_holds(datasets, name):
 
 
 def test_clusters_are_those_of_the_clustering(atlas):
-    from query.clusters.clusters import clusters
+    from query.clusters.study import clusters
     from query.population import read_population
 
     drawn = pca(atlas, color="cluster")

@@ -319,7 +319,13 @@ def _said(source: Path, kind: str, seed: int, way: Callable[[AtlasFolder, str, P
 
 def load() -> None:
     """Everything that a use needs is loaded before the first, so that each starts from there."""
-    for name in ("duckdb", "pyarrow", "indexer.publish.maintenance", "indexer.publish.verification", "query.rank.rank"):
+    for name in (
+        "duckdb",
+        "pyarrow",
+        "indexer.publish.maintenance",
+        "indexer.publish.verification",
+        "query.rank.study",
+    ):
         import_module(name)
     import_module("torch").set_num_threads(1)
     import_module("faiss").omp_set_num_threads(1)

@@ -218,7 +218,7 @@ def test_fewer_than_five_authors_have_no_interval(guesses):
     bins = reliability("together", judged, importance, np.arange(200) % 4)
     assert all((one.low, one.high) == (None, None) for one in bins)
     result = evaluate_documents(WORLDS["clear"].draw(4, "a", seed=2))
-    assert "No interval: that takes models of 5 authors, and these are of 4." in result.notes
+    assert "No interval: it needs models of at least 5 authors, and there are 4." in result.notes
     assert json.loads(json.dumps(result.to_dict()))["intervals"][0] == {
         "evidence": "together", "accuracy": None, "top3": None, "brier": None, "log_loss": None,
         "reason": "too_few_authors",

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from query.purity.purity import purity
+from query.purity.study import purity
 
 
 @dataclass

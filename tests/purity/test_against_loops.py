@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from query.purity.labels import LabelledOrder
-from query.purity.purity import purity
-from query.statistics.neighbours import leave_out
-from query.statistics.order import neighbour_order
+from query.purity.study import purity
+from query.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models, check_against_naive, clusters
 
 
@@ -72,9 +71,8 @@ def test_large_kinds_with_several_labels():
 
 def test_blocks_do_not_show(monkeypatch):
     """Blocks of three rows, and panels of eight, give what one gives; with blocks of vectors that are zero too."""
-    import query.purity.without
+    import query.purity.study
     import query.statistics.neighbours
-    import query.statistics.order
 
     rng = np.random.default_rng(5)
     vectors = rng.standard_normal((41, 6))
@@ -83,9 +81,8 @@ def test_blocks_do_not_show(monkeypatch):
     m = Models(vectors, rng.choice(list("abc"), 41).tolist(), authors, blocks=3)
     whole = purity(m, draws=5)
     monkeypatch.setattr(query.statistics.neighbours, "_BLOCK", 3 * 41)
-    monkeypatch.setattr(query.statistics.order, "_BLOCK", 3 * 41)
-    monkeypatch.setattr(query.statistics.order, "_PANEL", 8 * 6)
-    monkeypatch.setattr(query.purity.without, "_BLOCK", 50)
+    monkeypatch.setattr(query.statistics.neighbours, "_PANEL", 8 * 6)
+    monkeypatch.setattr(query.purity.study, "_BLOCK", 50)
     assert purity(m, draws=5) == whole
     check_against_naive(Models(vectors, m.datasets, authors), None)
 
@@ -103,7 +100,7 @@ def test_a_draw_that_cannot_reach_is_given_up_rightly(signal, most_labels):
     leave_out(order, groups)
     trial = LabelledOrder(order, groups, datasets, None)
     for _ in range(20):
-        kinds = trial.permuted(rng)
+        kinds = trial.sweeps.permuted(trial.sweep_kinds, rng)
         _, _, found, chance = trial.evaluate(kinds)
         reached = float((found - chance).mean())
         for least in (reached, reached + 1e-6, reached - 1e-6, -1.0, 0.0, 0.3):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from query.purity.purity import purity
+from query.purity.study import purity
 from tests.patience import lines_run
 from tests.purity.loops import Models, candidates_of, check_against_naive, clusters, mean, naive
 
@@ -112,7 +112,7 @@ def test_fewer_than_five_authors_have_no_interval():
             assert told["ci_reason"] is None
             continue
         assert (told["ci_low"], told["ci_high"], told["ci_reason"]) == (None, None, "too_few_authors")
-        assert result.interval_note == f"No interval: that takes models of 5 authors, and these are of {authors}."
+        assert result.interval_note == f"No interval: it needs models of at least 5 authors, and there are {authors}."
     assert purity(Models(np.eye(2), list("ab"))).ci_reason is None  # nothing is scored, which ``note`` says
 
 
@@ -204,7 +204,7 @@ def test_two_models_and_one_dataset():
 
 def test_few_ways_to_exchange_are_said():
     m = Models(np.eye(4), list("aabb"), list("xyxy"))
-    assert purity(m).cross_author.note == "Only 8 ways to exchange the labels: p cannot be below 0.12."
+    assert purity(m).cross_author.note == "The labels can be permuted in only 8 ways, so p is at least 0.12."
     assert "ways" not in purity(clusters(2, list("xyz"), list("abc"))).note
 
 
@@ -258,7 +258,7 @@ def test_hostile_names_are_only_names():
 
 def test_numpy_is_all_it_imports():
     code = (
-        "import sys, query.purity.purity; heavy = {'torch', 'duckdb', 'faiss', 'scipy', 'pandas', 'sklearn'}; "
+        "import sys, query.purity.study; heavy = {'torch', 'duckdb', 'faiss', 'scipy', 'pandas', 'sklearn'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

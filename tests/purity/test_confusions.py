@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from query.purity.purity import purity
+from query.purity.study import purity
 from tests.purity.loops import Models, candidates_of, similarity
 
 

@@ -8,7 +8,7 @@ import pytest
 from query import Atlas
 from query.population import Population, read_population, representatives
 from query.predict.documented import read_documents
-from query.purity.purity import purity
+from query.purity.study import purity
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
 NUMBERS = np.random.default_rng(5).normal(size=(40, 12))

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom, kstest
 
 from query.clusters.agreement import compared_across
-from query.purity.purity import purity
+from query.purity.study import purity
 from tests.purity.loops import Models
 
 RUNS = 100

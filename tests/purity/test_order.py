@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query.statistics.order import neighbour_order
+from query.statistics.neighbours import neighbour_order
 
 
 def population(count: int, apart: float, rng: np.random.Generator) -> np.ndarray:
@@ -35,7 +35,7 @@ def in_double(vectors: np.ndarray) -> np.ndarray:
 # So near that every list is crowded with near ties, that some are, and that hardly any is.
 @pytest.mark.parametrize("apart", [2e-8, 4e-7, 1e-4])
 def test_the_order_is_that_of_double_precision(apart, monkeypatch):
-    monkeypatch.setattr("query.statistics.order._PANEL", 50 * 120)
+    monkeypatch.setattr("query.statistics.neighbours._PANEL", 50 * 120)
     vectors = population(200, apart, np.random.default_rng(2))
     expected = in_double(vectors)
     np.testing.assert_array_equal(neighbour_order(vectors, np.arange(200), 6), expected)
@@ -43,7 +43,7 @@ def test_the_order_is_that_of_double_precision(apart, monkeypatch):
 
 def test_single_precision_alone_would_be_another_order(monkeypatch):
     vectors = population(200, 2e-8, np.random.default_rng(2))
-    monkeypatch.setattr("query.statistics.order._Exact.settle", lambda *arguments: None)
+    monkeypatch.setattr("query.statistics.neighbours._Exact.settle", lambda *arguments: None)
     assert (neighbour_order(vectors, np.arange(200), 6) != in_double(vectors)).any()
 
 

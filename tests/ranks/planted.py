@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from indexer.atlas import AtlasFolder
-from query.rank.rank import RankStudy
+from query.rank.study import RankStudy
 from scripts.loopback_hub import LoopbackHub
 from tests import rank_world as world
 from tests.conftest import Shell

@@ -120,7 +120,7 @@ def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_
         ({"base": None}, "This atlas holds 4 bases"),
         ({"base": "org/t5", "whole": True}, "org/t5 stores no fused matrices"),
         ({"base": "org/t5", "relation": "adapter"}, "No adapter of org/t5 is indexed"),
-        ({"base": "org/t5", "relation": "finetuned"}, "'finetuned' is none of finetune, adapter"),
+        ({"base": "org/t5", "relation": "finetuned"}, "Unknown relation 'finetuned' (choose finetune, adapter"),
         ({"base": "org/planted", "model": "eve/copy"}, "eve/copy changes no matrix"),
         ({"base": "org/planted", "model": "eve/copi"}, "closest ids: eve/copy"),
         ({"base": "org/t5", "model": "ann/one"}, "is a fine-tune of org/planted, not of org/t5"),

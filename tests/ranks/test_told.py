@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from query.rank.rank import FamilyRanks, RankStudy
+from query.rank.study import FamilyRanks, RankStudy
 from tests.ranks.planted import DEPTH
 
 

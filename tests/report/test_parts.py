@@ -119,7 +119,7 @@ def test_pictures_of_many_points_are_images():
 
 
 def score(purity, chance, p_value):
-    from query.purity.purity import PurityScore
+    from query.purity.result import PurityScore
 
     return PurityScore(
         models=9, candidates=9, datasets=2, purity=purity, chance=chance, p_value=p_value, note="Why not."
@@ -137,7 +137,7 @@ def score(purity, chance, p_value):
     ],
 )  # fmt: skip
 def test_the_verdict_on_purity_says_no_more_than_the_numbers(plain, across, ending):
-    from query.purity.found import PurityResult, verdict
+    from query.purity.result import PurityResult, verdict
 
     result = PurityResult(**vars(score(*plain)), base="b", representation="input", cross_author=score(*across))
     sentences = verdict(result)

@@ -11,7 +11,7 @@ from indexer.publish import null_similarity
 from indexer.vectors.background import Background
 from query import Atlas
 from query.population import Population
-from query.purity.purity import purity
+from query.purity.study import purity
 from query.statistics.likeness import similarities
 from tests.planted_blocks import BASE, Tuned, family, plant
 from tests.vectors import loops

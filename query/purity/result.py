@@ -1,4 +1,4 @@
-"""What a study of purity found, and what it means in words."""
+"""The result of `query purity`, as objects, rows, a table and sentences."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_UNCONVINCING = 0.05  # p above which a number may be chance
+_UNCONVINCING = 0.05  # a larger p may be chance
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _TITLES = {
     "dataset": "by dataset",
     "model": "by model",
-    "confusion": "taken for each other more than by chance, both ways",
+    "confusion": "taken for each other more often than by chance, in both directions",
 }
 _BREAKDOWNS = ("by_dataset", "by_model", "confusions")
 
 
 @dataclass(frozen=True)
 class ModelPurity:
-    """One scored model: ``neighbours`` is how many were looked at (m_f, or k)."""
+    """One scored model; ``neighbours`` is the number that counted (m_f, or k)."""
 
     model: str
     datasets: tuple[str, ...]
@@ -44,11 +44,10 @@ class ModelPurity:
 class PurityScore:
     """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
 
-    ``models`` and ``datasets`` count what was scored: models with at least one match among their candidates,
-    and the datasets (rows of ``by_dataset``) on which at least one model could be scored. ``candidates``
-    counts the models that took part as possible neighbours, ``authors`` those of scored models. ``p_value`` is
-    (1 + #≥)/(1 + draws). ``ci_reason``: None, or ``too_few_authors`` where there is no interval for that reason.
-    ``confusions``: where they were asked for.
+    ``models``: the scored models, which have at least one match among their candidates. ``datasets``: the datasets
+    (rows of ``by_dataset``) with at least one scored model. ``candidates``: the possible neighbours. ``authors``: those
+    of scored models. ``p_value``: (1 + #≥)/(1 + draws). ``ci_reason``: ``too_few_authors`` if there is no interval for
+    that reason, else None. ``confusions``: only on request.
     """
 
     models: int
@@ -69,12 +68,12 @@ class PurityScore:
 
     @property
     def interval_note(self) -> str:
-        """Why there is no interval, as a sentence; empty where there is one, or no purity either."""
+        """Why there is no interval, as a sentence; empty if there is one, or no purity either."""
         return too_few(self.authors) if self.ci_reason == TOO_FEW_AUTHORS else ""
 
     @property
     def is_more_than_chance(self) -> bool:
-        """Whether chance alone would hardly give as much."""
+        """Whether purity exceeds chance significantly."""
         if self.purity is None or self.chance is None or self.p_value is None:
             return False
         return self.purity > self.chance and self.p_value <= _UNCONVINCING
@@ -94,7 +93,7 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def headline(self) -> str:
-        """The verdict in a few sentences."""
+        """The interpretation in a few sentences."""
         return " ".join(verdict(self))
 
     @property
@@ -103,7 +102,7 @@ class PurityResult(Drawn, PurityScore):
         return tuple(dict.fromkeys(filter(None, (self.interval_note, self.cross_author.interval_note))))
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """Dots for all models and for each dataset, beside chance. Raises AtlasError where matplotlib is missing."""
+        """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""
         from query.purity.picture import purity_figure
 
         others = {one.dataset: one for one in self.cross_author.by_dataset}
@@ -112,7 +111,7 @@ class PurityResult(Drawn, PurityScore):
         return purity_figure([("all models", self, self.cross_author), *rows], theme, ax)
 
     def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
-        """The documented JSON object; the rows of single models, and of confused pairs, only on request."""
+        """The documented JSON object; rows of single models and of confused pairs only on request."""
         result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
         result |= _numbers(self)
         result["cross_author"] = _numbers(self.cross_author) | {"by_dataset": _rows(self.cross_author.by_dataset)}
@@ -123,16 +122,16 @@ class PurityResult(Drawn, PurityScore):
         return result | ({"by_model": _rows(self.by_model)} if by_model else {})
 
     def to_rows(self, by: str = "dataset") -> list[dict[str, Any]]:
-        """A row for each scored dataset, or (``by="model"``) model; ``cross_author_…``: among other authors' models.
+        """A row for each scored dataset or (``by="model"``) model; ``cross_author_…``: among other authors' models.
 
-        ``by="confusion"``: for each pair of datasets that are taken for each other, among all and by other authors.
-        Raises ValueError on another ``by``.
+        ``by="confusion"``: a row for each pair of confused datasets, among all models and among other authors'. Raises
+        ValueError for another ``by``.
         """
         if by == "confusion":
             forms = {"all": self.confusions, "by other authors": self.cross_author.confusions}
             return [{"among": among} | asdict(pair) for among, pairs in forms.items() for pair in pairs]
         if by not in ("dataset", "model"):
-            raise ValueError(f"rows by {by!r}: there are those by dataset and by model")
+            raise ValueError(f"unknown rows {by!r} (choose dataset, model or confusion)")
         name = f"by_{by}"
         others = {getattr(row, by): row for row in getattr(self.cross_author, name)}
         again = ("models", "purity", "chance") if by == "dataset" else ("neighbours", "purity", "chance")
@@ -143,7 +142,7 @@ class PurityResult(Drawn, PurityScore):
         ]  # fmt: skip
 
     def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
-        """What CSV and JSON lines print: a row for all (``part`` is ``all``), with intervals, then :meth:`to_rows`."""
+        """What CSV and JSON lines print: a row for all models (``part`` is ``all``), then :meth:`to_rows`."""
         rows = self.to_rows(by)
         if by == "confusion":
             return rows
@@ -158,7 +157,7 @@ class PurityResult(Drawn, PurityScore):
         return to_frame(self.to_rows(by))
 
     def table(self, *, details: bool = False, by: str = "dataset") -> dict[str, Any]:
-        """Two rows of numbers, then datasets or models, the first of them or (``details``) all with all columns."""
+        """Two rows of numbers, then the first datasets or models, or (``details``) all of them with all columns."""
         if self.purity is None:
             return {"base": self.base, "representation": self.representation, "candidates": self.candidates}
         rows = self.to_rows(by)
@@ -177,34 +176,32 @@ class PurityResult(Drawn, PurityScore):
 
 
 def verdict(result: PurityResult) -> list[str]:
-    """What the numbers mean, for somebody who has not met them before."""
+    """What the numbers mean, in sentences for readers who are new to them."""
     if result.purity is None:
         return [f"Purity cannot be computed. {result.note}"]
     other = result.cross_author
     sentences = [
         f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
-        f"were tuned on data that it was tuned on too; neighbours picked blindly would be {percent(result.chance)}. "
-        f"That is the mean over {counted(result.models, 'model')} that share a dataset with another."
+        f"were tuned on data that it was tuned on too; for random neighbours it would be {percent(result.chance)}. "
+        f"This is the mean over {counted(result.models, 'model')} that share a dataset with another."
     ]
     if other.purity is None:
-        sentences.append(f"Across authors nothing can be said. {other.note}")
+        sentences.append(f"It cannot be computed across authors. {other.note}")
     else:
         sentences.append(
-            f"Counted among other authors' models alone it is {percent(other.purity)} where chance gives "
+            f"Among models by other authors only, it is {percent(other.purity)}; by chance it would be "
             f"{percent(other.chance)}."
         )
-    sentences[-1] += " " + _judged(result, other)
-    return sentences
-
-
-def _judged(plain: PurityScore, other: PurityScore) -> str:
     if other.is_more_than_chance:
-        return "So models tuned on the same data do lie together, and not only because one person made them."
-    if not plain.is_more_than_chance:
-        return "This may be chance: these numbers do not show that the vectors know the data."
-    if other.purity is None:
-        return "So it remains open whether the vectors know the data or only whose scripts were used."
-    return "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+        judgement = "So models tuned on the same data do lie together, and not only because one person made them."
+    elif not result.is_more_than_chance:
+        judgement = "This may be chance: these numbers do not show that the vectors know the data."
+    elif other.purity is None:
+        judgement = "So it remains open whether the vectors know the data or only whose scripts were used."
+    else:
+        judgement = "Across authors this may be chance: much of the plain number may be the habits of single uploaders."
+    sentences[-1] += " " + judgement
+    return sentences
 
 
 def _numbers(score: PurityScore) -> dict[str, Any]:
@@ -229,7 +226,7 @@ def _line(name: str, score: PurityScore) -> dict[str, Any]:
 
 
 def _directions(row: dict[str, Any]) -> dict[str, Any]:
-    """A pair as a person reads it: of the neighbours on other data, how many are on the other dataset."""
+    """A pair for the table: of the neighbours on other data, the share on the other dataset."""
     return {
         "dataset": row["dataset"],
         "taken for": row["taken_for"],

@@ -1,4 +1,4 @@
-"""What clustering found, as programs and people read it."""
+"""The result of `query clusters`: clusters, members and agreement, as objects, rows and tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from query.clusters.agreement import Agreement
-from query.clusters.members import Cluster, Member
 from query.clusters.methods import OUTLIER
 from query.extras import to_frame
 from query.population import LeftOut
@@ -17,15 +16,58 @@ if TYPE_CHECKING:
     import pandas
 
 _SHOWN = 10  # outliers and undocumented models
-AGREE = ("datasets", "ami", "all")  # the row of the agreement that one sentence is about
+AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline's number
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model that was clustered. ``dataset``: the one it counts under (``leading_datasets``), or None.
+
+    ``cluster``: -1 for an outlier. ``strength``: how firmly it belongs, 0 to 1 (hdbscan: HDBSCAN's probability;
+    kmeans: the cosine with the centre). ``nearest``: an outlier's highest cosine with any other model.
+    """
+
+    model_id: int
+    model: str
+    author: str
+    relation: str
+    dataset: str | None
+    datasets: tuple[str, ...]
+    cluster: int
+    strength: float
+    is_central: bool
+    nearest: float | None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster; counts are in descending order. ``datasets`` counts each model once, under its ``dataset``.
+
+    ``central``: the member with the highest cosine with the cluster's centre (its mean direction), which is also the
+    member with the highest mean cosine with all members; ties by id. ``cohesion``: mean cosine over pairs of members,
+    None for a single member. ``documented``: members that name a dataset. ``probably``: the dataset of most of them,
+    and ``share`` their share. ``undocumented``: the members for which ``probably`` is a guess.
+    """
+
+    cluster: int
+    size: int
+    datasets: dict[str, int]
+    authors: dict[str, int]
+    central: str
+    cohesion: float | None
+    documented: int
+    probably: str | None
+    share: float | None
+    undocumented: tuple[str, ...]
+    relations: dict[str, int]
 
 
 @dataclass(frozen=True, repr=False)
 class Clusters(Result):
-    """What clustering says of one base. Clusters are numbered from 0 by size, ties by their lowest model id.
+    """The clusters of one base, numbered from 0 by size, ties by their lowest model id.
 
-    ``members``: every model that took part, ids ascending. ``min_size`` is HDBSCAN's, ``count`` how many clusters
-    k-means was asked for or chose, else None. ``agreement``: every number with its chance level.
+    ``members``: every model that took part, by ascending id. ``min_size``: HDBSCAN's setting. ``count``: the number of
+    clusters given to or chosen by k-means. ``agreement``: every measure with its chance level.
     """
 
     SHOW_HEADLINE = True
@@ -44,25 +86,26 @@ class Clusters(Result):
 
     @property
     def labels(self) -> dict[int, int]:
-        """Model id → cluster number, -1 for an outlier; models that were left out are not in it."""
+        """Model id → cluster number, -1 for an outlier; without the models that were left out."""
         return {member.model_id: member.cluster for member in self.members}
 
     @property
     def outliers(self) -> list[Member]:
-        """Models in no cluster, the most isolated first."""
+        """Models outside every cluster, the most isolated first."""
         outside = [member for member in self.members if member.cluster == OUTLIER]
         return sorted(outside, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id))
 
     def value(self, labels: str, measure: str, among: str = "all") -> float | None:
-        """One number of ``agreement``."""
+        """One value of ``agreement``."""
         rows = (row for row in self.agreement if (row.labels, row.measure, row.among) == (labels, measure, among))
         return next((row.value for row in rows), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object. ``ari``, ``ami``: with datasets, every outlier a cluster of its own.
+        """The documented JSON object.
 
-        ``homogeneity`` and ``completeness``: with datasets, among clustered models. ``silhouette``: of the
-        clusters. Their chance levels, and the same for authors, are in ``agreement``.
+        ``ari`` and ``ami`` compare with datasets, each outlier being a cluster of its own; ``homogeneity`` and
+        ``completeness`` compare clustered models with datasets; ``silhouette`` is that of the clusters. ``agreement``
+        has their chance levels, and the same for authors.
         """
         placed = sum(cluster.size for cluster in self.clusters)
         outside = ("model_id", "model", "author", "relation", "datasets", "nearest")
@@ -90,15 +133,15 @@ class Clusters(Result):
         }
 
     def names_in(self, cluster: int) -> list[str]:
-        """The models of one cluster, in order of id."""
+        """The models of one cluster, by id."""
         return [member.model for member in self.members if member.cluster == cluster]
 
     @property
     def headline(self) -> str:
-        """How many models lie in how many clusters, and whether clusters and datasets agree."""
+        """How many models are in how many clusters, and whether clusters and datasets agree."""
         placed = sum(cluster.size for cluster in self.clusters)
         if not placed:
-            return f"Of {counted(len(self.members), 'model')} none lies in a cluster."
+            return f"None of {counted(len(self.members), 'model')} lies in a cluster."
         found = (
             f"Of {counted(len(self.members), 'model')} {placed:,} lie in {counted(len(self.clusters), 'cluster')}, "
             f"{len(self.members) - placed:,} in none."
@@ -112,11 +155,11 @@ class Clusters(Result):
         )
 
     def to_rows(self, by: str = "cluster") -> list[dict[str, Any]]:
-        """A row for each cluster, or (``by="model"``) for each model that took part. Raises ValueError on another."""
+        """A row for each cluster, or (``by="model"``) for each member. Raises ValueError for another ``by``."""
         if by == "model":
             return [asdict(member) for member in self.members]
         if by != "cluster":
-            raise ValueError(f"rows by {by!r}: there are those by cluster and by model")
+            raise ValueError(f"unknown rows {by!r} (choose cluster or model)")
         counts = ("datasets", "authors", "relations")
         return [
             {name: list(value) if name in counts else value for name, value in asdict(cluster).items()}
@@ -124,21 +167,35 @@ class Clusters(Result):
         ]
 
     def to_df(self, by: str = "model") -> pandas.DataFrame:
-        """The rows of :meth:`to_rows`, by default one for each model, as a data frame."""
+        """The rows of :meth:`to_rows`, by default one per model, as a data frame."""
         columns = [field.name for field in fields(Member)] if by == "model" else ()
         return to_frame(self.to_rows(by), columns)
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The same numbers as ``to_dict``, shorter: names in tables of their own, the first of them.
+        """The numbers of ``to_dict``, shorter: the first names, in separate tables.
 
-        ``details``: all names, and every number of the agreement.
+        ``details``: all names, and every number of ``agreement``.
         """
         silent = [(model, group) for group in self.clusters for model in group.undocumented]
         outliers = self.outliers
         most = None if details else _SHOWN
-        agreement = [_agreement(row) for row in self.agreement if _is_worth_a_line(row, bool(outliers), details)]
+        agreement = [row for row in self.agreement if row.value is not None]
+        if not details:
+            agreement = [row for row in agreement if row.measure == AGREE[1] or row.among.startswith("cross_")]
+        if not outliers:  # then the numbers among clustered models repeat those among all
+            agreement = [row for row in agreement if row.among != "clustered" or row.measure not in ("ari", "ami")]
         tables = {
-            "clusters": [_row(group) for group in self.clusters],
+            "clusters": [
+                {
+                    "cluster": group.cluster,
+                    "size": group.size,
+                    "dataset": group.probably,
+                    "share": group.share,
+                    "authors": len(group.authors),
+                    "undocumented": len(group.undocumented),
+                }
+                for group in self.clusters
+            ],
             "most central": [
                 {"cluster": group.cluster, "central": group.central, "cohesion": group.cohesion}
                 for group in self.clusters
@@ -151,7 +208,17 @@ class Clusters(Result):
                 {"model": outlier.model, "nearest": outlier.nearest, "dataset": outlier.dataset}
                 for outlier in outliers[:most]
             ],
-            "agreement": agreement,
+            "agreement": [
+                {
+                    "labels": row.labels,
+                    "measure": row.measure,
+                    "among": "against cloud" if row.against == "cloud" else row.among,
+                    "value": _short(row.value),
+                    "chance": _short(row.chance),
+                    "p": row.p_value,
+                }
+                for row in agreement
+            ],
         }
         return {
             "base": self.base,
@@ -160,36 +227,6 @@ class Clusters(Result):
             "left_out": self.left_out.words() or "none",
             **{title: rows for title, rows in tables.items() if rows},
         }
-
-
-def _row(group: Cluster) -> dict[str, Any]:
-    return {
-        "cluster": group.cluster,
-        "size": group.size,
-        "dataset": group.probably,
-        "share": group.share,
-        "authors": len(group.authors),
-        "undocumented": len(group.undocumented),
-    }
-
-
-def _is_worth_a_line(row: Agreement, are_outliers: bool, details: bool) -> bool:
-    """Without details: how clusters agree with datasets and with authors, and those across either."""
-    if not details and row.measure != AGREE[1] and not row.among.startswith("cross_"):
-        return False
-    is_repeated = not are_outliers and row.among == "clustered" and row.measure in ("ari", "ami")
-    return row.value is not None and not is_repeated
-
-
-def _agreement(row: Agreement) -> dict[str, Any]:
-    return {
-        "labels": row.labels,
-        "measure": row.measure,
-        "among": "against cloud" if row.against == "cloud" else row.among,
-        "value": _short(row.value),
-        "chance": _short(row.chance),
-        "p": row.p_value,
-    }
 
 
 def _short(number: float | None) -> float | None:

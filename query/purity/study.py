@@ -1,0 +1,244 @@
+"""Purity: how many of a model's nearest neighbours were tuned on the same datasets.
+
+The candidates C_f of a model f are the other models with a dataset that are neither copies nor unrelated, one per
+duplicate group; m_f of them share a dataset with f; purity_f is the share of matches among the m_f nearest. A model
+with m_f = 0 is not scored but stays a candidate for the others. This is the "Purity" paragraph of the design.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from query.population import Population, components, representatives
+from query.purity.confusions import confused_pairs
+from query.purity.labels import Floats, LabelledOrder
+from query.purity.result import ModelPurity, PurityResult, PurityScore
+from query.statistics.intervals import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, uncertainty, units_of
+from query.statistics.neighbours import Integers, codes_of, leave_out, neighbour_order
+from query.statistics.threads import each
+
+_MANY = 2_000  # models from which a draw takes longer than handing it to a thread
+MOST_UNITS = 30  # authors left out one at a time; more authors are left out in groups
+_BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
+_TIE = 1e-12  # smaller differences of means come from summing in another order
+
+
+def purity(
+    population: Population,
+    *,
+    k: int | None = None,
+    draws: int = 1000,
+    seed: int = 0,
+    trees: Integers | None = None,
+    confusions: bool = False,
+) -> PurityResult:
+    """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
+
+    ``trees``: the family tree of every model of the population; models of one tree are then not candidates for each
+    other, and their label sets are permuted as an author's are. ``confusions``: also list confused datasets.
+    ``k``: use the k nearest instead of the m_f nearest (all candidates if there are fewer).
+    Similarities are those of float64, compared in steps of 2^-32 (2.3e-10): far finer than float32, far coarser than
+    the noise of summing in another order, so that equal similarities are equal whatever the blocks; ties go to the
+    lower id (``query.statistics.neighbours``). Raises ValueError on vectors that are not finite, repeated ids, columns
+    of different lengths, k < 1 or draws < 1.
+
+    Interval: 95 %, from how purity changes when each author in turn is left out (``interval``); None if the scored
+    models are by fewer than five authors.
+
+    p, plain: the label sets are permuted freely among the candidates. p, cross-author: models of one author with one
+    label set (a sweep) are never independent, so whole sweeps are permuted (``AuthorRuns.permuted``): the test is exact
+    for "an author's labels are unrelated to where the vectors of the sweeps lie", whatever the sizes of the sweeps and
+    however similar the vectors of one author. The statistic is purity minus chance, because a popular dataset that is
+    dealt to a large sweep raises both. (Under the plain permutation chance is constant, so this is purity itself.)
+    """
+    if (k is not None and k < 1) or draws < 1:
+        raise ValueError("k and draws must be at least 1")
+    rows, datasets = representatives(population)
+    labels = [names for names in datasets if names]
+    rows = rows[[bool(names) for names in datasets]]
+    if len(rows):
+        authors = codes_of([population.authors[row] for row in rows])
+        names = [population.models[row] for row in rows]
+        scores = []
+        # Leaving out a model's author also leaves out the model, so one table serves both in turn.
+        kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
+        families = authors if trees is None else _joined(authors, kin)
+        reach = _reach(labels, authors, families, k)
+        order = neighbour_order(population.vectors, rows, population.blocks, reach)
+        for form, excluded in enumerate((kin, families)):
+            leave_out(order, excluded)
+            trial = LabelledOrder(order, excluded, labels, k)
+            score = _score(trial, authors, names, draws, np.random.default_rng([seed, form]))
+            pairs = confused_pairs(trial) if confusions and score.models else ()
+            scores.append(replace(score, confusions=pairs))
+    else:
+        scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
+    return PurityResult(
+        **vars(scores[0]),
+        base=population.base,
+        representation=population.representation,
+        k=k,
+        cross_author=scores[1],
+    )
+
+
+def _reach(labels: Sequence[frozenset[str]], authors: Integers, families: Integers, k: int | None) -> Integers:
+    """An upper limit on the length of each list that the observed labels use.
+
+    That is the number of matches, plus the members of the own family and the largest group of authors that is left out.
+    """
+    holders = Counter(name for names in labels for name in names)
+    looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
+    away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
+    reach: Integers = looked_at + np.bincount(families)[families] + away
+    return reach
+
+
+def _joined(authors: Integers, kin: Integers) -> Integers:
+    """Groups of models joined by an author or a family tree, directly or through others."""
+    first: dict[int, int] = {}
+    pairs = [(row, first.setdefault(int(author), row)) for row, author in enumerate(authors)]
+    root: dict[int, int] = {}
+    pairs += [(row, root.setdefault(int(tree), row)) for row, tree in enumerate(kin)]
+    return components(range(len(authors)), pairs)
+
+
+def _score(
+    trial: LabelledOrder, authors: Integers, names: Sequence[str], draws: int, rng: np.random.Generator
+) -> PurityScore:
+    """The score of the observed labels."""
+    scored, neighbours, purity, chance = trial.evaluate(trial.sweep_kinds)
+    if not len(scored):
+        return PurityScore(0, len(names), 0, note=_why_nothing(trial, authors))
+    by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
+    ends = interval(trial, authors, scored, purity)
+    observed = float((purity - chance).mean()) - _TIE
+    moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(draws))
+    at_least = sum(each(lambda kinds: trial.reaches(kinds, observed), moves, is_long=len(trial.order) >= _MANY))
+    return PurityScore(
+        models=len(scored),
+        candidates=len(names),
+        datasets=len(by_dataset),
+        purity=float(purity.mean()),
+        purity_by_dataset_mean=float(np.mean([row.purity for row in by_dataset])),
+        chance=float(chance.mean()),
+        ci_low=ends[0] if ends else None,
+        ci_high=ends[1] if ends else None,
+        ci_reason=None if ends else TOO_FEW_AUTHORS,
+        authors=len(np.unique(authors[scored])),
+        p_value=(1 + at_least) / (1 + draws),
+        by_dataset=tuple(by_dataset),
+        note=_caution(trial, chance),
+        by_model=tuple(
+            ModelPurity(names[f], tuple(sorted(trial.labels[f])), int(looked), float(p), float(c))
+            for f, looked, p, c in zip(scored, neighbours, purity, chance, strict=True)
+        ),
+    )
+
+
+def _why_nothing(trial: LabelledOrder, authors: Integers) -> str:
+    if len(authors) == 1:
+        return "Only one model has both a vector and a known dataset."
+    if len(set(trial.excluded.tolist())) == len(authors):
+        return "No two models share a dataset."
+    if len(set(authors.tolist())) == 1:
+        return "All models with a known dataset are by one author."
+    return "No dataset has models by two authors."
+
+
+def _caution(trial: LabelledOrder, chance: Floats) -> str:
+    """What a reader must know before quoting the numbers."""
+    if chance.min() == 1.0:
+        return "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
+    ways = trial.sweeps.ways
+    return f"The labels can be permuted in only {ways} ways, so p is at least {1 / ways:.2g}." if ways < 20 else ""
+
+
+# ---- intervals: purity without one author at a time
+
+
+def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: Floats) -> Ends | None:
+    """95 % interval of mean purity; None if fewer than five authors have a scored model.
+
+    Authors are not independent: an author whose models lie near others on the same data also makes those purer. An
+    interval from the scores alone (as from a bootstrap) ignores this, and its standard error is half of what it should
+    be. So every author in turn is left out and purity computed again (the jackknife; for such statistics see Arvesen,
+    1969).
+    """
+    if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
+        return None
+    units = units_of(authors.tolist(), MOST_UNITS)
+    left = means_without(trial, units)
+    mean = float(purity.mean())
+    changes = np.array([mean - one for one in left if one is not None])
+    if len(changes) < len(left):
+        return None
+    weights = np.bincount(units[scored], minlength=len(left)) / len(scored)
+    return uncertainty(weights, changes).of_share(mean, len(scored))
+
+
+def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
+    """Mean purity without the models of each unit in turn; None if none of the others can be scored."""
+    count, gone = int(units.max()) + 1, np.arange(len(units))
+    limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last column belongs to no unit
+    for unit in range(count):
+        stays = units != unit
+        matching = trial.matching(trial.sweep_kinds, np.bincount(trial.sweeps.of_model, weights=stays))
+        pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
+        looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
+        limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)
+    reach = limits[:, :-1] + np.bincount(units)  # no more of the list is needed
+    widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
+    hits = np.zeros(limits.shape, dtype=np.intp)
+
+    def count_hits(part: Integers) -> None:
+        hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
+
+    each(count_hits, _alike(widths))
+    means: list[float | None] = []
+    for unit in range(count):
+        scored = gone[limits[:, unit] > 0]
+        means.append(float((hits[scored, unit] / limits[scored, unit]).mean()) if len(scored) else None)
+    return means
+
+
+def _alike(widths: Integers) -> Iterator[Integers]:
+    """Rows of about equal width, as many as fit in memory at a time, without rows of width 0."""
+    turns = np.argsort(widths, kind="stable")
+    turns = turns[widths[turns] > 0]
+    start = 0
+    while start < len(turns):
+        stop = int(np.searchsorted(widths[turns], 2 * widths[turns[start]] + 16, side="right"))
+        stop = start + max(1, min(stop - start, _BLOCK // int(widths[turns[stop - 1]])))
+        yield turns[start:stop]
+        start = stop
+
+
+def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits: Integers, width: int) -> Integers:
+    """(rows, units + 1): matches among the first ``limits`` neighbours outside the unit, in lists of ``width``.
+
+    The i-th model of a unit in a list, at position p, lies before the limit if p - i (the other models before it) is
+    less than the limit. The limit moves further by the number of such models, and their matches are subtracted.
+    """
+    lists = trial.order[rows, :width]
+    count = limits.shape[1]
+    unit_of = np.append(units, count - 1).astype(np.uint8)
+    matches = trial.matches(trial.kinds)(rows, lists)
+    first = np.arange(len(rows))[:, None]
+    places = np.argsort(unit_of[lists], axis=1, kind="stable")  # of each unit's models, in order
+    cells = first * count + unit_of[np.take_along_axis(lists, places, axis=1)]
+    sizes = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(-1, count)
+    begins = np.cumsum(sizes, axis=1) - sizes
+    turn = np.arange(width) - begins.ravel()[cells]
+    is_passed = places - turn < limits.ravel()[cells]
+    passed = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
+    is_passed &= np.take_along_axis(matches, places, axis=1)
+    lost = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
+    before = np.zeros((len(rows), width + 1), dtype=np.int32)
+    np.cumsum(matches, axis=1, out=before[:, 1:])
+    found: Integers = before[first, limits + passed] - lost
+    return found
