@@ -19,6 +19,11 @@ from indexer.regular_files import descriptor_of
 
 SCHEMA_VERSION = 7
 
+# The table neighbours has so many for each model and representation.
+NEIGHBOURS = 50
+# Two models that both changed fewer matrices than this have their similarity shrunk: their mean is of too few cosines.
+FEWEST_SHARED = 4
+
 ON_HUB = "hf://"
 
 # Files that a DuckDB 1.4 shell can open too.

@@ -16,7 +16,7 @@ from indexer.version import __version__
 if TYPE_CHECKING:
     from query.atlas import Atlas
     from query.clusters.result import Clusters
-    from query.compare.compare import Comparison
+    from query.compare import Comparison
     from query.depth.depth import Depth
     from query.depth.study import DepthStudy
     from query.export import ModelVectors
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Atlas": "query.atlas",
     "Clusters": "query.clusters.result",
-    "Comparison": "query.compare.compare",
+    "Comparison": "query.compare",
     "Depth": "query.depth.depth",
     "DepthStudy": "query.depth.study",
     "Evaluation": "query.predict.calibration",

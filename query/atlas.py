@@ -14,7 +14,7 @@ from query.summary import as_html, datasets, models, one_line, relative_folder
 if TYPE_CHECKING:
     from query.batches import Answered
     from query.clusters.result import Clusters
-    from query.compare.compare import compare as _compare
+    from query.compare import compare as _compare
     from query.depth.depth import depth as _depth
     from query.depth.study import depth_study as _depth_study
     from query.export import model_vectors as _vectors
@@ -82,7 +82,7 @@ class Atlas(AtlasReader):
         show = _show
         similar = _similar
     else:
-        compare = _Question("query.compare.compare:compare")
+        compare = _Question("query.compare:compare")
         depth = _Question("query.depth.depth:depth")
         depth_study = _Question("query.depth.study:depth_study")
         vectors = _Question("query.export:model_vectors")

@@ -1,11 +1,10 @@
-"""The model that a question is about: as the atlas holds it, or read on the fly and not stored.
-
-A name that is neither is told with what was probably meant.
-"""
+"""The model that a question is about: as the atlas holds it, or read on the fly and not stored."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader, IndexedModel
 
 
-# What reads weights: the extra [build], which an atlas that is only queried does without.
+# Reading weights needs these, of the extra [build]; an atlas that is only queried does without.
 READERS = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """The model asked about: its id where it is indexed, its record where it was read for this question.
+    """The model of a question: ``model_id`` if it is indexed, ``record`` if it was read for this question.
 
-    ``vector`` is as the published ones are, centred with their centre; it is None for a copy of the base, and where it
-    has not been looked up. ``group``: the model's, whose centre that is.
+    ``vector`` is centred like the published ones; None for a copy of the base, and as long as it is not looked up.
+    ``group``: the group whose centre was subtracted.
     """
 
     name: str
@@ -40,49 +39,113 @@ class ResolvedModel:
     author: str
     model_id: int | None
     is_copy: bool
+    group: str
+    initialisation: int | None = None
+    is_unrelated: bool = False
+    base_cosine: float | None = None
     vector: NDArray[np.float32] | None = None
     record: Record | None = None
-    group: str = ""
-    initialisation: int | None = None
+
+    @property
+    def unrelated(self) -> str:
+        """A clause that says why the weights do not derive from the base; empty if they do."""
+        if not self.is_unrelated:
+            return ""
+        if self.base_cosine is None and self.group == "adapter":
+            return f"{self.name} is an adapter of another base than {self.base}"
+        # Rounded first, so that there is no minus before 0.00.
+        cosine = "" if self.base_cosine is None else f" (cosine of the weights {round(self.base_cosine, 2) + 0.0:.2f})"
+        return f"{self.name} is not made from {self.base}{cosine}"
 
 
 def resolve_model(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> ResolvedModel:
-    """Find ``model``, an indexed id, or read it: any other Hub id, or a local folder (no ModelRef of an atlas's name).
+    """Find ``model`` by its indexed id; read any other Hub id or a local folder (a ModelRef never names a folder).
 
-    Raises AtlasError where it is unknown, has no record, or cannot be read.
+    Raises AtlasError if it is unknown, has no record, or cannot be read.
     """
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
-    if known is None:
-        _refuse_misnamed(atlas, reference)
-        return _read_now(atlas, reference, base, representation)
-    if known.status == "indexed":
-        return ResolvedModel(known.model, known.base, known.author, known.model_id, known.is_copy)
-    if known.status == "skipped" and known.reason == "gated":
-        raise AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
-    if known.status == "skipped":
-        raise AtlasError(
-            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({reference.id!r})`"
-        )
-    return _read_now(atlas, reference, base or known.base, representation)
+    if known is not None and known.status == "indexed":
+        return _indexed(known)
+    if known is not None and known.status == "skipped":
+        raise no_record(known, reference.id)
+    if known is not None:  # it could not be read when it was indexed
+        reference, base = replace(reference, id=known.model), base or known.base
+    return _read(atlas, reference, base, representation)
 
 
-def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> ResolvedModel:
-    """Vectorise a model that is not in the atlas: the same unit of work, through one function, loaded only now."""
-    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
-    from indexer.deltas.single import describe, read_model
+def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
+    """The same for an indexed model that is known by its id. Raises AtlasError if there is none."""
+    known = atlas.model(model_id)
+    if known is None or known.status != "indexed":
+        raise AtlasError(f"The atlas has no record of a model {model_id}.", "")
+    return _indexed(known)
+
+
+def _indexed(known: IndexedModel) -> ResolvedModel:
+    return ResolvedModel(
+        known.model, known.base, known.author, known.model_id, known.is_copy, known.vector_group or "",
+        known.initialisation, known.is_unrelated, known.base_cosine,
+    )  # fmt: skip
+
+
+def with_vector(atlas: AtlasReader, model: ResolvedModel, representation: str) -> ResolvedModel:
+    """The model with its vector. Raises AtlasError if the atlas has none."""
+    if model.vector is not None:
+        return model
+    assert model.model_id is not None
+    vector = atlas.index(model.base, representation).rows([model.model_id]).row(model.model_id)
+    if vector is None:
+        raise AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
+    return replace(model, vector=vector)
+
+
+def refuse_copy(model: ResolvedModel) -> None:
+    """Raise AtlasError if the model is a copy of its base, which has no vector."""
+    if model.is_copy:
+        raise AtlasError(f"{model.name} is a copy of {model.base}: its delta is zero, so nothing is more or less like it.", "")
+
+
+def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
+    """A note for each of the models that is unrelated to its base."""
+    found = (one.unrelated for one in models)
+    return tuple(f"{why}: its change and its neighbours say little about its data" for why in found if why)
+
+
+def sharing_initialisation(atlas: AtlasReader, model: ResolvedModel) -> int:
+    """How many other models of the atlas have the same initialisation."""
+    (others,) = atlas.rows(
+        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
+        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
+        [model.initialisation, model.model_id],
+    )
+    count: int = others["models"]
+    return count
+
+
+def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
+    """The thresholds of the base's latest build; the defaults after a rebuild, which records no build."""
+    from indexer.records.thresholds import Thresholds
+
+    rows = atlas.rows(
+        "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
+        [base],
+    )
+    return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
+
+
+# ---- models that are not indexed
+
+
+def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str) -> ResolvedModel:
+    """Compute the record and the vector of a model, as a build would."""
+    described, published_base = describe_unindexed(atlas, reference, base)
+    from indexer.deltas.single import read_model
     from indexer.records.representation import representation_named
 
     chosen = representation_named(representation)
-    typed = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
-    try:
-        described = describe(reference)
-        record = read_model(described, atlas.published_base(base, described.claims))
-    except ModelError as error:
-        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
-            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
-            raise unknown_model(atlas, typed, f"It could not be read from the Hub: {why}.") from error
-        raise unreadable(reference.id, error) from error
+    with _reading(atlas, reference):
+        record = read_model(described, published_base)
     identity = record.identity
     published = atlas.published(identity.base, representation)
     if chosen.version != published.version:
@@ -92,26 +155,56 @@ def _read_now(atlas: AtlasReader, reference: ModelRef, base: str | None, represe
         )
     initialisation = _initialisation(atlas, record)
     vector = _as_published(atlas, record, published, initialisation)
-    same = _held_as(atlas, identity.commit, identity.base) if reference.folder is not None else None
-    if reference.folder is None and atlas.holds(identity.model, identity.base):
+    same: IndexedModel | None = None
+    if reference.folder is not None:
+        same = _same_content(atlas, identity.commit, identity.base)
+    elif atlas.holds(identity.model, identity.base):
         same = atlas.find(ModelRef(identity.model), identity.base)
+    cosine = record.base_cosine
     return ResolvedModel(
         name=identity.model,
         base=identity.base,
         author=author_of(identity.model),
         model_id=same.model_id if same is not None else None,
         is_copy=vector is None,
-        vector=vector,
-        record=record,
         group=record.vector_group,
         initialisation=initialisation,
+        is_unrelated=(record.stands_on is not None and record.stands_on.verdict == "foreign")
+        or (cosine is not None and cosine < thresholds(atlas, identity.base)["unrelated_below"]),
+        base_cosine=cosine,
+        vector=vector,
+        record=record,
     )
 
 
-def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
-    """The initialisation of the atlas whose models' row spaces agree best with the record's; None where none does.
+def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
+    """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
+    _refuse_misnamed(atlas, reference)
+    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
+    from indexer.deltas.single import describe
 
-    A model that has none yet stands for itself.
+    with _reading(atlas, reference):
+        described = describe(reference)
+        return described, atlas.published_base(base, described.claims)
+
+
+@contextmanager
+def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
+    """Turn the errors of reading a model into an AtlasError; if the Hub has none, name the closest ids."""
+    try:
+        yield
+    except ModelError as error:
+        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
+            name = f"{reference.id}@{reference.revision}" if reference.revision else reference.id
+            raise unknown_model(atlas, name, f"It could not be read from the Hub: {why}.") from error
+        raise unreadable(reference.id, error) from error
+
+
+def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
+    """The initialisation of the atlas whose row spaces agree best with the record's; None if none agrees.
+
+    A model without an initialisation counts as its own.
     """
     from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space_of
 
@@ -129,24 +222,10 @@ def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
     return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
 
 
-def initialisation_of(atlas: AtlasReader, asked: ResolvedModel) -> tuple[int | None, int]:
-    """The asked model's initialisation, and how many other models of the atlas have it."""
-    found = asked.initialisation
-    if asked.record is None:
-        rows = atlas.rows("SELECT initialisation FROM records WHERE model_id = ?", [asked.model_id])
-        found = rows[0]["initialisation"] if rows else None
-    (others,) = atlas.rows(
-        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
-        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
-        [found, asked.model_id],
-    )
-    return found, others["models"]
-
-
 def _as_published(
     atlas: AtlasReader, record: Record, published: Published, initialisation: int | None
 ) -> NDArray[np.float32] | None:
-    """The vector of a record like those of the atlas: of their length, and minus their centre. None for a copy."""
+    """The vector of a record, with the length and the centre of the atlas's vectors. None for a copy."""
     from indexer.records.representation import representation_named
     from indexer.vectors.segments import normalised
 
@@ -161,16 +240,16 @@ def _as_published(
     return centred
 
 
-def held_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
-    """The model of the atlas that has the content of a folder; None where none has. Raises AtlasError."""
+def model_of_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
+    """The indexed model with the content of a folder; None if there is none. Raises AtlasError."""
     require("Reading a folder", *READERS)
     from indexer.deltas.single import describe
 
-    return _held_as(atlas, str(describe(reference).row["sha"]), None if base is None else atlas.base_named(base))
+    return _same_content(atlas, str(describe(reference).row["sha"]), None if base is None else atlas.base_named(base))
 
 
-def _held_as(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel | None:
-    """A model that came from a folder, by the hash of its content: where the folder lay is kept nowhere."""
+def _same_content(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel | None:
+    """A model that was added from a folder, by the hash of its content: the path of the folder is not stored."""
     rows = atlas.rows(
         "SELECT model, base FROM fine_tunes WHERE \"commit\" = $1 AND claimed_by = 'folder' "
         "AND coalesce(base = $2, true) ORDER BY model_id",
@@ -179,128 +258,64 @@ def _held_as(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel 
     return atlas.find(ModelRef(rows[0]["model"]), rows[0]["base"] if base is not None else None) if rows else None
 
 
-def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
-    """What a model that is not in the atlas says of itself, and the base to set it against. Raises AtlasError."""
-    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
-    from indexer.deltas.single import describe
-
-    _refuse_misnamed(atlas, reference)
-    try:
-        described = describe(reference)
-    except ModelError as error:
-        if reference.folder is None and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
-            why = "the Hub does not know it either" if error.reason == "not_found" else error.detail
-            raise unknown_model(atlas, reference.id, f"It could not be read from the Hub: {why}.") from error
-        raise unreadable(reference.id, error) from error
-    return described, atlas.published_base(base, described.claims)
-
-
 def reference_of(atlas: AtlasReader, model: str, base: str | None) -> Reference:
-    """What is known of a model before it is read: its commit and relation where it is indexed, and its base's.
+    """A model that is to be run: its commit and relation if it is indexed, and the commit of its base.
 
-    Of a model that is not, the base is the one named, else the atlas's only one where the model's config fits no
-    other: it is only used by adapters and for comparison.
+    The base of a model that is not indexed is the one named, if any: only adapters and comparisons need it.
     """
     require("Running a model", *READERS)
     from indexer.profiles.single import Reference
 
     try:
         canonical = atlas.base_named(model)
-        (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [canonical])
-        return Reference(canonical, row["commit"])
+        return Reference(canonical, _commit_of(atlas, canonical))
     except AtlasError:
         pass
     parsed = ModelRef.parse(model)
     known = atlas.find(parsed, base) if parsed.folder is None else None
     if known is not None:
-        (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [known.base])
-        (of_model,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
-        return Reference(known.model, known.commit, of_model["relation"], known.base, row["commit"])
+        (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
+        return Reference(known.model, known.commit, row["relation"], known.base, _commit_of(atlas, known.base))
     if base is None:
         return Reference(model)
     canonical = atlas.base_named(base)
-    (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [canonical])
-    return Reference(model, None, "finetune", canonical, row["commit"])
+    return Reference(model, None, "finetune", canonical, _commit_of(atlas, canonical))
 
 
-def unrelated(atlas: AtlasReader, asked: ResolvedModel) -> str:
-    """Why the weights of ``asked`` were not made from its base's, in a clause; empty where they were."""
-    record = asked.record
-    if record is None:
-        rows = atlas.rows(
-            "SELECT is_unrelated, base_cosine, vector_group FROM records WHERE model_id = ?", [asked.model_id]
-        )
-        if not rows:
-            return ""
-        is_unrelated, cosine, group = rows[0].values()
-    else:
-        cosine, group = record.base_cosine, record.vector_group
-        is_unrelated = (record.stands_on is not None and record.stands_on.verdict == "foreign") or (
-            cosine is not None and cosine < thresholds(atlas, asked.base)["unrelated_below"]
-        )
-    if not is_unrelated:
-        return ""
-    if cosine is None and group == "adapter":
-        return f"{asked.name} is an adapter of another base than {asked.base}"
-    # Rounded first: no minus before 0.00.
-    measured = "" if cosine is None else f" (cosine of the weights {round(cosine, 2) + 0.0:.2f})"
-    return f"{asked.name} is not made from {asked.base}{measured}"
+def _commit_of(atlas: AtlasReader, base: str) -> str:
+    (row,) = atlas.rows('SELECT "commit" FROM bases WHERE base = ?', [base])
+    commit: str = row["commit"]
+    return commit
 
 
-def unrelated_notes(atlas: AtlasReader, *models: ResolvedModel) -> tuple[str, ...]:
-    """A note for each of the models that is unrelated to its base."""
-    found = (unrelated(atlas, one) for one in models)
-    return tuple(f"{why}: its change and its neighbours say little of its data" for why in found if why)
+# ---- names that are not known
 
 
-def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
-    """Those of the last build of the base; the defaults after a rebuild, which records no build."""
-    from indexer.records.thresholds import Thresholds
-
-    rows = atlas.rows(
-        "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
-        [base],
-    )
-    return asdict(Thresholds()) | (json.loads(rows[0]["thresholds"]) if rows else {})
-
-
-def refuse_copy(asked: ResolvedModel) -> None:
-    """Raise AtlasError where the model is a copy of its base, which no vector can place."""
-    if asked.is_copy:
-        raise AtlasError(
-            f"{asked.name} is a copy of {asked.base}: its delta is zero, so nothing is more or less like it.", ""
-        )
-
-
-def with_vector(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> ResolvedModel:
-    """The same with its vector looked up. Raises AtlasError where the atlas has none."""
-    if asked.vector is not None:
-        return asked
-    assert asked.model_id is not None
-    vector = atlas.index(asked.base, representation).rows([asked.model_id]).row(asked.model_id)
-    if vector is None:
-        raise AtlasError(f"{asked.name} has no {representation!r} vector.", "Run `index verify`.")
-    return replace(asked, vector=vector)
-
-
-def _refuse_misnamed(atlas: AtlasReader, reference: ModelRef) -> None:
-    """Raise AtlasError for a base, and for a name without an owner that is like one of the atlas: no Hub is asked."""
-    if reference.folder is not None or reference.revision is not None:
-        return
-    if (misnamed := _misnamed(atlas, reference.id, "")) is not None:
-        raise misnamed
-    if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):
-        hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
-        raise unknown_model(atlas, reference.id, hint)
+def no_record(known: IndexedModel, name: str) -> AtlasError:
+    """The error for a model that was skipped."""
+    if known.reason == "gated":
+        return AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
+    return AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({name!r})`")
 
 
 def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
-    """The error for a model that :meth:`Atlas.find` does not find, naming the closest ids.
+    """The error for a model that :meth:`AtlasReader.find` does not find, naming the closest ids.
 
-    A base, a model that is held at another revision, and one that is listed but was not read, are told as such.
+    It says so if the name is that of a base, of a model with another revision, or of one that was listed but not read.
     """
-    if (misnamed := _misnamed(atlas, name, hint)) is not None:
-        return misnamed
+    reference = ModelRef.parse(name)
+    listed = atlas.rows(
+        'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
+        [reference.id] * 2,
+    )
+    if listed and reference.revision is None:
+        return AtlasError(f"{listed[0]['model']} is listed in this atlas but was not read.", hint)
+    if listed:
+        commit = f"commit {listed[0]['commit'][:12]}" if listed[0]["commit"] else "an unknown commit"
+        message = f"This atlas holds {listed[0]['model']} at {commit}, not at {reference.revision}."
+        return AtlasError(message, f"Leave @{reference.revision} out.")
+    if (is_base := _is_base(atlas, reference.id)) is not None:
+        return is_base
     close = ", ".join(nearest(without_address(name).partition("@")[0], _indexed_names(atlas)))
     return AtlasError(
         f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),
@@ -308,20 +323,20 @@ def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
     )
 
 
-def _misnamed(atlas: AtlasReader, name: str, hint: str) -> AtlasError | None:
-    reference = ModelRef.parse(name)
-    held = atlas.rows(
-        'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
-        [reference.id] * 2,
-    )
-    if held and reference.revision is None:
-        return AtlasError(f"{held[0]['model']} is listed in this atlas but was not read.", hint)
-    if held:
-        commit = f"commit {held[0]['commit'][:12]}" if held[0]["commit"] else "an unknown commit"
-        message = f"This atlas holds {held[0]['model']} at {commit}, not at {reference.revision}."
-        return AtlasError(message, f"Leave @{reference.revision} out.")
+def _refuse_misnamed(atlas: AtlasReader, reference: ModelRef) -> None:
+    """Raise AtlasError for a base, and for a bare name that resembles one of the atlas, without asking the Hub."""
+    if reference.folder is not None or reference.revision is not None:
+        return
+    if (is_base := _is_base(atlas, reference.id)) is not None:
+        raise is_base
+    if "/" not in reference.id and nearest(reference.id, _indexed_names(atlas)):
+        hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
+        raise unknown_model(atlas, reference.id, hint)
+
+
+def _is_base(atlas: AtlasReader, name: str) -> AtlasError | None:
     try:
-        base = atlas.base_named(reference.id)
+        base = atlas.base_named(name)
     except AtlasError:
         return None
     return AtlasError(
@@ -335,6 +350,6 @@ def _indexed_names(atlas: AtlasReader) -> list[str]:
 
 
 def base_in_hint(atlas: AtlasReader, base: str | None) -> str:
-    """The base as a command to copy names it: the one that was asked for, else the only one there is, else ID."""
+    """The base to name in advice: the one that was given, else the only one of the atlas, else ID."""
     bases = atlas.bases()
     return base or (bases[0] if len(bases) == 1 else "ID")

@@ -42,6 +42,10 @@ class IndexedModel:
     reason: str | None
     detail: str | None
     is_copy: bool
+    is_unrelated: bool
+    base_cosine: float | None
+    vector_group: str | None
+    initialisation: int | None
 
 
 @dataclass(frozen=True)
@@ -207,13 +211,19 @@ class AtlasReader:
             )
         return IndexedModel(**rows[0]) if rows else None
 
-    def _listed(self, condition: str, name: str) -> list[dict[str, Any]]:
-        """Rows of the models whose name fulfils a condition: of one column, as that takes as long as reading it."""
+    def model(self, model_id: int) -> IndexedModel | None:
+        """The model with this id; None if there is none."""
+        rows = self._listed("model_id = ?", model_id)
+        return IndexedModel(**rows[0]) if rows else None
+
+    def _listed(self, condition: str, value: str | int) -> list[dict[str, Any]]:
+        """Rows of the models for which a condition holds; on one column, as reading a column takes the time."""
         return self.rows(
             'SELECT model_id, model, base, author, "commit", status, reason, detail, '
-            "coalesce(is_copy, false) AS is_copy FROM fine_tunes LEFT JOIN records USING (model_id) "
+            "coalesce(is_copy, false) AS is_copy, coalesce(is_unrelated, false) AS is_unrelated, base_cosine, "
+            "vector_group, initialisation FROM fine_tunes LEFT JOIN records USING (model_id) "
             f"WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE {condition}) ORDER BY base, model",
-            [name],
+            [value],
         )
 
     def holds(self, model: str, base: str) -> bool:

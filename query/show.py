@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from query.lineage.stored import stored_lineage
-from query.lookup import ResolvedModel, base_in_hint, held_folder, unknown_model, unrelated_notes
+from query.lookup import base_in_hint, indexed_model, model_of_folder, unknown_model, unrelated_notes
 from query.results import Result
 from query.wording import percent
 
@@ -113,7 +113,7 @@ def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Show
     """
     model = str(model)
     reference = ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.folder is None else held_folder(atlas, reference, base)
+    known = atlas.find(reference, base) if reference.folder is None else model_of_folder(atlas, reference, base)
     if known is None:
         raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
     return shown_model(atlas, known.model_id)
@@ -140,8 +140,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
     shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"])
     shown |= _claims(atlas, model_id) | _measured(atlas, model_id) | _stored(atlas, model_id)
-    asked = ResolvedModel(shown["model"], shown["base"], shown["author"], model_id, bool(shown.get("is_copy")))
-    notes = list(unrelated_notes(atlas, asked))
+    notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
     if others:
         told = f"{others:,} others" if others > 1 else "another"
         notes.append(f"It was made with the same initialisation as {told}: one tool, one seed.")

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.atlas import NEIGHBOURS
 from indexer.publish.neighbours import Known, Pairs, nearest, rows_at_once
 from indexer.publish.tables import Tables
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, blocks
-
-NEIGHBOURS = 50
 
 # From this share of new models on, all lists are computed again: most of them change anyway.
 MOST_NEW = 0.5

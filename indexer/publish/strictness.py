@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from indexer.atlas import AtlasFolder
+from indexer.atlas import NEIGHBOURS, AtlasFolder
 from indexer.database import catalog
 from indexer.database.connection import Connection
 from indexer.database.door import attached
@@ -23,7 +23,6 @@ from indexer.database.failures import failures_told
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.publish.centre_checks import check_centre
-from indexer.publish.neighbour_table import NEIGHBOURS
 from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
 from indexer.publish.verification import Disagreement, verify
 from indexer.records.record import Record

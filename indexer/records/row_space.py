@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.atlas import FEWEST_SHARED
 from indexer.names import DeltaKey
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.sketch import identity_sketch, tensor_sketch
-from indexer.vectors.masks import FEWEST
 
 Sketches = NDArray[np.float32]
 
@@ -107,7 +107,7 @@ def agreement(mine: Sketches, others: Sketches) -> NDArray[np.float32]:
     """(a, n): how far the row spaces of (a, K, 1 + m) and (n, K, 1 + m) are the same, over the matrices of both.
 
     1: the smaller space of each pair lies in the larger one; 0: as spaces drawn apart. 0 too where the two share
-    fewer than FEWEST matrices (or than all there are), and where so much may be the work of the hashes.
+    fewer than FEWEST_SHARED matrices (or than all there are), and where so much may be the work of the hashes.
     """
     step = max(1, _CELLS // max(1, len(others)))
     return np.concatenate(
@@ -127,5 +127,5 @@ def _agreement(mine: Sketches, others: Sketches) -> NDArray[np.float32]:
         chance += np.where(both, first[:, :1] * second[:, 0], 0)
         shared += both
     noise = np.sqrt(2 * chance / (mine.shape[2] - 1))
-    is_enough = (shared >= min(FEWEST, mine.shape[1])) & (product >= _CERTAIN * noise) & (most > 0)
+    is_enough = (shared >= min(FEWEST_SHARED, mine.shape[1])) & (product >= _CERTAIN * noise) & (most > 0)
     return np.where(is_enough, product / np.maximum(most, 1e-6), 0).astype(np.float32)

@@ -1,8 +1,8 @@
 """Which blocks of a vector were changed, and what the similarity of two vectors is when some were not.
 
 A vector of blocks of unit norm is compared by the mean of the block cosines over the blocks that both models changed:
-their inner product over the number of these. An overlap of fewer than FEWEST blocks says little however well it fits,
-so it counts as if the missing ones were at right angles.
+their inner product over the number of these. An overlap of fewer than FEWEST_SHARED blocks says little however well it
+fits, so it counts as if the missing ones were at right angles.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Blocks that two models share below which their similarity is shrunk: the mean of so few cosines looks too sure.
-FEWEST = 4
+from indexer.atlas import FEWEST_SHARED
 
 Floats = NDArray[np.float32]
 Booleans = NDArray[np.bool_]
@@ -31,8 +30,8 @@ def shared_blocks(mine: Booleans, theirs: Booleans) -> Floats:
 
 
 def divisors(shared: Floats, blocks: int) -> Floats:
-    """What an inner product is divided by: the shared blocks, no fewer than FEWEST (or all, where there are fewer)."""
-    return np.maximum(shared, np.float32(max(1, min(FEWEST, blocks))))
+    """What an inner product is divided by: the shared blocks, at least FEWEST_SHARED (or all, if there are fewer)."""
+    return np.maximum(shared, np.float32(max(1, min(FEWEST_SHARED, blocks))))
 
 
 @dataclass(frozen=True, eq=False)

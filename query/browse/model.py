@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from indexer.atlas import NEIGHBOURS
 from indexer.console.messages import clean
 from indexer.console.output import as_plain
 from indexer.console.terminal import explain
@@ -12,9 +13,9 @@ from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
 from query.depth.profiled import read_profiled
 from query.layers.layers import stored_layers
-from query.lookup import ResolvedModel
+from query.lookup import indexed_model
 from query.show import shown_model
-from query.similar import STORED, stored_neighbours
+from query.similar import stored_neighbours
 
 if TYPE_CHECKING:
     from query.depth.profiled import Profiled
@@ -80,8 +81,7 @@ def _layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> dict[st
 def _neighbours(atlas: AtlasReader, model_id: int, model: str, base: str) -> list[dict[str, Any]]:
     if not atlas.is_published(base, "input"):
         return []
-    asked = ResolvedModel(model, base, "", model_id, False)
-    rows = [one.as_row() for one in stored_neighbours(atlas, asked, STORED, "input")]
+    rows = [one.as_row() for one in stored_neighbours(atlas, indexed_model(atlas, model_id), NEIGHBOURS, "input")]
     ids = {
         row["model"]: row["model_id"]
         for row in atlas.rows(

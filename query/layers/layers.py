@@ -107,7 +107,7 @@ def layers(atlas: AtlasReader, model: str | Path, base: str | None = None) -> La
 def layers_of(atlas: AtlasReader, asked: ResolvedModel) -> Layers:
     """The same of a model that was looked up, or read, before."""
     found = _stored(atlas, asked.model_id) if asked.record is None else _measured(asked.record)
-    return replace(layers_from(asked.name, asked.base, found), notes=unrelated_notes(atlas, asked))
+    return replace(layers_from(asked.name, asked.base, found), notes=unrelated_notes(asked))
 
 
 def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:

@@ -21,7 +21,7 @@ from query.lineage.rules import LineageRules
 from query.lineage.search import ReadLog, Search
 from query.lineage.stored import DeclaredParents, declared_by, declared_in, notes_on_card, stored_lineage
 from query.lineage.thresholds import SURE, Thresholds, probability
-from query.lookup import READERS, describe_unindexed, unknown_model
+from query.lookup import READERS, describe_unindexed, no_record, unknown_model
 
 if TYPE_CHECKING:
     from indexer.deltas.parts import Parts
@@ -73,9 +73,7 @@ def lineage(
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else None
     if known is not None and known.status == "skipped":
-        raise AtlasError(
-            f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({model!r})`"
-        )
+        raise no_record(known, model)
     if known is not None and known.status == "indexed":
         stored = stored_lineage(atlas, known.model_id) if dates and not fresh and thresholds is None else None
         if stored is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from query.extras import to_frame
-from query.lookup import ResolvedModel
+from query.lookup import indexed_model
 from query.population import relatives
 from query.predict.answers import NONE_OF_THESE
 from query.predict.documented import Documented, Documents
@@ -160,11 +160,7 @@ def predict_asked(
 
 def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, representation: str = "input") -> Prediction:
     """The same of an indexed model that is known by its id. Raises AtlasError."""
-    rows = atlas.rows("SELECT model, base, author, is_copy FROM models WHERE model_id = ?", [model_id])
-    if not rows:
-        raise AtlasError(f"The atlas holds no record of a model {model_id}.", "")
-    asked = ResolvedModel(rows[0]["model"], rows[0]["base"], rows[0]["author"], model_id, rows[0]["is_copy"])
-    subject = subject_of(atlas, asked, representation)
+    subject = subject_of(atlas, indexed_model(atlas, model_id), representation)
     return _predict_with(atlas, subject, Documented(atlas, representation), k)
 
 

@@ -14,7 +14,7 @@ from indexer.records.difference import difference_of, norms_fit, relative_differ
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
-from query.lookup import ResolvedModel, resolve_model, thresholds, unrelated, with_vector
+from query.lookup import ResolvedModel, resolve_model, thresholds, with_vector
 from query.predict.head_evidence import Head, head_of
 from query.predict.sweeps import Floats
 
@@ -62,7 +62,7 @@ def subject_of(atlas: AtlasReader, asked: ResolvedModel, representation: str) ->
     """The same of a model that was looked up before."""
     atlas.published(asked.base, representation)
     facts = _read_facts(asked) if asked.record else _stored_facts(atlas, asked)
-    silence = _why_silent(atlas, asked)
+    silence = _why_silent(asked)
     if not silence:
         asked = with_vector(atlas, asked, representation)
     elif facts["label_count"] is None:
@@ -103,11 +103,11 @@ def _read_facts(asked: ResolvedModel) -> dict[str, Any]:
     }
 
 
-def _why_silent(atlas: AtlasReader, asked: ResolvedModel) -> str:
+def _why_silent(asked: ResolvedModel) -> str:
     """Why its delta says nothing of its data; empty where it does."""
     if asked.is_copy:
         return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
-    return unrelated(atlas, asked)
+    return asked.unrelated
 
 
 def _repeats(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Repeat, ...]:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from indexer.atlas import NEIGHBOURS
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import blocks
 from query import Atlas
-from query.similar import STORED
 from scripts.scale.population import Floats
 
 # More models than the database holds neighbours of: these have to be searched for.
-BEYOND = STORED + 1
+BEYOND = NEIGHBOURS + 1
 WHERE = "downloads > 20"
 
 Ask = Callable[[str], object]

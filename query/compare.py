@@ -1,0 +1,256 @@
+"""Two models side by side: how similar their changes are, and what their cards and weights say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError
+from indexer.names import DeltaKey
+from query.layers.layers import layers_of
+from query.layers.parts import Part
+from query.lookup import ResolvedModel, resolve_model, sharing_initialisation, unrelated_notes, with_vector
+from query.results import Result
+from query.similar import similarity_of
+from query.wording import rarity
+
+if TYPE_CHECKING:
+    from query.reader import AtlasReader
+
+# Columns of the models view, in the order in which they are printed.
+FACTS = (
+    "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
+    "label_names", "problem_type", "created", "modified", "downloads", "delta_norm", "relative_norm", "base_cosine",
+    "dtype", "duplicate_group", "initialisation",
+)  # fmt: skip
+# If the centre makes the expected cosine of unrelated models lower than this, a note says so (five authors or fewer).
+_FAR_BELOW = -0.2
+
+Means = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact about both models; None if it is not known."""
+
+    fact: str
+    a: Any
+    b: Any
+
+    @property
+    def differs(self) -> bool:
+        """Whether both are known and not the same."""
+        return self.a is not None and self.b is not None and self.a != self.b
+
+
+@dataclass(frozen=True)
+class PartPair:
+    """One layer, or one family: the mean cosine of the blocks that both changed (None without any), and the norms."""
+
+    name: str
+    similarity: float | None
+    a_norm: float
+    b_norm: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """Two models of one base.
+
+    ``similarity`` is None if one is a copy of the base. ``background``: the share of pairs of unrelated models that are
+    at least as similar, out of ``background_pairs``; None if too few are known; at least ``background_floor``, which
+    means "none of them". ``matrices``: how many both changed. ``layers`` and ``families`` have no similarities if the
+    representation has no blocks.
+    """
+
+    COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
+    SHOW_HEADLINE = True
+
+    a: str
+    b: str
+    base: str
+    representation: str
+    similarity: float | None
+    background: float | None
+    background_pairs: int | None
+    background_floor: float | None
+    matrices: int | None
+    layers: tuple[PartPair, ...]
+    families: tuple[PartPair, ...]
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """How similar the two are, and how unusual that is."""
+        if self.similarity is None:
+            return "One of the two is a copy of its base: their changes cannot be compared."
+        answer = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
+        if self.background is None:
+            return f"{answer}."
+        rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
+        return f"{answer}; {rare} pairs of unrelated models are at least as similar."
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """Layers, families and facts; ``details``: everything."""
+        everything = self.to_dict()
+        return everything if details else {name: everything[name] for name in ("layers", "families", "facts")}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for all (``part`` is ``all``), then one for each layer and family, which have no background."""
+        norms = (math.hypot(*(getattr(one, name) for one in self.layers)) for name in ("a_norm", "b_norm"))
+        parts = [("all", PartPair("", self.similarity, *norms))]
+        parts += [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
+        background = {"background": self.background, "background_pairs": self.background_pairs}
+        return [
+            {"part": kind, **asdict(one)} | (background if kind == "all" else dict.fromkeys(background))
+            for kind, one in parts
+        ]
+
+
+def compare(
+    atlas: AtlasReader, a: str | Path, b: str | Path, *, base: str | None = None, representation: str = "input"
+) -> Comparison:
+    """Two models side by side: their similarity by family and layer, and what cards and weights say of each.
+
+    ``a`` and ``b`` are indexed ids, other Hub ids, or local folders. Raises AtlasError if one is unknown or cannot be
+    read, or if their bases differ.
+    """
+    first, second = (resolve_model(atlas, str(name), base, representation) for name in (a, b))
+    if first.base != second.base:
+        raise AtlasError(
+            f"{first.name} is a fine-tune of {first.base}, {second.name} of {second.base}: models of different bases "
+            "cannot be compared.",
+            "",
+        )
+    alike = background = pairs = shared = of_layers = of_families = None
+    notes: tuple[str, ...] = ()
+    if not (first.is_copy or second.is_copy):
+        first, second = (with_vector(atlas, one, representation) for one in (first, second))
+        alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
+        if atlas.published(first.base, representation).per_delta:
+            of_layers, of_families = _by_part(atlas, first, second)
+        notes = _small_centre(atlas, first, second, representation) + _same_initialisation(atlas, first, second)
+    changed = (layers_of(atlas, first), layers_of(atlas, second))
+    return Comparison(
+        a=first.name,
+        b=second.name,
+        base=first.base,
+        representation=representation,
+        similarity=alike,
+        background=background,
+        background_pairs=pairs,
+        background_floor=None if pairs is None else 1 / (1 + pairs),
+        matrices=shared,
+        layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
+        families=_pairs(of_families, changed[0].families, changed[1].families),
+        facts=_facts(atlas, first, second),
+        notes=(*notes, *unrelated_notes(first, second)),
+    )
+
+
+def _by_part(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[Means, Means]:
+    """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
+    assert first.vector is not None
+    assert second.vector is not None
+    names = atlas.rows("SELECT deltas FROM bases WHERE base = ?", [first.base])[0]["deltas"]
+    keys = [DeltaKey.parse(name) for name in names]
+    one, other = (vector.astype(np.float64).reshape(len(keys), -1) for vector in (first.vector, second.vector))
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines = np.where(norms > 0, (one * other).sum(axis=1) / norms, np.nan)
+    by_layer = _means([f"{key.stack}.{key.layer}" if key.stack else str(key.layer) for key in keys], cosines)
+    return by_layer, _means([key.family_key for key in keys], cosines)
+
+
+def _means(names: list[str], cosines: NDArray[np.float64]) -> Means:
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for name, cosine in zip(names, cosines.tolist(), strict=True):
+        if np.isfinite(cosine):
+            found[name].append(cosine)
+    return {name: float(np.mean(values)) if values else None for name, values in found.items()}
+
+
+def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -> tuple[PartPair, ...]:
+    norms = {part.name: part.norm for part in second}
+    return tuple(
+        PartPair(part.name, (means or {}).get(part.name), part.norm, norms.get(part.name, 0.0)) for part in first
+    )
+
+
+def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
+    """A note if the centre of two models is of so few votes that unrelated models come out far below zero."""
+    from indexer.vectors.centre import ADAPTER, FEWEST_VOTES, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_of_strangers
+    from indexer.vectors.masks import changed_blocks
+
+    centre, group = atlas.centre(one.base, representation), one.group
+    if centre is None or group != other.group or one.author == other.author:
+        return ()
+    if one.model_id is None or other.model_id is None:  # a model that was read for this question had no vote
+        return ()
+    mine, theirs = (centre.group_of(group, each.initialisation) for each in (one, other))
+    group = mine if mine == theirs else group
+    votes = centre.groups[group].votes
+    assert one.vector is not None
+    assert other.vector is not None
+    changed = changed_blocks(np.stack([one.vector, other.vector]), len(votes)).all(axis=0)
+    is_group = group in GROUPS
+    counted = votes[changed & (votes > (1 if is_group else FEWEST_VOTES - 1))]
+    if not len(counted):
+        return ()
+    expected = float(cosine_of_strangers(counted, SHRINK if is_group else INITIALISATION_SHRINK).mean())
+    if expected > _FAR_BELOW:
+        return ()
+    count = f"{counted.min()}" if counted.min() == counted.max() else f"{counted.min()} to {counted.max()}"
+    kind = f"adapters of {count} authors" if group == ADAPTER else f"full fine-tunes of {count} authors"
+    if not is_group:
+        kind = f"adapters of their initialisation, on {count} data sets,"
+    return (
+        f"Only {kind} changed the matrices that both changed. What these have in common is "
+        f"subtracted, and with so few of them this alone brings unrelated models to {expected:.2f} instead of 0.",
+    )
+
+
+def _same_initialisation(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel) -> tuple[str, ...]:
+    """A note if the LoRA factors of both started from the same random numbers."""
+    if one.initialisation is None or one.initialisation != other.initialisation:
+        return ()
+    others = sharing_initialisation(atlas, one) - (other.model_id is not None)
+    return (
+        f"Both were made with the same initialisation{f', like {others} others' if others > 0 else ''}: "
+        "one tool, one seed. That says nothing about their data.",
+    )
+
+
+def _facts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[Fact, ...]:
+    """The facts that are known of at least one of the two."""
+    one, other = _known(atlas, first), _known(atlas, second)
+    facts = (Fact(name, one.get(name), other.get(name)) for name in FACTS)
+    return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))
+
+
+def _known(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
+    if asked.record is None:
+        return atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [asked.model_id])[0]
+    record = asked.record
+    norm, of_base = (sum(getattr(one, name) ** 2 for one in record.deltas) ** 0.5 for name in ("norm", "base_norm"))
+    return {
+        "author": asked.author,
+        "relation": record.identity.relation,
+        "datasets": list(record.card.get("datasets", ())),
+        "head_class": record.head.get("architecture_class"),
+        "label_count": record.head.get("label_count"),
+        "label_names": record.head.get("label_names"),
+        "problem_type": record.head.get("problem_type"),
+        "delta_norm": float(norm),
+        "relative_norm": float(norm / of_base) if of_base else 0.0,
+        "base_cosine": record.base_cosine,
+        "dtype": record.dtype,
+        "initialisation": asked.initialisation,
+    }

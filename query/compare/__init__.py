@@ -1,1 +1,0 @@
-"""`query compare`: two models of one base side by side."""
