@@ -103,7 +103,9 @@ def with_vector(atlas: AtlasReader, model: ResolvedModel, representation: str) -
 def refuse_copy(model: ResolvedModel) -> None:
     """Raise AtlasError if the model is a copy of its base, which has no vector."""
     if model.is_copy:
-        raise AtlasError(f"{model.name} is a copy of {model.base}: its delta is zero, so nothing is more or less like it.", "")
+        raise AtlasError(
+            f"{model.name} is a copy of {model.base}: its delta is zero, so nothing is more or less like it.", ""
+        )
 
 
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
