@@ -1,6 +1,6 @@
-"""The atlas as a folder: where everything lies, who may write, and how its database is opened.
+"""The folder of an atlas: its paths, and the lock of its writer.
 
-Nothing here imports torch, transformers or huggingface_hub: a query starts from this file.
+Nothing here imports torch, transformers or huggingface_hub, because every query imports this file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STORAGE_VERSION = "v1.4.0"
 
 
 class AtlasFolder:
-    """Names every path of one atlas. Opening one creates nothing."""
+    """The paths of one atlas. Nothing is created."""
 
     def __init__(self, root: str | Path) -> None:
         if is_on_hub(root):
@@ -43,22 +43,22 @@ class AtlasFolder:
 
     @property
     def database(self) -> Path:
-        """The one pointer: metadata, and the names of the FAISS files that belong to it."""
+        """The database: metadata, and the names of the FAISS files that belong to it."""
         return self.root / "atlas.duckdb"
 
     @property
     def checksums(self) -> Path:
-        """What the database's checksum may be."""
+        """The possible checksums of the database."""
         return self.root / "checksums.json"
 
     @property
     def origin(self) -> Path:
-        """Where a pulled atlas comes from; as long as this file is there, nothing is written to the atlas."""
+        """The source of a pulled atlas; while this file exists, the atlas is read-only."""
         return self.root / "pulled.json"
 
     @property
     def listings(self) -> Path:
-        """Folder of what the Hub said."""
+        """Folder of the listings."""
         return self.root / "listing"
 
     @property
@@ -68,7 +68,7 @@ class AtlasFolder:
 
     @property
     def records(self) -> Path:
-        """Folder of records and of outcomes in place of records."""
+        """Folder of records and stored failures."""
         return self.root / "records"
 
     @property
@@ -78,12 +78,12 @@ class AtlasFolder:
 
     @property
     def lineages(self) -> Path:
-        """Folder of what the weights said of where models come from."""
+        """Folder of stored lineages."""
         return self.root / "lineage"
 
     @property
     def predicted(self) -> Path:
-        """Folder of what was predicted of models' data."""
+        """Folder of stored predictions."""
         return self.root / "predictions"
 
     def listing(self, base: str) -> Path:
@@ -91,11 +91,11 @@ class AtlasFolder:
         return self.listings / f"{file_name(base)}.jsonl"
 
     def lineage(self, base: str) -> Path:
-        """What the weights said of where the models of one base come from."""
+        """The stored lineages of one base."""
         return self.lineages / f"{file_name(base)}.jsonl"
 
     def predictions(self, base: str) -> Path:
-        """What was predicted of the data of one base's models."""
+        """The stored predictions of one base."""
         return self.predicted / f"{file_name(base)}.jsonl"
 
     def base(self, base: str, commit: str) -> Path:
@@ -107,7 +107,7 @@ class AtlasFolder:
         return self.records / digest[:2] / f"{digest}.safetensors"
 
     def outcome(self, digest: str) -> Path:
-        """What stands in place of a record that could not be made."""
+        """The failure that is stored in place of a record."""
         return self.records / digest[:2] / f"{digest}.json"
 
     def profile(self, digest: str) -> Path:
@@ -129,12 +129,12 @@ class AtlasFolder:
 
     @contextmanager
     def locked(self, command: str, *, wait: bool = False, pulled: bool = False) -> Iterator[None]:
-        """Hold the writer's lock. It goes with the process, however that ends.
+        """Hold the writer's lock; the system releases it when the process ends in any way.
 
-        Folders that are empty in the end go, too, and with them that of the atlas and those above it that were made
-        here: what came to nothing leaves nothing. Raises AtlasError naming the process that holds it (with ``wait``
-        it waits for its turn instead), where the file system has no such locks, and where the atlas is somebody
-        else's (unless ``pulled``: by whoever pulls or adopts it).
+        Folders that are empty in the end are removed, including the atlas's own and those above it that were made
+        here, so that a command without a result leaves nothing. Raises AtlasError that names the process holding the
+        lock (with ``wait`` it waits instead), where the file system has no such locks, and where the atlas was pulled
+        (unless ``pulled``, for pulling and adopting).
         """
         if not pulled:
             self._require_own()
@@ -145,7 +145,7 @@ class AtlasFolder:
                 self._take_lock(handle, wait)
                 if _is_at(handle, self.root / "lock"):
                     break
-                os.close(handle)  # who held it before left nothing behind, not even that file
+                os.close(handle)  # the process before us removed the file at its end
                 handle = self._opened_lock()
             os.ftruncate(handle, 0)
             os.pwrite(handle, _claim(command).encode(), 0)
@@ -161,7 +161,7 @@ class AtlasFolder:
         if self.origin.exists():
             raise AtlasError(
                 f"{self.root} was pulled from the Hub and is read-only.",
-                "To go on with it as your own: index build --adopt",
+                "To make it your own: index build --adopt",
             )
 
     def _opened_lock(self) -> int:
@@ -169,7 +169,7 @@ class AtlasFolder:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
                 return descriptor_of(self.root / "lock", os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:  # taken away by another in between
+            except FileNotFoundError:  # removed by another process meanwhile
                 continue
             except OSError as error:
                 raise AtlasError(
@@ -192,7 +192,7 @@ class AtlasFolder:
             ) from error
 
     def _remove_if_empty(self, made: Sequence[Path]) -> None:
-        """What this command made and did not use, the lock last but for the folders around it."""
+        """Remove what this command made and did not use: first its folders, then the lock, then those around it."""
         own = {"lock": self.root / "lock", **{one.name: one for one in (self.listings, self.bases, self.records)}}
         with suppress(OSError):
             found = [path.name for path in self.root.iterdir()]
@@ -205,7 +205,7 @@ class AtlasFolder:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether that is the file that is open, and not one that was removed since."""
+    """Whether the open file is still the one at ``path``."""
     try:
         found, opened = path.stat(), os.fstat(handle)
     except FileNotFoundError:
@@ -214,14 +214,14 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def mending(root: Path, own: str) -> str:
-    """What to do about a damaged atlas: one that was pulled is fetched again; ``own`` is the advice for any other."""
+    """Advice about a damaged atlas: fetch a pulled one again; ``own`` for any other."""
     if not AtlasFolder(root).origin.exists():
         return own
     return f"Fetch it again, from where pulled.json says: index pull OWNER/NAME --atlas {root}"
 
 
 def is_on_hub(atlas: str | Path) -> bool:
-    """Whether an atlas is named by its address on the Hub: hf://owner/name@tag."""
+    """Whether this is the address of an atlas on the Hub: hf://owner/name@tag."""
     return str(atlas).startswith(ON_HUB)
 
 

@@ -1,4 +1,4 @@
-"""The three ways a thing can go wrong: for the user, for good with one model, for now with one model."""
+"""Errors: those that the user can act on, and those of one model, permanent or temporary."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-# What data of the wrong kind makes of code that takes it for the right one: to be caught where strangers' data is read.
+# What code raises that is given data of an unexpected type; caught where untrusted data is read.
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class AtlasError(Exception):
-    """Something the user can act on: printed as one line, then exit 1.
+    """An error that the user can act on: printed as one line, then exit 1.
 
     ``message`` says what is wrong and where, ``hint`` what to do next.
     """
@@ -26,11 +26,11 @@ class AtlasError(Exception):
 
 
 class BadArgument(AtlasError):
-    """An argument that is wrong whatever the atlas holds: exit 2, as for the usage errors of click."""
+    """An argument that is wrong for every atlas: exit 2, as for the usage errors of click."""
 
 
 class ModelError(Exception):
-    """One model came to nothing; ``reason`` is a stable code to group by, ``detail`` the sentence for people."""
+    """One model failed; ``reason`` is a stable code to group by, ``detail`` a sentence for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -38,36 +38,36 @@ class ModelError(Exception):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[ModelError], tuple[str, str]]:
-        # Exceptions cross process borders; the default reduce would lose the second argument.
+        # Exceptions are sent between processes; the default would lose the second argument.
         return type(self), (self.reason, self.detail)
 
 
 class Skipped(ModelError):
-    """This model at this commit can never be a record: the same bytes would be refused again."""
+    """This model at this commit can never be read: another try would fail in the same way."""
 
 
 class Failed(ModelError):
-    """It went wrong this time (network, rate limit, a server that misbehaved) and is worth another try."""
+    """A temporary failure (network, rate limit, a server error) that is worth another try."""
 
 
 class UnknownRevision(Failed):
-    """The Hub knows the model, but not that branch, tag or commit of it."""
+    """The Hub has the model, but not that branch, tag or commit."""
 
 
 def without_user(address: str) -> str:
-    """An address as it may be shown and kept: without a name and a password before the host."""
+    """An address that may be shown and stored: without user name and password."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else address
 
 
 def access_hint(model: str) -> str:
-    """What to do about a gated repository, whose page is that of the endpoint that is asked."""
+    """What to do about a gated repository at the endpoint in use."""
     site = without_user(os.environ.get("HF_ENDPOINT", "").rstrip("/")) or "https://huggingface.co"
     return f"Ask for access at {site}/{model}, log in with `hf auth login` (or set HF_TOKEN), and run it again."
 
 
 def unreadable(model: str, error: ModelError) -> AtlasError:
-    """What a person is told of a model that cannot be read."""
+    """The error for a model that cannot be read."""
     if isinstance(error, UnknownRevision):
         return AtlasError(f"{error.detail}.", "Give a branch, a tag or a commit of it after the @, or leave that out.")
     if error.reason == "gated":
@@ -78,7 +78,7 @@ def unreadable(model: str, error: ModelError) -> AtlasError:
     )
 
 
-# The extra that brings a module that the plain install does not need, and the package it is in.
+# Optional modules: the extra that installs them, and their package.
 _EXTRAS = {
     "torch": ("build", "torch"),
     "transformers": ("build", "transformers"),
@@ -93,19 +93,19 @@ _EXTRAS = {
 
 
 def install(extra: str) -> str:
-    """How to install an extra, from the folder of the project: the package is on no index."""
+    """How to install an extra, from the project's folder: the package is not on an index."""
     return f"Install the extra, in the folder of the project: pip install '.[{extra}]'"
 
 
 def require(purpose: str, *modules: str) -> None:
-    """Check that optional libraries can be imported, before any work is done.
+    """Check that optional libraries are installed, without importing them, before any work is done.
 
-    Nothing is imported here. Raises AtlasError: ``purpose`` ("A data frame"), what it needs, and how to install it.
+    Raises AtlasError with ``purpose`` ("A data frame"), what it needs, and how to install it.
     """
     for module in modules:
         try:
             is_there = find_spec(module) is not None
-        except (ImportError, ValueError):  # blocked by somebody
+        except (ImportError, ValueError):  # imports of it are blocked
             is_there = False
         if not is_there:
             extra, package = _EXTRAS[module]

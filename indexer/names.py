@@ -1,4 +1,4 @@
-"""The names that every room shares: which model, which delta."""
+"""Names that everything shares: of models, deltas, families and options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DISCOVERIES = ("tags", "names")
 EXECUTORS = ("local", "dask")
 RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
-# The order in which families are told wherever they are listed or concatenated.
+# The order of families wherever they are listed or concatenated.
 FAMILIES = (
     "query",
     "key",
@@ -33,32 +33,32 @@ FAMILIES = (
     "feedforward2",
 )
 
-# As huggingface_hub.utils.validate_repo_id has it, which takes a second to import.
+# The rule of huggingface_hub.utils.validate_repo_id, which takes a second to import.
 _ID_PART = r"\w(?:[\w.\-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?:{_ID_PART}/)?{_ID_PART}", re.ASCII)
 
-# A model of this machine, added from a folder: its path is nobody's business.
+# Prefix of local models, which were added from a folder; its path is private.
 LOCAL = "local:"
 _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
 
-# Where people copy addresses from, besides the endpoint that is asked.
+# Sites from which people copy addresses, besides the endpoint in use.
 _SITES = ("https://huggingface.co", "https://hf.co")
-# Of two spellings; less is another name.
+# Two spellings that are less similar than this are different names.
 _LEAST_LIKENESS = 0.6
 _LONGEST_REVISION = 250  # characters: branches and tags of git are files
-# Folders that models may be read from are in this one, or in none where it is "". None: any folder will do.
+# Models may be read from folders inside this one only; from no folder where it is ""; from any where it is None.
 _folders: Path | str | None = None
 _NO_MODELS = ("datasets", "spaces", "collections", "docs", "papers", "blog")
 
 
 def family_key(stack: str, family: str) -> str:
-    """``query`` where there is one stack (""), ``encoder.query`` where there are two."""
+    """``query`` for a model of one stack (""), ``encoder.query`` for one of two."""
     return f"{stack}.{family}" if stack else family
 
 
 @dataclass(frozen=True)
 class DeltaKey:
-    """Names one weight change: ``stack`` is "" where there is one, else "encoder" or "decoder"."""
+    """Names one weight change: ``stack`` is "" in a model of one stack, else "encoder" or "decoder"."""
 
     stack: str
     layer: int
@@ -83,7 +83,7 @@ class DeltaKey:
         return _parsed(text)
 
 
-@lru_cache(maxsize=4096)  # the same few hundred names stand in every record
+@lru_cache(maxsize=4096)  # every record has the same few hundred names
 def _parsed(text: str) -> DeltaKey:
     *stack, layer, family = text.split(".")
     if len(stack) > 1 or family not in FAMILIES:
@@ -92,14 +92,14 @@ def _parsed(text: str) -> DeltaKey:
 
 
 def read_folders_in(root: Path | None) -> None:
-    """From now on this process reads models from folders in ``root`` alone; None: from no folder."""
+    """From now on this process reads models only from folders in ``root``; None: from no folder."""
     global _folders
     _folders = "" if root is None else root.resolve()
 
 
 def _folder_named(text: str) -> Path | None:
-    """The folder that ``text`` names, where there is one and models may be read from it."""
-    if not text or _folders == "":  # no text would be the folder one is in
+    """The folder that ``text`` names, if it exists and models may be read from it."""
+    if not text or _folders == "":  # an empty path would be the current folder
         return None
     try:
         path = Path(text).expanduser().resolve()
@@ -107,7 +107,7 @@ def _folder_named(text: str) -> Path | None:
             return None
         return path if path.is_dir() else None
     except (OSError, RuntimeError, ValueError):
-        return None  # too long for a path, or the home of nobody
+        return None  # too long for a path, or the home of an unknown user
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ModelRef:
                 why = (
                     f"neither a Hub id nor a folder in {_folders}"
                     if _folders
-                    else "no Hub id; no folders are read here"
+                    else "not a Hub id; models are not read from folders here"
                 )
                 raise AtlasError(f"{what} is {why}.", "Give owner/name, or owner/name@revision.")
             raise AtlasError(
@@ -147,12 +147,12 @@ class ModelRef:
 
     @classmethod
     def of_atlas(cls, name: str) -> ModelRef:
-        """A model by the name that an atlas has for it: never a folder of this machine, whatever lies here.
+        """A model by its name in an atlas; never a local folder, whatever exists on this machine.
 
-        Raises Skipped("malformed") where no model can have this name: an atlas may come from anybody.
+        Raises Skipped("malformed") where no model can have this name: the atlas may not be trustworthy.
         """
         if not is_hub_id(name) and not is_local_id(name):
-            raise Skipped("malformed", f"the atlas names a model {name[:100]!r}, which is no Hub id")
+            raise Skipped("malformed", f"the atlas names a model {name[:100]!r}, which is not a Hub id")
         return cls(id=name)
 
 
@@ -162,17 +162,17 @@ def is_hub_id(text: str) -> bool:
 
 
 def is_local_id(text: str) -> bool:
-    """Whether ``text`` is the name that the atlas gives to a model of a folder: ``local:NAME``."""
+    """Whether ``text`` is the atlas's name of a model from a folder: ``local:NAME``."""
     return bool(_LOCAL_ID.fullmatch(text))
 
 
 def without_address(text: str) -> str:
-    """What stands behind the address of a model's page: ``owner/name``, or ``owner/name@revision`` of ``…/tree/…``.
+    """The model of a page's address: ``owner/name``, or ``owner/name@revision`` for ``…/tree/…``.
 
-    Pages of huggingface.co, hf.co and of the endpoint that is asked (HF_ENDPOINT) are known, with or without https://;
-    any other text comes back as it is. Raises AtlasError for the address of something else than a model.
+    Knows pages of huggingface.co, hf.co and of the endpoint in use (HF_ENDPOINT), with or without https://; any other
+    text is returned as it is. Raises AtlasError for the address of something other than a model.
     """
-    found = _behind_site(text)
+    found = _path_on_site(text)
     if found is None:
         return text
     parts = [unquote(part) for part in found.split("/") if part]
@@ -187,8 +187,8 @@ def without_address(text: str) -> str:
     return f"{identifier}@{revision}"
 
 
-def _behind_site(text: str) -> str | None:
-    """The path of an address on a site of models; None where ``text`` is none."""
+def _path_on_site(text: str) -> str | None:
+    """The path of an address on a known site; None where ``text`` is not one."""
     for site in (*_SITES, without_user(os.environ.get("HF_ENDPOINT", "").rstrip("/"))):
         address = urlsplit(site)
         if not address.netloc:
@@ -201,13 +201,13 @@ def _behind_site(text: str) -> str | None:
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Those of ``names`` that are spelled like ``name``, or like it behind their owners, nearest first."""
+    """Those of ``names`` that are spelled like ``name``, with or without their owners, nearest first."""
     found = [(-_likeness(name.lower(), other.lower()), other) for other in names if other != name]
     return [other for unlike, other in sorted(found) if -unlike >= _LEAST_LIKENESS][:count]
 
 
 def _likeness(name: str, other: str) -> float:
-    """Of two ids, or of what stands behind their owners: people mistype either."""
+    """The larger similarity, of the two ids or of their parts after the owner: people mistype either."""
     tails = (name.rpartition("/")[2], other.rpartition("/")[2])
     return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, other), tails))
 

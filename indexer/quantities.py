@@ -1,4 +1,4 @@
-"""Sizes and times as a person reads them."""
+"""Sizes and durations in units that are easy to read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def size_in_words(count: float) -> str:
-    """205 MB, 3.4 GB: thousands of thousands of bytes."""
+    """As in 205 MB or 3.4 GB; 1 MB is 1,000,000 bytes."""
     value, unit = float(count), _SIZES[0]
     for unit in _SIZES:
         if value < 999.5 or unit == _SIZES[-1]:
@@ -16,7 +16,7 @@ def size_in_words(count: float) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """6 s, 3 min, 2.5 h."""
+    """As in 6 s, 3 min or 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,7 @@
-"""Regular files, and nothing else: what lies in an atlas's folder may have been put there by a stranger.
+"""Opens regular files and nothing else: the files of an atlas may come from an untrusted source.
 
-A FIFO would hang whoever opens it, a device never end, and what is appended through a link lands in somebody's file.
-The folders themselves may be reached by links: people keep atlases on larger disks.
+Opening a FIFO would hang, reading a device would not end, and appending through a link would change another file. The
+folders themselves may be links: people keep atlases on larger disks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _KINDS = {
 
 
 def descriptor_of(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644, *, through_links: bool = False) -> int:
-    """A descriptor of a regular file. Raises OSError, which says what it is, where it is something else.
+    """A descriptor of a regular file. Raises OSError, which names the kind, for anything else.
 
-    It never waits for anybody; ``through_links``: the name itself may be a link, too.
+    It never blocks. ``through_links``: the name itself may be a link.
     """
     guard = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if through_links else os.O_NOFOLLOW)
     try:
@@ -39,18 +39,18 @@ def descriptor_of(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644, *, th
     if stat.S_ISREG(status.st_mode):
         return descriptor
     os.close(descriptor)
-    raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "no file"))
+    raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "not a file"))
 
 
 def open_regular(path: Path, *, through_links: bool = False) -> BufferedReader:
-    """A regular file, to be read. Raises OSError as ``descriptor_of`` does."""
+    """A regular file, opened for reading. Raises OSError as ``descriptor_of`` does."""
     return os.fdopen(descriptor_of(path, through_links=through_links), "rb")
 
 
 def read_regular(path: Path, *, most: int, through_links: bool = False) -> bytes:
     """All bytes of a regular file. Raises OSError as ``descriptor_of`` does, and where there are more than ``most``.
 
-    A file that is all holes takes no room in a folder, and in memory all that it says.
+    The limit matters because a sparse file takes no room on disk, but all its size in memory.
     """
     with open_regular(path, through_links=through_links) as file:
         if os.fstat(file.fileno()).st_size > most:
@@ -59,21 +59,21 @@ def read_regular(path: Path, *, most: int, through_links: bool = False) -> bytes
 
 
 def regular_status(path: Path) -> os.stat_result:
-    """What the system knows of a regular file, without opening it. Raises OSError as ``descriptor_of`` does."""
+    """The status of a regular file, without opening it. Raises OSError as ``descriptor_of`` does."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
-        raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "no file"))
+        raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "not a file"))
     return status
 
 
 def _kind(path: Path, through_links: bool) -> str | None:
-    """What stands in the way; None where that is not the matter."""
+    """What kind of thing is there instead of a regular file; None if that is not the problem."""
     try:
         status = path.stat() if through_links else os.lstat(path)
     except OSError:
         return None
-    return None if stat.S_ISREG(status.st_mode) else _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+    return None if stat.S_ISREG(status.st_mode) else _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
 
 
 def _refused(path: Path, kind: str) -> OSError:
-    return OSError(errno.EINVAL, f"it is {kind}, and a file is needed", str(path))
+    return OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))

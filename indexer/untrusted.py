@@ -1,7 +1,7 @@
-"""Strings, numbers and times that strangers sent: bounded and printable, or nothing at all.
+"""Strings, numbers and times from untrusted sources: bounded and printable, or None.
 
-Every name on the Hub is free text that will one day reach a terminal, a table or an address. What can
-be read is read; what cannot becomes None and leaves a note that says which field it was.
+Every name on the Hub is free text that ends up in a terminal, a table or an address. A value that cannot be read
+becomes None, and a note names the field.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_TEXT = 500
 MAX_ODDITIES = 50
 DEEPEST = 100
 MOST_VALUES = 1_000_000  # of one JSON text: parsed, each takes up to 130 bytes
-MAX_INTEGER = 2**63 - 1  # what a BIGINT column holds
+MAX_INTEGER = 2**63 - 1  # the largest BIGINT
 
-# Control characters, line separators, marks that turn the direction of writing, invisible characters,
-# and halves of surrogate pairs, which JSON can spell but UTF-8 cannot.
+# Control characters, line separators, marks that change the direction of writing, invisible characters,
+# and lone surrogates, which JSON can contain but UTF-8 cannot.
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -53,7 +53,7 @@ _NOT_OWNERS = {
 
 
 def printable(text: str, limit: int = MAX_TEXT) -> str:
-    """``text`` cut to ``limit`` characters, with U+FFFD wherever a terminal could have been steered."""
+    """``text`` cut to ``limit`` characters, with U+FFFD in place of anything that controls a terminal."""
     text = text[:limit]
     return text if text.isprintable() else _CONTROLS.sub("\ufffd", text)
 
@@ -83,7 +83,7 @@ def hub_address(text: str, kind: str) -> str | None:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether JSON is nested deeper than DEEPEST, which recursive code would trip over."""
+    """Whether JSON is nested deeper than DEEPEST, too deep for recursive code."""
     level = [value]
     for _ in range(DEEPEST):
         level = [
@@ -98,7 +98,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def values_in(text: bytes) -> int:
-    """An upper bound of the values in a piece of JSON, one less, by the marks that part them; strings count too."""
+    """An upper bound, minus one, of the number of values in JSON text, by its brackets and commas."""
     return text.count(b"{") + text.count(b"[") + text.count(b",")
 
 
@@ -107,10 +107,10 @@ def load_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     whole_number: Callable[[str], Any] | None = None,
 ) -> Any:
-    """A stranger's JSON, parsed; ``pairs`` makes an object of its items, ``whole_number`` an integer of its digits.
+    """Parse untrusted JSON; ``pairs`` makes an object of its items, ``whole_number`` an integer of its digits.
 
-    Raises ValueError for whatever is wrong with it: more values than MOST_VALUES, which a short text can hold and a
-    machine cannot, nesting that a parser trips over, whole numbers of thousands of digits.
+    Raises ValueError for anything wrong with it: more values than MOST_VALUES (which fit into a short text, but not
+    into memory), too deep nesting, whole numbers of thousands of digits.
     """
     count = values_in(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
     if count > MOST_VALUES:
@@ -122,7 +122,7 @@ def load_json(
 
 
 def is_count(value: object) -> bool:
-    """Whether ``value`` is an int (no bool) that can be a size or an offset in a file."""
+    """Whether ``value`` is an int (not a bool) that can be a size or an offset in a file."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -132,7 +132,7 @@ def element_count(shape: tuple[int, ...]) -> int:
 
 
 def shown(text: object, limit: int = 120) -> str:
-    """A name that came with the file, fit for a message: quoted, control characters escaped, not too long."""
+    """A name from a file as it may appear in a message: quoted, escaped, and cut to ``limit``."""
     name = str(text)
     return repr(name) if len(name) <= limit else repr(name[:limit] + "…")
 
@@ -145,11 +145,11 @@ class Reader:
 
     @property
     def oddities(self) -> tuple[str, ...]:
-        """What could not be read, each thing once, ``MAX_ODDITIES`` at most."""
+        """What could not be read, without repetitions, at most ``MAX_ODDITIES``."""
         return tuple(self._oddities)
 
     def note(self, field: str, what: str) -> None:
-        """Remember that ``field`` was odd. Both strings are ours, never a stranger's."""
+        """Note that ``field`` was odd. Neither string may come from the untrusted source."""
         if len(self._oddities) < MAX_ODDITIES:
             self._oddities[f"{field}: {what}"] = None
 

@@ -122,7 +122,7 @@ def test_one_that_can_go_on_is_kept(shell):
     shell.hub.faults.clear()
     ran = shell("index", "build", "--base", BASE, "--workers", "1")
     assert ran.code == 0
-    assert "going on with the crawl" in ran.err
+    assert "resuming the crawl" in ran.err
 
 
 @pytest.mark.parametrize(("path", "learnt"), [("/api/models.filter", False), (f"repos/{BASE}", True)])

@@ -138,7 +138,7 @@ def test_a_row_under_an_old_name_is_the_model_under_its_new_one(shell, workers):
     report = build(shell, "--workers", workers)
     assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}
     assert (report["discovered"], report["indexed"], report["skipped"], report["failed"]) == (3, 3, 0, 0)
-    assert "ann/imdb-0 is called new/name now" in report["said"]
+    assert "ann/imdb-0 is now called new/name" in report["said"]
     again = build(shell)
     assert (again["discovered"], again["unchanged"], again["bytes_read"]) == (3, 3, 0)
     assert models(shell) == {"ann/glue-0": "indexed", "new/name": "indexed", "ann/squad-0": "indexed"}

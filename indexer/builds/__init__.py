@@ -1,4 +1,4 @@
-"""Who does the units of work, and with how much of the machine.
+"""Builds: planning the work, running it on this machine or a cluster, and publishing the results.
 
-Plural, because `indexer.build` is the function: a package of that name would take its place once imported.
+Plural, because `indexer.build` is a function: once imported, a package of that name would replace it.
 """

@@ -1,4 +1,4 @@
-"""What a build has to do: for every selected model whether it is done, known to be hopeless, or due."""
+"""What a build has to do: whether each selected model is done, has failed for good, or is due."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, 
 from indexer.records.store import Kept, Outcome, RecordStore, standing
 from indexer.records.unit import Unit
 
-# Skips that may end without a new commit: access can be granted, a repository enabled again.
+# Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 RECHECKED = frozenset({"gated", "disabled"})
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One model of the listing: ``unit`` is what to do, or None where ``entry`` already says all.
+    """One model of the listing: ``unit`` is what to do, or None where there is nothing to do.
 
-    ``lacks_spectra``: they are asked for, and its record, which stays until there is a better one, has none.
-    ``missed``: what the last attempt at its present commit came to, where its record is that of an earlier one.
+    ``lacks_spectra``: they are wanted, and its record, which stays until there is a better one, has none. ``missed``:
+    how the last attempt at the current commit failed, where the record is that of an earlier commit.
     """
 
     entry: Entry
@@ -37,7 +37,7 @@ class Planned:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether its record of this commit is there already."""
+        """Whether there is a record of this commit already."""
         has_record = self.unit is None and self.entry.record_key is not None
         return has_record and self.entry.commit == commit_of(self.entry.listed.row)
 
@@ -57,13 +57,11 @@ def plan(
     parents: Parents | None = None,
     folders: Mapping[str, Path] | None = None,
 ) -> list[Planned]:
-    """Look at every listed model; only those in ``selected`` get a unit. ``parents`` says what adapters stand on.
+    """Look at every listed model; only those in ``selected`` get a unit. ``parents`` looks up the bases of adapters.
 
-    ``folders``: where models of this machine lie, by their ids. The atlas does not keep it, so others of them are not
-    read again.
-
-    ``template`` holds what all units share. A model outside the selection keeps the record it has, and one at a new
-    commit keeps that of an earlier one until the new one is read.
+    ``folders``: the folders of local models, by id. The atlas does not store them, so other local models are not read
+    again. ``template`` holds what all units share. A model outside the selection keeps its record, and a model at a new
+    commit keeps the record of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
     places = folders or {}
@@ -76,7 +74,7 @@ def plan(
 
 
 def _earlier_records(store: RecordStore, template: Unit, present: Collection[str]) -> dict[str, list[Kept]]:
-    """By model what could be published beside the ``present`` records; only the headers of the others are read."""
+    """By model the records that could be published besides ``present``, from their headers alone."""
     found: dict[str, list[Kept]] = {}
     wanted = (template.base, template.base_commit, template.spec.rank)
     for kept in store.kept(besides=present):
@@ -88,20 +86,20 @@ def _earlier_records(store: RecordStore, template: Unit, present: Collection[str
 
 
 def _with_earlier(planned: Planned, records: Sequence[Kept]) -> Planned:
-    """A model without a record of its present commit stands with an earlier one, where there is one."""
+    """A model without a record of its current commit keeps that of an earlier one, where there is one."""
     entry = planned.entry
     kept = standing(records, entry.commit) if entry.record_key is None else None
     if kept is None:
         return planned
-    stands = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
+    earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
     unit = planned.unit
     if unit is not None and unit.parent is None and not unit.is_on_base and _answers(kept.identity, unit):
-        unit = None  # as much was known of what it stands on when the record was made, or more
-    return replace(planned, entry=stands, missed=entry.outcome, unit=unit)
+        unit = None  # its base was known as well or better when the record was made
+    return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
 
 
 def _answers(found: Identity, unit: Unit) -> bool:
-    """Whether a record is of the unit's commit, and with the spectra that are asked for."""
+    """Whether a record is of the unit's commit, and has the spectra that are wanted."""
     return found.commit == unit.commit and (not unit.spec.spectra or found.spec.spectra == unit.spec.spectra)
 
 
@@ -130,7 +128,7 @@ def _planned(
         row_base=(named_base(listed.row) or "") if is_known else None,
         card=None,
     )
-    # What else there may be a record of is found by its header: see _with_earlier.
+    # Records under another base of the adapter are found by their headers: see _with_earlier.
     is_open = not is_known and listed.relation == "adapter" and names_another(listed.row, template.base)
     found = None if is_open else existing_record(unit.identity, store)
     if found is not None and (found.spec.spectra == unit.spec.spectra or not unit.spec.spectra):
@@ -143,30 +141,28 @@ def _planned(
 
 
 def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
-    """Whether a model without a record is to be tried by this build."""
+    """Whether this build should try a model without a record."""
     if outcome is None or outcome.reason in RECHECKED:
         return True
     return outcome.status == "failed" and (retry_failed or outcome.is_due)
 
 
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
-    """The record that is there of this model at this commit, the one with the most spectra if there are several.
+    """The existing record of this model at this commit; of several the one with the most spectra.
 
-    Of those with the same spectra the one of the newest SVD method.
-
-    It answers for everything that has less than it.
+    Among those with the same spectra, the one of the newest SVD method.
     """
     return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
 def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
-    """What the last attempt came to, with spectra or without: what cannot be read cannot be read for either."""
+    """The last failure, with spectra or without: a model that cannot be read cannot be read for either."""
     found = [store.outcome(one.digest) for one in _that_serve(identity)]
     return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
 
 
 def _that_serve(identity: Identity) -> Iterator[Identity]:
-    """The same with all spectra, with those of δW alone (the first form), and with none, each by every SVD method."""
+    """The identity with all spectra, with those of δW alone (the first format), and with none, for each SVD method."""
     for form in (SPECTRA_FORM, True, False):
         for method in SVD_METHODS:
             yield replace(identity, spec=replace(identity.spec, spectra=form, svd=method))
@@ -174,9 +170,9 @@ def _that_serve(identity: Identity) -> Iterator[Identity]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a build would read. ``bytes``: of the full models; an adapter's are known once it is opened.
+    """What a build would read. ``bytes``: of the full models; those of an adapter are known once it is opened.
 
-    ``bytes_per_second``: of what this atlas has read so far; None where that is nothing.
+    ``bytes_per_second``: the rate of this atlas's builds so far, None where there are none.
     """
 
     models: int
@@ -186,12 +182,12 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """How long that takes at that rate."""
+        """How long it takes at that rate."""
         return self.bytes / self.bytes_per_second if self.bytes_per_second else None
 
     @property
     def sentence(self) -> str:
-        """50 models, ≈ 17 GB, ≈ 14 min at 20 MB/s (measured so far)."""
+        """As in: 50 models, ≈ 17 GB, ≈ 14 min at 20 MB/s (measured so far)."""
         words = [f"{self.models:,} model{'' if self.models == 1 else 's'}"]
         words.append(f"{'at least' if self.adapters else '≈'} {size_in_words(self.bytes)}")
         if self.seconds is not None and self.bytes_per_second is not None:
@@ -207,10 +203,10 @@ class Estimate:
 def estimate(
     planned: Sequence[Planned], block_bytes: int, item_bytes: int, bytes_per_second: float | None = None
 ) -> Estimate:
-    """What a build would read: models, and the bytes of block matrices of the full ones among them.
+    """What a build would read: how many models, and the bytes of the full models' block matrices.
 
-    ``block_bytes`` and ``item_bytes`` are the base's. Rows that name their dtypes (``safetensors.parameters``)
-    are taken at their word, others are assumed to be stored like the base.
+    ``block_bytes`` and ``item_bytes`` are the base's. A row may name its dtypes (``safetensors.parameters``); models
+    whose rows do not are assumed to be stored like the base.
     """
     units = [one for one in planned if one.unit is not None]
     full = [one for one in units if one.unit is not None and one.unit.relation != "adapter"]
@@ -223,8 +219,8 @@ def estimate(
 
 
 def _item_bytes(row: dict[str, Any], otherwise: int) -> int:
-    told = row.get("safetensors")
-    parameters = told.get("parameters") if isinstance(told, dict) else None
+    stored = row.get("safetensors")
+    parameters = stored.get("parameters") if isinstance(stored, dict) else None
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
     counts = {
         name: count

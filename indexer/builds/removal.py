@@ -20,14 +20,14 @@ from indexer.records.store import RecordStore
 
 
 def remove_model(atlas: str, model: str, base: str | None = None, *, keep_record: bool = False) -> dict[str, Any]:
-    """Take a model out of every base that holds it, or out of ``base``: tables, vectors, profiles, records.
+    """Take a model out of every base that has it, or out of ``base``: tables, vectors, profiles, records.
 
-    The listing notes that it was removed: builds pass it over until `index add` names it. ``keep_record``: its records
-    stay on disk, so that adding it again reads nothing. Raises AtlasError where the atlas does not hold it.
+    The listing notes the removal, so that builds ignore the model until `index add` names it. ``keep_record``: its
+    records stay on disk, so that adding it again reads nothing. Raises AtlasError where the atlas does not contain it.
     """
     folder = AtlasFolder(atlas).require()
     with folder.locked("index remove"):
-        found = _held(folder, model, base)
+        found = _bases_of(folder, model, base)
         name = next(iter(found.values()))
         records = 0
         for canonical in found:
@@ -40,8 +40,8 @@ def remove_model(atlas: str, model: str, base: str | None = None, *, keep_record
     return {"model": name, "bases": list(found), "records_removed": records, "atlas": str(folder.root)}
 
 
-def _held(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str, str]:
-    """By base the model's name there. One whose removal was cut short is found by its listing."""
+def _bases_of(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str, str]:
+    """Base → the model's name there. A model whose removal was interrupted is found in its listing."""
     typed = ModelRef.parse(model).id
     with Reading(folder.database) as connection:
         wanted = base_named(connection, base) if base is not None else None
@@ -54,10 +54,10 @@ def _held(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str, str
         known = [row["model"] for row in connection.rows("SELECT DISTINCT model FROM fine_tunes ORDER BY model")]
     found = {row["base"]: str(row["model"]) for row in rows if row["model"] == rows[0]["model"]}
     found |= {one: name for one in bases if one not in found and name in Listing(folder.listing(one)).removed}
-    found = {one: held for one, held in found.items() if wanted in (None, one)}
+    found = {one: there for one, there in found.items() if wanted in (None, one)}
     if not found:
         near = nearest(typed, known)
-        hint = f"Did you mean {' or '.join(near)}?" if near else 'See what is: query sql "SELECT model FROM models"'
+        hint = f"Did you mean {' or '.join(near)}?" if near else 'List its models: query sql "SELECT model FROM models"'
         raise AtlasError(f"{model} is not in this atlas{'' if wanted is None else f' as a model of {wanted}'}.", hint)
     return found
 
@@ -85,7 +85,7 @@ def _remove_profiles(folder: AtlasFolder, base: str, model: str) -> None:
 
 
 def _remove_records(folder: AtlasFolder, base: str, model: str) -> int:
-    """Its records, and what stands in place of one; how many records that were."""
+    """Remove its records and stored failures; returns the number of records."""
     store = RecordStore(folder)
     records = [kept.digest for kept in store.kept() if (kept.identity.model, kept.identity.base) == (model, base)]
     for digest in records:

@@ -1,7 +1,7 @@
-"""Models under an old name: the Hub leads from there to the new one, and the atlas holds the model under that, once.
+"""Renamed models: the Hub redirects from the old name to the new one, and the atlas lists the model under that, once.
 
-A row of an old name is met by reading it (its files are served from another repository), a model that was renamed
-since the last crawl by its no longer being listed. Asked for under its old name, the Hub tells the new one.
+An old name is noticed when the model is read (its files are served from another repository), or when a crawl no longer
+lists it. The Hub's answer to the old name contains the new one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from indexer.names import is_hub_id
 from indexer.network.hub import model_row
 from indexer.records.store import RecordStore
 
-# A listing that suddenly lacks thousands of models is not asked after each of them.
+# At most this many requests, even where thousands of models have left the listing at once.
 MOST_ASKED = 200
 
 
 def follow_renames(listing: Listing, base_ids: Collection[str], names: Sequence[str]) -> dict[str, str]:
-    """Ask the Hub what each of ``names`` is called now, and list it under that; old name → new one.
+    """Ask the Hub for the current name of each of ``names``, and list it under that; returns old name → new name.
 
-    What the Hub no longer knows, or does not tell just now, stays as it is. One that leads to the base is none.
+    A name that the Hub does not know, or cannot look up now, stays as it is. One that leads to the base is unlisted.
     """
     found: dict[str, str] = {}
     for old in [] if constants.HF_HUB_OFFLINE else [name for name in names if is_hub_id(name)][:MOST_ASKED]:
@@ -40,9 +40,9 @@ def follow_renames(listing: Listing, base_ids: Collection[str], names: Sequence[
 
 
 def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> list[str]:
-    """Keep what is known of models under their new names; the digests of their records under the old ones.
+    """Copy the records of renamed models to their new names, so that no weights are read again.
 
-    Those are in the way once nothing published names them any more. Weights are not read again for a name.
+    Returns the digests of the records under the old names, to be deleted once nothing published names them.
     """
     superseded = []
     for kept in list(store.kept()) if renamed else ():

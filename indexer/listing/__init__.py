@@ -1,1 +1,1 @@
-"""What the Hub lists for a base: questions, answers judged row by row, and the listing kept on disk."""
+"""What the Hub lists for a base: questions, answers checked row by row, and the listing on disk."""

@@ -1,7 +1,7 @@
 """What a row of the Hub's listing claims to descend from, read from the row itself. Pure functions.
 
-A filter of the Hub may answer with rows that do not carry the tag that was asked for, so nothing is believed
-that the row does not say: its ``base_model:…`` tags first, then ``base_model`` of its card.
+The Hub may answer a filter with rows that lack the tag asked for, so only what the row says itself counts: its
+``base_model:…`` tags first, then ``base_model`` of its card.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from indexer.names import RELATIONS
 from indexer.network.rows import filenames_in
 
-# Of several relations to one base: what the files are comes before what was done to get them.
+# Where a model has several relations to one base, the first of these counts: what its files are comes first.
 RELATION_ORDER = ("adapter", "finetune", "merge", "quantized")
 
-# By what a claim is made, in falling order of trust; "alias" stands for "alias:<id>".
+# What a claim is based on, most trusted first; "alias" stands for "alias:<id>".
 TRUST = ("tag", "alias", "adapter_config", "config", "card", "user", "name")
 
-# Of a model of this machine, which `index add` took from a folder: nothing on the Hub claims it.
+# The claim of a local model that `index add` took from a folder; it is not on the Hub.
 BY_FOLDER = "folder"
 
 _PREFIX = "base_model:"
@@ -29,7 +29,7 @@ _LONGEST_TAG = 300
 
 @dataclass(frozen=True)
 class Claim:
-    """One way in which a model is said to come from a base. ``parent`` is what it was directly tuned from."""
+    """One statement that a model comes from a base. ``parent`` is the model it was directly tuned from."""
 
     relation: str
     claimed_by: str
@@ -37,14 +37,14 @@ class Claim:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Smaller is to be believed before larger."""
+        """Sort key: the most trusted claim is the smallest."""
         kind = self.claimed_by.partition(":")[0]
         trust = TRUST.index(kind) if kind in TRUST else len(TRUST)
         return (trust, RELATION_ORDER.index(self.relation) if self.relation in RELATION_ORDER else 9)
 
 
 def tagged_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
-    """The bases that the tags name, in lower case, with the relations to each; None is an untyped tag."""
+    """The bases that the tags name, in lower case, with the relations to each; None for a tag without a relation."""
     tags = row.get("tags")
     found: dict[str, set[str | None]] = {}
     for tag in tags[:_MOST_TAGS] if isinstance(tags, list) else []:
@@ -59,7 +59,7 @@ def tagged_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
 
 
 def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
-    """As ``tagged_bases``, with what the card names where the Hub made no tag of it."""
+    """As ``tagged_bases``, with the bases of the card for which the Hub has made no tag."""
     found = tagged_bases(row)
     card = row.get("cardData")
     if isinstance(card, Mapping):
@@ -75,8 +75,7 @@ def stated_bases(row: Mapping[str, Any]) -> dict[str, set[str | None]]:
 def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection[str]) -> str | None:
     """The relation that the row states to any of ``ids``, if it is one of ``wanted``; None otherwise.
 
-    A row that names the base without a relation is an adapter if it has an adapter_config.json, else a
-    fine-tune.
+    A row that names the base without a relation is an adapter if it has an adapter_config.json, else a fine-tune.
     """
     names = {name.lower() for name in ids}
     stated = stated_bases(row)
@@ -94,6 +93,6 @@ def names_any(row: Mapping[str, Any], ids: Collection[str]) -> bool:
 
 
 def untyped_relation(row: Mapping[str, Any]) -> str:
-    """What the files say: "adapter" or "finetune"."""
+    """The relation by the files: "adapter" or "finetune"."""
     is_adapter = "adapter_config.json" in filenames_in(row) or row.get("library_name") == "peft"
     return "adapter" if is_adapter else "finetune"

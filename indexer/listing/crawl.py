@@ -1,16 +1,15 @@
-"""Pages through the Hub's listing for everything that says it comes from a base.
+"""Pages through the Hub's listing for every model that says it comes from a base.
 
-One question after another: every id of the base by relation and without one; adapters of its quantised
-copies; where asked for, fine-tunes of fine-tunes and untagged models with the base's name. Pages are raw JSON
-and each row is judged by itself (``indexer.listing.judge``). Everything is bounded, because a cursor is whatever the
-server says it is.
+One question after another: every id of the base by relation and without one; adapters of its quantised copies; on
+request, fine-tunes of fine-tunes and untagged models with the base's name. Pages are raw JSON, and each row is checked
+by itself. Everything is bounded, because the server controls every cursor and every row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -19,8 +18,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import AtlasError, Failed
-from indexer.listing.claims import relation_to
-from indexer.listing.judge import Judge
+from indexer.listing.claims import Claim, names_any, relation_to, stated_bases
+from indexer.listing.listing_state import in_utc
 from indexer.listing.questions import (
     BadRow,
     ClaimedRow,
@@ -32,27 +31,105 @@ from indexer.listing.questions import (
     Rejected,
     static_questions,
 )
-from indexer.listing.selection import in_utc
+from indexer.listing.untagged import weigh
 from indexer.names import is_hub_id
 from indexer.network.hub_requests import HubAnswer, ask, is_own, with_parameter
 from indexer.network.session import as_user_error
-from indexer.untrusted import Reader, printable
+from indexer.untrusted import Reader, is_too_deep, printable
 
 MOST_PAGES = 10_000
 MOST_ROWS = 2_000_000
 MOST_ROWS_A_PAGE = 10_000
 MOST_PAGES_WITHOUT_NEWS = 3
+LARGEST_ROW = 4 << 20
 _SMALLER_PAGE = "100"
 _CURSOR_REFUSED = (400, 404, 410)
 
 
 def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Iterator[Page]:
-    """Ask every question that ``progress`` does not call finished; a page may be stored as soon as it comes.
+    """Ask every question that is not finished in ``progress``; each page may be stored as soon as it is yielded.
 
-    Raises AtlasError where the Hub cannot be asked, or leads on for ever or to another host; the pages that
-    came before hold what was learnt.
+    Raises AtlasError where the Hub cannot be asked, its pages do not end, or they lead to another host; the pages
+    before hold what was found.
     """
     return _Crawl(request, progress or CrawlProgress()).run()
+
+
+class ClaimFilter:
+    """Checks the rows of one crawl: a row is a fine-tune of the base, is not, or cannot be used.
+
+    ``known``: what earlier crawls found out about untagged models, and at which commit. A row never makes this raise;
+    what is wrong with it becomes a BadRow with a reason.
+    """
+
+    def __init__(self, request: CrawlRequest, known: Mapping[str, tuple[str, Claim | None]]) -> None:
+        self.request = request
+        self._known = known
+        self._ids = {name.lower() for name in request.ids}
+        self._candidates = 0
+        self.is_cut = False  # whether untagged models were left out by a bound
+
+    def is_base(self, identifier: str) -> bool:
+        """Whether this is the base itself."""
+        return identifier.lower() in self._ids
+
+    def __call__(self, question: Question, row: Any) -> ClaimedRow | BadRow | Rejected | None:
+        """What a row is that answers ``question``; None for one that makes no claim.
+
+        Raises AtlasError where files of an untagged model have to be read and the Hub cannot be asked at all.
+        """
+        if is_too_deep(row):
+            identifier = row.get("id") if isinstance(row, dict) else None
+            named = identifier if isinstance(identifier, str) else None
+            return BadRow.of({"id": named}, "the row is nested too deeply")
+        if not isinstance(row, dict):
+            return BadRow.of(row, "the row is not an object")
+        identifier = row.get("id", row.get("modelId"))
+        if not isinstance(identifier, str) or not is_hub_id(identifier):
+            return BadRow.of(row, "the row has no valid model id")
+        if self.is_base(identifier):
+            return None
+        if len(json.dumps(row)) > LARGEST_ROW:
+            return BadRow.of({"id": identifier}, f"the row is longer than {LARGEST_ROW:,} characters")
+        row = {**row, "id": identifier}
+        if question.kind == "names" and not stated_bases(row):
+            return self._untagged(row)
+        if not isinstance(row.get("tags"), list) and not names_any(row, self.request.ids):
+            return BadRow.of(row, "the row has no tags, so nothing says that it comes from this base")
+        claim = self._claim(question, row)
+        return ClaimedRow(row, claim) if claim else None
+
+    def _claim(self, question: Question, row: RawRow) -> Claim | None:
+        direct = relation_to(row, self.request.ids, self.request.relations)
+        if direct:
+            return Claim(direct, "tag", self.request.base)
+        if question.kind == "alias" and relation_to(row, (question.asked,), ("adapter",)):
+            return Claim("adapter", f"alias:{question.asked}", question.asked)
+        if question.kind == "descendants" and relation_to(row, (question.asked,), ("finetune",)):
+            return Claim("finetune", "tag", question.asked)
+        return None
+
+    def _untagged(self, row: RawRow) -> ClaimedRow | BadRow | Rejected | None:
+        identifier, commit = str(row["id"]), str(row.get("sha") or "")
+        known = self._known.get(identifier)
+        if known is not None and commit and known[0] == commit:
+            claim, why = known[1], "it was examined before"
+        else:
+            if self._candidates >= self.request.max_candidates:
+                self.is_cut = True
+                return None
+            self._candidates += 1
+            try:
+                evidence = weigh(row, self.request.ids)
+            except Failed as error:
+                if error.reason in ("network", "rate_limited"):
+                    raise as_user_error(error, f"the files of {identifier}") from error
+                why = f"its files could not be read to find its base: {error.detail}"
+                return BadRow.of({"id": identifier}, why)
+            claim, why = evidence.claim, evidence.why
+        if claim is None:
+            return Rejected(identifier, commit, why)
+        return ClaimedRow(row, claim) if claim.relation in self.request.relations else None
 
 
 class _Crawl:
@@ -60,7 +137,7 @@ class _Crawl:
         self.request = request
         self.progress = progress
         self.rows = 0
-        self.judge = Judge(request, self.progress.known)
+        self.filter = ClaimFilter(request, self.progress.known)
 
     def run(self) -> Iterator[Page]:
         for question in static_questions(self.request):
@@ -92,7 +169,7 @@ class _Crawl:
             level = [name for name, (parent, _) in self.progress.fine_tunes.items() if parent in parents]
 
     def _aliases(self) -> list[str]:
-        """Quantised copies of the base, by downloads: what people attach adapters to in its place."""
+        """Quantised copies of the base, by downloads: people often attach adapters to them instead."""
         found: dict[str, None] = {}
         for identifier in self.request.ids:
             parameters = [
@@ -109,7 +186,7 @@ class _Crawl:
             for row in self._rows_of(answer):
                 if isinstance(row, dict) and relation_to(row, self.request.ids, ("quantized",)):
                     name = row.get("id")
-                    if isinstance(name, str) and is_hub_id(name) and not self.judge.is_base(name):
+                    if isinstance(name, str) and is_hub_id(name) and not self.filter.is_base(name):
                         found[name] = None
         return list(found)[: self.request.max_aliases]
 
@@ -118,25 +195,26 @@ class _Crawl:
             return
         first = _first_page(question.parameters(self.request))
         address = (self.progress.link or first) if self.progress.current == question.key else first
-        links, ids, quiet, may_restart = {address}, set[str](), 0, True
+        links, ids, without_news, may_restart = {address}, set[str](), 0, True
         for number in range(MOST_PAGES):
             try:
                 answer = self._ask(address)
             except Exception as error:
-                # A cursor that is no longer accepted: start this question over, once.
+                # Where the cursor is no longer accepted, start this question over, once.
                 if address == first or not may_restart or _status(error) not in _CURSOR_REFUSED:
                     raise as_user_error(error, question.what) from error
-                address, links, ids, quiet, may_restart = first, {first}, set(), 0, False
+                address, links, ids, without_news, may_restart = first, {first}, set(), 0, False
                 continue
             rows = self._rows_of(answer)
-            page = self._judged(question, number, rows)
+            page = self._page(question, number, rows)
             before = len(ids)
             ids.update(str(row.get("id")) for row in rows if isinstance(row, dict))
-            quiet = 0 if len(ids) > before else quiet + 1
+            without_news = 0 if len(ids) > before else without_news + 1
             if answer.next_link is None or self._is_past(rows):
-                yield self._finished(replace(page, is_last=True))
+                self.progress.finished.add(question.key)
+                yield replace(page, is_last=True)
                 return
-            problem = _refusal(answer.next_link, links, quiet)
+            problem = _problem_with(answer.next_link, links, without_news)
             if problem:
                 yield page
                 raise _stopped(question, problem)
@@ -145,12 +223,8 @@ class _Crawl:
             links.add(address)
         raise _stopped(question, f"it has more than {MOST_PAGES} pages")
 
-    def _finished(self, page: Page) -> Page:
-        self.progress.finished.add(page.question.key)
-        return page
-
     def _ask(self, address: str) -> HubAnswer:
-        """One page; where it is too much for the server or for us, a smaller one."""
+        """One page; a smaller one where it is too large for the server or for us."""
         try:
             return ask(address)
         except (HfHubHTTPError, httpx2.DecodingError) as error:
@@ -173,57 +247,49 @@ class _Crawl:
         return answer.value
 
     def _is_past(self, rows: list[Any]) -> bool:
-        """Whether, newest first, everything from here on was created before ``since``."""
+        """Whether all later pages, newest first, are of models created before ``since``."""
         since = in_utc(self.request.since)
         if since is None or not rows:
             return False
-        moments = [created(row) if isinstance(row, dict) else None for row in rows]
+        moments = [Reader().moment(row.get("createdAt"), "createdAt") for row in rows if isinstance(row, dict)]
         known = [moment for moment in moments if moment is not None]
         return bool(known) and known == sorted(known, reverse=True) and known[-1] < since
 
-    def _judged(self, question: Question, number: int, rows: list[Any]) -> Page:
+    def _page(self, question: Question, number: int, rows: list[Any]) -> Page:
         claimed: list[ClaimedRow] = []
         bad: list[BadRow] = []
         rejected: list[Rejected] = []
         for row in rows:
-            verdict = self.judge(question, row)
-            if isinstance(verdict, ClaimedRow):
-                claimed.append(verdict)
-                if verdict.claim.relation == "finetune":
-                    self.progress.fine_tunes.setdefault(verdict.id, (verdict.claim.parent, _downloads(verdict.row)))
-            elif isinstance(verdict, BadRow):
-                bad.append(verdict)
-            elif isinstance(verdict, Rejected):
-                rejected.append(verdict)
+            found = self.filter(question, row)
+            if isinstance(found, ClaimedRow):
+                claimed.append(found)
+                if found.claim.relation == "finetune":
+                    downloads = Reader().count(found.row.get("downloads"), "downloads") or 0
+                    self.progress.fine_tunes.setdefault(found.id, (found.claim.parent, downloads))
+            elif isinstance(found, BadRow):
+                bad.append(found)
+            elif isinstance(found, Rejected):
+                rejected.append(found)
         unclaimed = len(rows) - len(claimed) - len(bad) - len(rejected)
-        return Page(question, number, tuple(claimed), tuple(bad), tuple(rejected), unclaimed, is_cut=self.judge.is_cut)
-
-
-def created(row: RawRow) -> datetime | None:
-    """When the model was created, UTC; None where the row does not say so in a way that can be read."""
-    return Reader().moment(row.get("createdAt"), "createdAt")
+        return Page(question, number, tuple(claimed), tuple(bad), tuple(rejected), unclaimed, is_cut=self.filter.is_cut)
 
 
 def _status(error: Exception) -> int | None:
     return error.response.status_code if isinstance(error, HfHubHTTPError) else None
 
 
-def _downloads(row: RawRow) -> int:
-    return Reader().count(row.get("downloads"), "downloads") or 0
-
-
 def _first_page(parameters: list[tuple[str, str]]) -> str:
     return f"{constants.ENDPOINT.rstrip('/')}/api/models?{urlencode(parameters)}"
 
 
-def _refusal(link: str, seen: set[str], quiet: int) -> str | None:
-    """Why a next page is not asked for, None where there is nothing against it."""
+def _problem_with(link: str, seen: set[str], without_news: int) -> str | None:
+    """Why a next page must not be asked for, or None."""
     endpoint = constants.ENDPOINT.rstrip("/")
     if not is_own(link, endpoint):
         return f"its next page is at another host ({printable(link, 100)})"
     if urlsplit(link).path != f"{urlsplit(endpoint).path}/api/models":
         return f"its next page is not a listing ({printable(link, 100)})"
-    if link in seen or quiet >= MOST_PAGES_WITHOUT_NEWS:
+    if link in seen or without_news >= MOST_PAGES_WITHOUT_NEWS:
         return "its pages repeat themselves"
     return None
 

@@ -1,27 +1,28 @@
 """The listing of one base on disk: what the Hub said of its fine-tunes, and how far the last crawl came.
 
-``listing/<base>.jsonl`` is only ever appended to, a page at a time, synced before the next page is asked for.
-One JSON object a line, told apart by ``kind``:
+``listing/<base>.jsonl`` is only appended to, a page at a time, and synced before the next page is asked for. Each line
+is a JSON object with a checksum and a ``kind``:
 
-- ``model``: a row as it was seen (left out where nothing changed), with what it claims by which question
-- ``gone``: questions that used to show a model and no longer do; without any left, it has left the Hub
-- ``bad``: a row that could not be used; ``rejected``: an untagged model that is not this base's
-- ``removed``: a model that a person took out, and that no crawl brings back
+- ``model``: a row as it was seen (left out where nothing changed), and what it claims by which question
+- ``gone``: questions that used to show a model and no longer do; a model without any has left the Hub
+- ``bad``: a row that could not be used; ``rejected``: an untagged model that is not a fine-tune of this base
+- ``removed``: a model that the user took out, and that no crawl brings back
 - ``renamed``: a model's old name and the one under which it is listed now
-- ``start``, ``page``, ``finish``: a crawl, so that the next one can go on where it stopped
+- ``start``, ``page``, ``finish``: a crawl, so that the next one can be resumed where it stopped
 - ``base``: the base's ids
 
-The file is read back by replaying it. A last line cut short by a crash is dropped and overwritten by the next append;
-any other line that cannot be read, or whose checksum (``indexer.storage.checksummed_jsonl``) does not fit, is a
-problem to report, and costs no other line. When most lines are superseded the file is written again and put in place
-by a rename.
+The file is read by replaying it. A last line cut short by a crash is dropped and overwritten by the next append. Any
+other line that cannot be read, or whose checksum is wrong, is reported as a problem, and the other lines still count.
+When most lines are superseded, the file is written again and put in place by a rename.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -34,56 +35,61 @@ from indexer.listing.listing_state import (
     CrawlState,
     KnownModel,
     Line,
+    ListedModel,
     State,
     bad_line,
     model_line,
-    seen_at,
+    select,
 )
 from indexer.listing.questions import BadRow, CrawlProgress, CrawlRequest, Page, RawRow
-from indexer.listing.selection import ListedModel, select
 from indexer.names import is_hub_id
 from indexer.regular_files import descriptor_of, open_regular
+from indexer.storage.atomic_files import replacing, sync_folder
 from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
 
 __all__ = ["ListedModel", "Listing", "select"]
 
-# A crawl older than this starts over: what was uploaded since would be missed.
+# A crawl older than this starts over, because it would miss what was uploaded since.
 RESUME_WITHIN_SECONDS = 24 * 3600.0
 
-# Written again when this many lines stand for every one that is needed, and there are enough to bother.
+# The file is written again when it has this many lines for each one needed, and at least this many in all.
 SUPERSEDED_FACTOR = 2.5
 SUPERSEDED_LINES = 1_000
 
+# Later kinds win: a model that one listing rejected and another shows is listed, a rename is known to all, and a model
+# that the user took out of one listing stays out.
+_JOINING_ORDER = ("base", "rejected", "model", "bad", "renamed", "removed")
+
 _MOST_PROBLEMS = 100
-_MOST_LINE = 64 << 20  # bytes: an answer of the Hub has fewer
+_MOST_LINE = 64 << 20  # bytes; an answer of the Hub is shorter
 
 
 class Listing:
-    """The listing at ``path``, which need not exist yet; read when asked about and whenever it has changed.
+    """The listing at ``path``, which need not exist yet; read when needed and again whenever it has changed.
 
-    One writer at a time. AtlasError is raised where the file cannot be read or written.
+    There must be one writer at a time. Raises AtlasError where the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._state: State | None = None
         self._problems: list[str] = []
-        self._length = 0  # bytes up to the end of the last whole line
-        self._tail = b""  # a whole line after that whose end alone is damaged: written again by the next append
+        self._length = 0  # bytes up to the end of the last complete line
+        self._tail = b""  # a line after that with a damaged end, written again by the next append
         self._signature: tuple[int, ...] | None = None
 
     def models(self) -> list[ListedModel]:
-        """Every model that was ever listed, gone or not, in the order they were first seen."""
+        """Every model that was ever listed, gone or not, in the order of their first appearance."""
         return [model.as_listed() for model in self._read().models.values()]
 
     @property
     def is_crawled(self) -> bool:
-        """Whether a crawl has come to its end."""
+        """Whether a crawl has finished."""
         crawl = self._read().crawl
         return crawl is not None and crawl.is_over
 
     def rejected_rows(self) -> list[BadRow]:
-        """Rows that could not be used: those of the last complete crawl and since."""
+        """Rows that could not be used, in the last complete crawl and since."""
         return [bad for bad, _ in self._read().bad.values()]
 
     def aliases(self) -> tuple[str, ...]:
@@ -96,15 +102,11 @@ class Listing:
         return list(self._problems)
 
     def as_lines(self) -> list[Line]:
-        """The fewest lines that add up to it."""
+        """The shortest list of lines that adds up to this listing."""
         return self._read().as_lines()
 
-    def write(self, lines: Iterable[Line]) -> None:
-        """Put these lines in place of what is there."""
-        self._write_again(lines)
-
     def remove_if_empty(self) -> None:
-        """Remove the file where it holds nothing but that somebody asked: no row, and no crawl that could go on."""
+        """Remove the file where it has no rows, and no crawl that could be resumed."""
         state = self._read()
         can_go_on = state.crawl is not None and not state.crawl.is_over and state.crawl.link is not None
         if state.models or state.bad or state.rejected or state.renamed or state.removed or can_go_on or self._problems:
@@ -119,14 +121,14 @@ class Listing:
             self._append([{"kind": "base", "ids": list(ids)}])
 
     def add(self, row: RawRow, relation: str, parent: str, claimed_by: str = "user") -> None:
-        """List one model that no crawl brought here."""
+        """List one model that no crawl found."""
         claim = Claim(relation, claimed_by, parent)
         self._append([model_line(str(row["id"]), {"user": claim}, row, "", datetime.now(UTC))])
 
     def rename(self, old: str, row: RawRow | None, new: str) -> None:
-        """List the model ``old`` as ``new``, with its claims, where that is not listed yet.
+        """List the model ``old`` as ``new``, with its claims, unless that is listed already.
 
-        ``row`` is what is said of it; without one it is listed no more.
+        ``row`` is the Hub's row of it; without one it is not listed any more.
         """
         known = self._read().models.get(old)
         lines: list[Line] = []
@@ -137,22 +139,22 @@ class Listing:
         self._append([*lines, {"kind": "renamed", "id": old, "to": new}])
 
     def remove(self, model: str) -> None:
-        """List a model no more: crawls that show it are passed over until it is added by name."""
+        """Take a model out of the listing; crawls ignore it until it is added by name."""
         if model not in self._read().removed:
             self._append([{"kind": "removed", "id": model, "seen": datetime.now(UTC).isoformat()}])
 
     @property
     def removed(self) -> frozenset[str]:
-        """Models that were taken out by name."""
+        """Models that the user took out."""
         return frozenset(self._read().removed)
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Old names, of models that are listed under another now (or that were the base), and the new ones."""
+        """Old name → new name, of models that are listed under the new one (or that were the base)."""
         return dict(self._read().renamed)
 
     def begin(self, request: CrawlRequest) -> tuple[CrawlProgress, bool]:
-        """Start a crawl, or go on with an unfinished one of the same request: its progress, and whether."""
+        """Start a crawl, or resume an unfinished one of the same request: its progress, and whether it resumes."""
         state, now = self._read(), datetime.now(UTC)
         crawl, parameters = state.crawl, request.as_json()
         if crawl is not None and not crawl.is_over and crawl.parameters == parameters:
@@ -165,7 +167,7 @@ class Listing:
         return state.progress(self._crawl()), False
 
     def append_page(self, page: Page) -> int:
-        """Keep a page of the crawl that was begun; how many models on it are new."""
+        """Store a page of the current crawl; returns how many models on it are new."""
         state, crawl, now = self._read(), self._crawl(), datetime.now(UTC)
         lines: list[Line] = []
         new = 0
@@ -178,7 +180,7 @@ class Listing:
             is_news = known is None or (name == found.id and state.merged(name, found.row) != known.row)
             claims = {page.question.key: found.claim}
             lines.append(model_line(found.id, claims, found.row if is_news else None, crawl.id, now))
-        lines += [bad_line(seen_at(bad, now), crawl.id) for bad in page.bad]
+        lines += [bad_line(replace(bad, seen=now), crawl.id) for bad in page.bad]
         for one in page.rejected:
             if state.rejected.get(one.id, ("",))[0] != one.commit:
                 lines.append({"kind": "rejected", "id": one.id, "sha": one.commit, "why": one.why})
@@ -196,7 +198,7 @@ class Listing:
         return new
 
     def finish(self, *, is_complete: bool) -> int:
-        """End the crawl; how many models have gone. ``is_complete``: nothing was narrowed or left out."""
+        """End the crawl; returns how many models have gone. ``is_complete``: nothing was narrowed or left out."""
         crawl, gone = self._crawl(), 0
         lines: list[Line] = []
         if is_complete:
@@ -204,7 +206,11 @@ class Listing:
                 lines.append({"kind": "gone", "crawl": crawl.id, "id": identifier, "questions": questions})
                 gone += len(questions) == len(self._read().models[identifier].claims)
         self._append([*lines, {"kind": "finish", "crawl": crawl.id, "complete": is_complete}])
-        self._compact_if_worthwhile()
+        state = self._read()
+        needed = state.as_lines()
+        is_worthwhile = state.lines >= SUPERSEDED_LINES and state.lines >= SUPERSEDED_FACTOR * len(needed)
+        if is_worthwhile and not self._problems:  # a damaged file stays as it is
+            self.write(needed)
         return gone
 
     def _crawl(self) -> CrawlState:
@@ -221,7 +227,7 @@ class Listing:
         return self._state
 
     def _append(self, lines: Iterable[Line]) -> None:
-        """Write and sync, then believe: what is not on disk is not in the state either."""
+        """Write and sync, then change the state: what is not on disk is not in the state."""
         state, lines = self._read(), list(lines)
         block = self._tail + b"".join(_encoded(line) for line in lines)
         try:
@@ -232,7 +238,7 @@ class Listing:
                 file.flush()
                 os.fsync(file.fileno())
             if self._signature is None:
-                _sync_folder(self.path.parent)
+                sync_folder(self.path.parent)
         except OSError as error:
             raise _unusable(self.path, "written", error) from error
         self._length += len(block)
@@ -241,19 +247,11 @@ class Listing:
         for line in lines:
             state.apply(line)
 
-    def _compact_if_worthwhile(self) -> None:
-        """Write the file again where most of it is superseded and every line of it can be read."""
-        state = self._read()
-        needed = state.as_lines()
-        if state.lines < SUPERSEDED_LINES or state.lines < SUPERSEDED_FACTOR * len(needed) or self._problems:
-            return
-        self._write_again(needed)
-
     def restore(self, models: Iterable[ListedModel], ids: Sequence[str]) -> None:
-        """Write the file again with what of it can be read and ``models`` that it lacks; ``ids`` are the base's.
+        """Write the file again with its readable lines and with ``models``, which it lacks; ``ids`` are the base's.
 
-        A damaged file is kept beside it, under a name that ends in ``.damaged``. Until a crawl shows them, restored
-        models stand by the claim that they are given here; one that a complete crawl does not show has gone.
+        A damaged file is kept in the same folder under a name that ends in ``.damaged``. Restored models have the claim
+        given here until a crawl shows them; those that a complete crawl does not show have gone.
         """
         state = self._read()
         lines = state.as_lines()
@@ -269,28 +267,38 @@ class Listing:
             kept = self.path.with_name(f"{self.path.name}.damaged")
             kept.unlink(missing_ok=True)
             os.link(self.path, kept)
-        self._write_again(lines)
+        self.write(lines)
 
-    def _write_again(self, lines: Iterable[Line]) -> None:
-        sibling = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+    def write(self, lines: Iterable[Line]) -> None:
+        """Replace the whole file by these lines."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with sibling.open("wb") as file:
-                for line in lines:
-                    file.write(_encoded(line))
-                file.flush()
-                os.fsync(file.fileno())
-            sibling.replace(self.path)
+            with replacing(self.path) as file:
+                file.writelines(_encoded(line) for line in lines)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise _unusable(self.path, "written", error) from error
-        finally:
-            sibling.unlink(missing_ok=True)
-        _sync_folder(self.path.parent)
         self._state = None
 
 
+def join_listings(paths: Sequence[Path], target: Path) -> tuple[str, ...]:
+    """Write one listing of those at ``paths``; returns the ids of models that several of them contain.
+
+    A missing file is an empty listing. Of a model in several listings the row that was seen last counts, its first
+    appearance is the earliest, and it has gone only where no listing shows it any more. Raises AtlasError where a file
+    cannot be read or written.
+    """
+    listings = [Listing(path) for path in paths]
+    counted = Counter(model.id for one in listings for model in one.models())
+    lines = sorted(
+        (line for one in listings for line in one.as_lines()),
+        key=lambda line: (_JOINING_ORDER.index(line["kind"]), str(line.get("seen", ""))),
+    )
+    Listing(target).write(lines)
+    return tuple(sorted(model for model, count in counted.items() if count > 1))
+
+
 def _signature(path: Path) -> tuple[int, ...] | None:
-    """What changes when the file does; None where there is none."""
+    """A value that changes when the file does; None without a file."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -307,9 +315,9 @@ def _unusable(path: Path, verb: str, error: OSError) -> AtlasError:
 
 
 def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
-    """The state a file adds up to, what was wrong with its lines, where its last whole line ends, and a line after it.
+    """The state of a file, the problems with its lines, where its last complete line ends, and a line after it or b"".
 
-    That line is one whose end alone is damaged; one that was cut short while it was written is none.
+    That last line is complete but for a damaged line end; a line that was cut short by a crash is dropped.
     """
     state, length, tail = State(), 0, b""
     problems: list[str] = []
@@ -324,7 +332,7 @@ def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
                     continue
                 if not line.endswith(b"\n"):
                     if not has_checksum(line[:-1]):
-                        break  # cut short while it was written; the next append overwrites it
+                        break  # cut short by a crash; the next append overwrites it
                     problems.append(f"line {number} has a damaged end")
                     line = tail = line[:-1] + b"\n"
                 else:
@@ -342,7 +350,7 @@ def _replay(path: Path) -> tuple[State, list[str], int, bytes]:
 
 
 def _lines_of(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
-    """Each line of a file, its size, and whether it ends; of one that is longer than ours its beginning alone."""
+    """Each line of a file, its size, and whether it ends; only the beginning of one that is too long."""
     while line := file.readline(_MOST_LINE + 1):
         size, end = len(line), line
         while len(end) > _MOST_LINE and not end.endswith(b"\n"):
@@ -352,16 +360,5 @@ def _lines_of(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
 
 
 def _encoded(line: Line) -> bytes:
-    # ASCII, so that any character of a stranger's can be written, half of a surrogate pair included.
+    # ASCII, so that any text from the Hub can be written, lone surrogates included.
     return add_checksum(json.dumps(line, separators=(",", ":"))) + b"\n"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name in ``folder`` survive a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

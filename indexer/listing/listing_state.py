@@ -1,30 +1,104 @@
-"""What the lines of a listing file add up to: models, bad rows, and how far a crawl came. No files here."""
+"""The models of a listing, and the state that the lines of a listing file add up to. No files here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indexer.errors import AtlasError
 from indexer.listing.claims import Claim
 from indexer.listing.questions import BadRow, CrawlProgress, RawRow
-from indexer.listing.selection import ListedModel
-from indexer.names import is_hub_id, is_local_id
+from indexer.names import SORTS, author_of, is_hub_id, is_local_id
 from indexer.untrusted import Reader, is_too_deep
 
 Line = dict[str, Any]
 
-# What belongs to one commit, and is not carried over to the next.
+# Fields that belong to one commit, and are not carried over to the next.
 _OF_COMMIT = ("siblings", "safetensors")
-# In place of a question: of a model that was put back into the listing from what else was known of it.
+# In place of a question, for a model that was restored to the listing from another source.
 RESTORED = "restored"
-_LOOKED_INTO = ("adapter_config", "config", "card", "name")
+# What claims are made by that cost requests of their own.
+_EXAMINED = ("adapter_config", "config", "card", "name")
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """One model of a base's listing, as it was last seen.
+
+    ``asked``: the questions that show it, by their keys; ``gone``: none of them shows it any more.
+    """
+
+    id: str
+    row: dict[str, Any]
+    relation: str
+    claimed_by: str
+    parent: str
+    first_seen: datetime
+    last_seen: datetime
+    gone: bool = False
+    asked: tuple[str, ...] = ()
+
+    @property
+    def author(self) -> str:
+        """The account it belongs to."""
+        return author_of(self.id)
+
+    @property
+    def created(self) -> datetime | None:
+        """When it was created; None where the row does not say so in a readable way."""
+        return Reader().moment(self.row.get("createdAt"), "createdAt")
+
+    def count(self, name: str) -> int:
+        """A number of the row (downloads, likes); 0 where there is none."""
+        return Reader().count(self.row.get(name), name) or 0
+
+
+def select(
+    models: Iterable[ListedModel],
+    limit: int | None = None,
+    sort: str = "downloads",
+    since: datetime | None = None,
+    author: str | None = None,
+    relations: Collection[str] | None = None,
+) -> list[ListedModel]:
+    """The first ``limit`` models that match and have not gone, largest first; ties in the order of ids.
+
+    ``since``: created at that time or later; a model without a date does not match. Raises AtlasError where ``sort``
+    is not one of ``names.SORTS`` or ``limit`` is negative.
+    """
+    if sort not in SORTS:
+        raise AtlasError(f"Models cannot be sorted by {sort!r}.", f"Choose one of {', '.join(SORTS)}.")
+    if limit is not None and limit < 0:
+        raise AtlasError(f"The limit {limit} is negative.", "Give a number of models.")
+    start = in_utc(since)
+    chosen = [
+        model
+        for model in models
+        if not model.gone
+        and (relations is None or model.relation in relations)
+        and (author is None or model.author.lower() == author.lower())
+        and (start is None or (model.created or _EARLIEST) >= start)
+    ]
+    largest_first: Callable[[ListedModel], Any] = (
+        (lambda model: model.created or _EARLIEST) if sort == "created" else lambda model: model.count(sort)
+    )
+    chosen.sort(key=lambda model: model.id)
+    chosen.sort(key=largest_first, reverse=True)  # stable: ties stay in the order of ids
+    return chosen[:limit]
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """The moment, in UTC where a person typed it without a time zone."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 @dataclass
 class KnownModel:
-    """One model: the merged row, and by which question it was shown with which claim in which crawl."""
+    """One model: the merged row, and for each question that showed it the claim and the crawl."""
 
     id: str
     row: RawRow
@@ -35,34 +109,20 @@ class KnownModel:
 
     @property
     def claim(self) -> Claim:
-        """The most trusted claim; of a model that has gone, what it was."""
+        """The most trusted claim; the last one of a model that has gone."""
         if not self.claims:
-            assert self.last_claim is not None  # no model is made without a claim
+            assert self.last_claim is not None  # every model is made with a claim
             return self.last_claim
         return min((claim for claim, _ in self.claims.values()), key=lambda claim: claim.rank)
 
-    @property
-    def gone(self) -> bool:
-        """Whether no question shows it any more."""
-        return not self.claims
-
     def as_listed(self) -> ListedModel:
-        """For other rooms."""
-        claim = self.claim
-        return ListedModel(
-            self.id,
-            self.row,
-            claim.relation,
-            claim.claimed_by,
-            claim.parent,
-            self.first_seen,
-            self.last_seen,
-            self.gone,
-            tuple(self.claims),
-        )
+        """The model with its most trusted claim. It has gone where no question shows it any more."""
+        claim, asked = self.claim, tuple(self.claims)
+        described = (claim.relation, claim.claimed_by, claim.parent, self.first_seen, self.last_seen)
+        return ListedModel(self.id, self.row, *described, gone=not asked, asked=asked)
 
     def as_line(self) -> Line:
-        """One line that says all of it."""
+        """One line with all of it."""
         return {
             "kind": "model",
             "id": self.id,
@@ -76,7 +136,7 @@ class KnownModel:
 
 @dataclass
 class CrawlState:
-    """A crawl as far as it came. ``cut``: questions whose answers were not all looked at."""
+    """How far a crawl came. ``cut``: questions whose answers were not all examined."""
 
     id: str
     started: datetime
@@ -89,7 +149,7 @@ class CrawlState:
 
 
 class State:
-    """The sum of the lines so far; ``apply`` adds one."""
+    """What the lines so far add up to; ``apply`` adds one."""
 
     def __init__(self) -> None:
         self.models: dict[str, KnownModel] = {}
@@ -102,7 +162,7 @@ class State:
         self.lines = 0
 
     def apply(self, line: Any) -> None:
-        """Take one line into account. Raises ValueError, without a change, where it cannot be understood."""
+        """Take one line into account. Raises ValueError, without a change, where it is not valid."""
         try:
             _HANDLERS[line["kind"]](self, line)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -110,18 +170,18 @@ class State:
         self.lines += 1
 
     def name_of(self, identifier: str, row: RawRow | None) -> str:
-        """The name under which a row's model is listed: the new one, where the row is under an old one.
+        """The name under which a row's model is listed: the new one, where the row has an old one.
 
-        Of another commit than the model that was renamed, it is another model that has taken the old name.
+        A row of another commit than the renamed model's belongs to another model that has taken the old name.
         """
         renamed = self.models.get(self.renamed.get(identifier, ""))
         is_same = renamed is not None and (row is None or row.get("sha") in (None, renamed.row.get("sha")))
         return renamed.id if renamed is not None and is_same else identifier
 
     def merged(self, identifier: str, row: RawRow) -> RawRow:
-        """The row with what is known from before where it says less.
+        """The row, completed by what was known before.
 
-        A field that is missing or null does not erase what was there; files of another commit do not count.
+        A field that is missing or null does not erase an earlier value; the files of another commit are dropped.
         """
         known = self.models.get(identifier)
         before = dict(known.row) if known else {}
@@ -134,7 +194,7 @@ class State:
         }
 
     def progress(self, crawl: CrawlState) -> CrawlProgress:
-        """Where ``crawl`` can go on, and what every crawl may know from earlier ones."""
+        """Where ``crawl`` can be resumed, and what every crawl may know from earlier ones."""
         fine_tunes: dict[str, tuple[str, int]] = {}
         known: dict[str, tuple[str, Claim | None]] = {
             identifier: (commit, None) for identifier, (commit, _) in self.rejected.items()
@@ -144,14 +204,14 @@ class State:
             if claim.relation == "finetune" and any(one == crawl.id for _, one in model.claims.values()):
                 downloads = Reader().count(model.row.get("downloads"), "downloads") or 0
                 fine_tunes[model.id] = (claim.parent, downloads)
-            if claim.claimed_by in _LOOKED_INTO:
+            if claim.claimed_by in _EXAMINED:
                 known[model.id] = (str(model.row.get("sha") or ""), claim)
         return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, fine_tunes, known)
 
     def no_longer_shown(self) -> dict[str, list[str]]:
-        """Of the finished, complete crawl: per model the questions that used to show it, were answered, and did not.
+        """For each model the questions that showed it before, and did not in this finished, complete crawl.
 
-        What stands in place of a question is answered by every complete crawl.
+        Every complete crawl counts as an answer to ``RESTORED``.
         """
         assert self.crawl is not None
         answered = (self.crawl.finished - self.crawl.cut) | {RESTORED}
@@ -169,7 +229,7 @@ class State:
         return {identifier: keys for identifier, keys in stale.items() if keys}
 
     def as_lines(self) -> list[Line]:
-        """The fewest lines that add up to this state."""
+        """The shortest list of lines that adds up to this state."""
         lines: list[Line] = [{"kind": "base", "ids": list(self.ids)}] if self.ids else []
         lines += [model.as_line() for model in self.models.values()]
         lines += [bad_line(bad, crawl) for bad, crawl in self.bad.values()]
@@ -182,7 +242,7 @@ class State:
         return lines
 
     def _model(self, line: Line) -> None:
-        identifier, seen, crawl = line["id"], moment(line["seen"]), str(line.get("crawl", ""))
+        identifier, seen, crawl = line["id"], _moment(line["seen"]), str(line.get("crawl", ""))
         claims = {
             str(key): (_read_claim(found), str(found.get("crawl", crawl))) for key, found in line["claims"].items()
         }
@@ -192,10 +252,10 @@ class State:
         if not (is_folder and "user" in claims) and not (isinstance(identifier, str) and is_hub_id(identifier)):
             raise ValueError("a model without an id")
         if not claims and was is None:
-            raise ValueError(f"{identifier} claims nothing")
+            raise ValueError(f"{identifier} has no claim")
         name = self.name_of(identifier, row)
         if name != identifier:
-            identifier, row = name, None  # what the Hub says of it under its new name is what counts
+            identifier, row = name, None  # the row under the new name counts
         if identifier in self.removed and "user" not in claims:
             return
         known = self.models.get(identifier)
@@ -204,7 +264,7 @@ class State:
         if is_too_deep(row):
             raise ValueError(f"the row of {identifier} is nested too deeply")
         if known is None:
-            first = moment(line.get("first_seen", line["seen"]))
+            first = _moment(line.get("first_seen", line["seen"]))
             known = self.models[identifier] = KnownModel(identifier, {}, first, seen)
         if row is not None:
             known.row = self.merged(identifier, row)
@@ -218,7 +278,7 @@ class State:
     def _renamed(self, line: Line) -> None:
         old, new = line["id"], line["to"]
         if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
-            raise ValueError("a new name that is none")
+            raise ValueError("invalid new name")
         self.renamed.pop(new, None)
         self.renamed[old] = new
         before, after = self.models.pop(old, None), self.models.get(new)
@@ -239,7 +299,7 @@ class State:
             model.claims.pop(key, None)
 
     def _bad(self, line: Line) -> None:
-        bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), moment(line["seen"]))
+        bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
         self.bad[bad.key] = (bad, str(line.get("crawl", "")))
 
     def _rejected(self, line: Line) -> None:
@@ -252,11 +312,11 @@ class State:
         self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
 
     def _start(self, line: Line) -> None:
-        self.crawl = CrawlState(str(line["crawl"]), moment(line["seen"]), dict(line["parameters"]))
+        self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
 
     def _page(self, line: Line) -> None:
         if self.crawl is None or self.crawl.id != line["crawl"]:
-            raise ValueError("a page of no crawl")
+            raise ValueError("a page of an unknown crawl")
         question, link = str(line["question"]), line["next"]
         if line["last"]:
             self.crawl.finished.add(question)
@@ -266,7 +326,7 @@ class State:
 
     def _finish(self, line: Line) -> None:
         if self.crawl is None or self.crawl.id != line["crawl"]:
-            raise ValueError("the end of no crawl")
+            raise ValueError("the end of an unknown crawl")
         self.crawl.is_over = True
         if line["complete"]:
             self.bad = {key: pair for key, pair in self.bad.items() if pair[1] == self.crawl.id}
@@ -286,19 +346,19 @@ _HANDLERS = {
 }
 
 
-def moment(text: Any) -> datetime:
-    """A time of ours, UTC. Raises ValueError."""
+def _moment(text: Any) -> datetime:
+    """A time that was written here, in UTC. Raises ValueError."""
     found = datetime.fromisoformat(text)
     try:
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except OverflowError as error:
-        raise ValueError("a time of no year") from error
+        raise ValueError("a time outside the calendar") from error
 
 
 def model_line(identifier: str, claims: dict[str, Claim], row: RawRow | None, crawl: str, seen: datetime) -> Line:
-    """A model as it was seen; ``row`` is None where it says nothing new."""
-    told = {key: _claim_line(claim, crawl) for key, claim in claims.items()}
-    line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": told}
+    """A model as it was seen; ``row`` is None where nothing in it has changed."""
+    said = {key: _claim_line(claim, crawl) for key, claim in claims.items()}
+    line = {"kind": "model", "id": identifier, "crawl": crawl, "seen": seen.isoformat(), "claims": said}
     return line if row is None else {**line, "row": row}
 
 
@@ -308,22 +368,12 @@ def bad_line(bad: BadRow, crawl: str) -> Line:
     return {"kind": "bad", "crawl": crawl, "seen": seen, "key": bad.key, "why": bad.why, "raw": bad.raw}
 
 
-def seen_at(bad: BadRow, seen: datetime) -> BadRow:
-    """The same row with the time at which it was seen."""
-    return replace(bad, seen=seen)
-
-
 def _claim_line(claim: Claim, crawl: str) -> Line:
-    return {
-        "relation": claim.relation,
-        "claimed_by": claim.claimed_by,
-        "parent": claim.parent,
-        "crawl": crawl,
-    }
+    return {"relation": claim.relation, "claimed_by": claim.claimed_by, "parent": claim.parent, "crawl": crawl}
 
 
 def _read_claim(line: Line) -> Claim:
     claim = Claim(line["relation"], line["claimed_by"], line["parent"])
     if not all(isinstance(value, str) for value in (claim.relation, claim.claimed_by, claim.parent)):
-        raise ValueError("a claim that is no text")
+        raise ValueError("a claim that is not text")
     return claim

@@ -1,8 +1,7 @@
-"""Which model each listed adapter stands on: the base, a fine-tune of it, or something else, by what rows say.
+"""The model that each listed adapter was trained on: the base, a fine-tune of it, or another model.
 
 ``base_model_name_or_path`` is whatever a training script was given: an old or new id of the base, a fine-tune, another
-adapter, a quantised copy, or a folder of somebody's machine. Whether a model that it names comes from the base is
-decided later, by weights.
+adapter, a quantised copy, or a local folder. Whether that model comes from the base is decided later, by its weights.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from indexer.errors import Failed, ModelError
 from indexer.listing.claims import relation_to, untyped_relation
-from indexer.listing.selection import ListedModel
+from indexer.listing.listing_state import ListedModel
 from indexer.listing.untagged import NO, UNSURE, path_verdict
 from indexer.names import is_hub_id
 from indexer.network.hub import model_row
@@ -20,9 +19,9 @@ from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import as_user_error
 from indexer.records.parent import Parent
 
-# Adapters on adapters on …: deeper chains, and those that lead in a circle, are not followed.
+# Adapters on adapters on …: deeper chains, and circular ones, are not followed.
 DEEPEST = 4
-# Models that the Hub is asked about, beside those of the listing, for one build.
+# Models that one build asks the Hub about, in addition to the listing.
 MOST_ASKED = 1_000
 _LONGEST_NAME = 500
 _CANNOT_ASK = frozenset({"network", "rate_limited", "server_error"})
@@ -31,10 +30,10 @@ Row = Mapping[str, Any]
 
 
 class Parents:
-    """Looks up what adapters stand on. ``ids``: every id of the base.
+    """Looks up the bases of adapters. ``ids``: every id of the base model.
 
-    ``ask`` gives the Hub's row of a model, None where it knows none or shows it to nobody; without it only the listing
-    is known. ``unknown`` collects what could not be found: adapter → the name it gives.
+    ``ask`` returns the Hub's row of a model, or None where there is none that may be read; without ``ask`` only the
+    listing is used. ``unknown`` collects what could not be resolved: adapter → the name it gives.
     """
 
     def __init__(
@@ -47,19 +46,19 @@ class Parents:
         self.unknown: dict[str, str] = {}
 
     def of(self, model: ListedModel) -> Parent | None:
-        """What a listed model stands on; None where that is the base, the model is no adapter, or nobody can tell."""
+        """The model that an adapter was trained on; None for the base, for an unknown model, and for other models."""
         alias = model.claimed_by.partition(":")[2]
         return self.of_row(model.row, alias) if model.relation == "adapter" else None
 
     def of_row(self, row: Row, alias: str = "") -> Parent | None:
-        """The same of an adapter's row; ``alias``: a copy of the base that it was found by."""
+        """The same for an adapter's row; ``alias``: the copy of the base through which it was found."""
         return self._below(row, (str(row.get("id")).lower(),), alias)
 
     def _below(self, row: Row, above: tuple[str, ...], alias: str = "") -> Parent | None:
         named = named_base(row)
         ids = {*self._ids, alias} if alias else self._ids
         verdict = path_verdict(named, above[-1], ids)
-        # Ids of old have no owner, and look like the name of a folder.
+        # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
         if named is None or verdict not in (NO, UNSURE):
             return None
         found = self._parent(named.strip(), above) if is_hub_id(named.strip()) else None
@@ -69,7 +68,7 @@ class Parents:
         return found if isinstance(found, Parent) else None
 
     def _parent(self, name: str, above: tuple[str, ...]) -> Parent | bool | None:
-        """The model of that name; True where it is the base after all, None where nobody can tell."""
+        """The model of that name; True if it is the base after all, None if unknown."""
         row = self._row(name)
         identifier = str(row.get("id")) if row else ""
         if row is None or not is_hub_id(identifier) or identifier.lower() in above or len(above) > DEEPEST:
@@ -98,7 +97,7 @@ class Parents:
 
 
 def named_base(row: Row) -> str | None:
-    """What the Hub passes on of adapter_config.json: ``base_model_name_or_path``; None where it says nothing."""
+    """``base_model_name_or_path`` of adapter_config.json, as the Hub's row repeats it; None where it is missing."""
     config = row.get("config")
     peft = config.get("peft") if isinstance(config, Mapping) else None
     named = peft.get("base_model_name_or_path") if isinstance(peft, Mapping) else None
@@ -106,12 +105,12 @@ def named_base(row: Row) -> str | None:
 
 
 def names_another(row: Row, base: str) -> bool:
-    """Whether an adapter's row names something that is not the base by its spelling."""
+    """Whether an adapter's row names something that is not spelled like the base."""
     return path_verdict(named_base(row), str(row.get("id")), (base,)) in (NO, UNSURE)
 
 
 def ask_hub(name: str) -> Row | None:
-    """The Hub's row of a model; None where it knows none, or shows it to nobody here.
+    """The Hub's row of a model; None where there is none that may be read.
 
     Raises AtlasError where the Hub cannot be asked.
     """

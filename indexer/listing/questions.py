@@ -1,4 +1,4 @@
-"""The questions a crawl puts to the Hub's listing, and what a page of answers holds. Plain data."""
+"""The questions that a crawl asks the Hub's listing, and what a page of answers contains. Plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from indexer.listing.claims import Claim
 
 RawRow = dict[str, Any]
 
-# What a listing may be asked to tell (the Hub refuses baseModels, childrenModelCount and usedStorage there).
+# Fields that a listing can return (the Hub refuses baseModels, childrenModelCount and usedStorage there).
 EXPANDED = (
     "author", "cardData", "config", "createdAt", "disabled", "downloads", "gated", "lastModified",
     "library_name", "likes", "pipeline_tag", "private", "safetensors", "sha", "siblings", "tags",
@@ -27,9 +27,9 @@ _NAMES_A_PAGE = 100
 class CrawlRequest:
     """What to look for. ``ids``: every id of the base, the canonical one first.
 
-    ``since`` and ``author`` narrow the questions, so such a crawl cannot tell that a model has gone.
+    ``since`` and ``author`` narrow the questions, so such a crawl cannot find out that a model has gone.
     ``max_aliases``: quantised copies of the base whose adapters count as its own; ``max_parents``: fine-tunes
-    whose fine-tunes are asked for, down to ``max_depth``; ``max_candidates``: untagged models looked into.
+    whose fine-tunes are asked for, down to ``max_depth``; ``max_candidates``: untagged models examined.
     """
 
     ids: tuple[str, ...]
@@ -51,11 +51,11 @@ class CrawlRequest:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether models may be missing from the answers that are still on the Hub."""
+        """Whether the answers may lack models that are still on the Hub."""
         return self.since is not None or self.author is not None
 
     def as_json(self) -> dict[str, Any]:
-        """What must be the same for one crawl to go on where another stopped."""
+        """What must be the same for a crawl to be resumed."""
         return {
             "ids": sorted(self.ids),
             "relations": sorted(self.relations),
@@ -77,22 +77,22 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Names the question across crawls."""
+        """The name of the question, the same in every crawl."""
         return f"{self.kind}:{self.relation or '*'}:{self.asked}"
 
     @property
     def what(self) -> str:
-        """For people: what is being listed."""
+        """What is being listed, for messages."""
         if self.kind == "names":
             return f"models named like {self.asked}"
         return f"the {self.relation or 'tagged'} models of {self.asked}"
 
     def parameters(self, request: CrawlRequest) -> list[tuple[str, str]]:
-        """The query of its first page. By creation, because the default order changes while one pages."""
+        """The query of its first page, sorted by creation because the default order changes between pages."""
         relation = f"{self.relation}:" if self.relation else ""
         asked = ("search", self.asked) if self.kind == "names" else ("filter", f"base_model:{relation}{self.asked}")
         author = [("author", request.author)] if request.author else []
-        # Each untagged model costs requests of its own, which are only kept a page at a time.
+        # Each untagged model costs requests of its own, whose results are stored a page at a time.
         size = min(request.page_size, _NAMES_A_PAGE) if self.kind == "names" else request.page_size
         order = [("sort", "createdAt"), ("direction", "-1"), ("limit", str(size))]
         return [asked, *author, *order, *(("expand", name) for name in EXPANDED)]
@@ -113,7 +113,7 @@ class ClaimedRow:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that could not be used. ``raw`` is its JSON in ASCII, cut short; ``key`` tells it from others."""
+    """A row that could not be used. ``raw`` is its JSON in ASCII, cut short; ``key`` identifies it."""
 
     why: str
     raw: str
@@ -122,8 +122,8 @@ class BadRow:
 
     @classmethod
     def of(cls, row: Any, why: str, seen: datetime | None = None) -> BadRow:
-        """Describe ``row``, whatever it is."""
-        if isinstance(row, dict):  # what a push goes by is not to be cut off
+        """Describe a row of any kind."""
+        if isinstance(row, dict):  # a push needs these, so they must not be cut off
             row = {name: row[name] for name in _FIRST_OF_BAD if name in row} | row
         raw = json.dumps(row, default=str)[:_LONGEST_RAW]
         identifier = row.get("id") if isinstance(row, dict) else None
@@ -136,7 +136,7 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Rejected:
-    """An untagged model that was looked into and is not this base's, at this commit."""
+    """An untagged model that was examined at this commit and is not a fine-tune of this base."""
 
     id: str
     commit: str
@@ -145,9 +145,9 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Page:
-    """One page of answers. ``is_last``: the question is answered; ``next_link``: where to go on, if not.
+    """One page of answers. ``is_last``: the question is answered; ``next_link``: the next page otherwise.
 
-    ``unclaimed``: rows that do not claim the base. ``is_cut``: untagged models were left out by a bound.
+    ``unclaimed``: number of rows that do not claim the base. ``is_cut``: untagged models were left out by a bound.
     """
 
     question: Question
@@ -165,8 +165,8 @@ class Page:
 class CrawlProgress:
     """How far an earlier crawl of the same request came, and what it found.
 
-    ``fine_tunes``: id → (parent, downloads), for asking after theirs. ``known``: id → (commit, claim or
-    None), what was made of untagged models before.
+    ``fine_tunes``: id → (parent, downloads), to ask for their fine-tunes. ``known``: id → (commit, claim or None) of
+    untagged models that were examined before.
     """
 
     finished: set[str] = field(default_factory=set)

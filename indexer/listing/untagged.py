@@ -1,12 +1,12 @@
-"""Which base a model comes from that carries no base_model tag: the evidence, in falling order of trust.
+"""Which base a model without a base_model tag comes from: the evidence, most trusted first.
 
 1. ``adapter_config.json: base_model_name_or_path``
 2. ``config.json: _name_or_path``
 3. the Trainer's sentence in the card: "fine-tuned version of [X](…)"
 4. the name, which is wrong for about 5 models in 100 and therefore only a reason to look at the weights.
 
-The first that names a base decides, for or against. A folder of the author's machine names none, unless its
-last part is the base's own name.
+The first that names a base decides, for or against. A local folder of the author does not name one, unless its last
+part is the base's own name.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from indexer.network.rows import filenames_in
 LARGEST_README = 1 << 20
 _LONGEST_NAME = 500
 
-# First parts of a path that are folders of a training script rather than owners on the Hub.
+# First parts of a path that are folders of training scripts, not owners on the Hub.
 _FOLDERS = frozenset((
     "checkpoint", "checkpoints", "ckpt", "content", "data", "experiments", "home", "kaggle", "mnt", "model",
     "models", "output", "outputs", "result", "results", "root", "runs", "save", "saved", "saved_model",
     "saved_models", "scratch", "tmp", "trained_models", "users", "weights", "workspace",
 ))  # fmt: skip
-# Words beside a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
+# Words next to a base's name that make it the name of another base (xlm-roberta-base, roberta-base-bne).
 _OTHER_BASES = frozenset((
     "albert", "bigbird", "biomed", "biomedical", "bne", "ca", "camembert", "chinese", "clip", "code", "deberta",
     "distil", "electra", "flan", "german", "indonesian", "japanese", "ke", "klue", "korean", "long", "m",
@@ -52,7 +52,7 @@ YES, NO, UNSURE = "yes", "no", "unsure"
 
 @dataclass(frozen=True)
 class ClaimFound:
-    """What was found. ``claim`` is None where the model is not this base's; ``why`` says by what."""
+    """What was found. ``claim`` is None for a model of another base; ``why`` names the evidence."""
 
     claim: Claim | None
     why: str
@@ -61,7 +61,7 @@ class ClaimFound:
 def weigh(row: Mapping[str, Any], ids: Collection[str]) -> ClaimFound:
     """Whether the model of ``row`` comes from the base that ``ids`` name, the canonical id first.
 
-    Reads up to three small files. Raises Failed where one of them may be readable another time.
+    Reads up to three small files. Raises Failed where one of them could not be read, but may be readable later.
     """
     identifier, revision = str(row["id"]), str(row.get("sha") or "main")
     base, names, relation = next(iter(ids)), filenames_in(row), untyped_relation(row)
@@ -89,9 +89,9 @@ def weigh(row: Mapping[str, Any], ids: Collection[str]) -> ClaimFound:
 
 
 def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str | None:
-    """What a ``…name_or_path`` says: the base, another model, something unclear, or (None) nothing.
+    """What a ``…name_or_path`` names: the base, another model, something unclear, or nothing (None).
 
-    ``identifier`` is the model's own id, which says nothing.
+    ``identifier`` is the model's own id, which means nothing.
     """
     text = (path or "").strip().replace("\\", "/").rstrip("/").lower()
     names = {name.lower() for name in ids}
@@ -107,19 +107,19 @@ def path_verdict(path: str | None, identifier: str, ids: Collection[str]) -> str
 
 
 def is_named_after(identifier: str, ids: Collection[str]) -> bool:
-    """Whether the base's bare name stands in the model's name, word by word, and not as part of another's."""
+    """Whether the model's name contains the base's, word by word, and not as part of another base's name."""
     words = _WORD.findall(identifier.lower().rpartition("/")[2])
     for name in ids:
         wanted = _WORD.findall(name.lower().rpartition("/")[2])
         for start in range(len(words) - len(wanted) + 1):
             if wanted and words[start : start + len(wanted)] == wanted:
-                beside = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
-                return not _OTHER_BASES.intersection(beside)
+                around = words[max(start - 1, 0) : start] + words[start + len(wanted) :][:1]
+                return not _OTHER_BASES.intersection(around)
     return False
 
 
 def _value(identifier: str, filename: str, revision: str, key: str) -> str | None:
-    """A string of a JSON file; None where there is no such file or string, or it may not be read."""
+    """A string from a JSON file; None where file or string are missing, or may not be read."""
     try:
         found = fetch_json(identifier, filename, revision)
     except ModelError as error:
@@ -131,7 +131,7 @@ def _value(identifier: str, filename: str, revision: str, key: str) -> str | Non
 
 
 def _sentence(identifier: str, revision: str) -> str | None:
-    """The model that the Trainer's sentence names."""
+    """The model named by the sentence that the Trainer writes into cards."""
     try:
         body = fetch_small(identifier, "README.md", revision, LARGEST_README)
     except ModelError as error:

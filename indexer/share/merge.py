@@ -15,7 +15,7 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
-from indexer.listing.joining import join_listings
+from indexer.listing.listing import join_listings
 from indexer.publish.kept_rank import held
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
@@ -129,10 +129,10 @@ def _gather(
         stored = next(found[name] for found in bases if name in found)
         link_or_copy(stored.path, target.bases / stored.path.name)
         joined = join_listings([source.listing(name) for source in having], target.listing(name))
-        in_several += len(joined.in_several)
-        if joined.in_several:
-            shown = ", ".join(joined.in_several[:3]) + (" …" if len(joined.in_several) > 3 else "")
-            say(f"{name}: {len(joined.in_several)} models are in several ({shown}); the row seen last counts")
+        in_several += len(joined)
+        if joined:
+            shown = ", ".join(joined[:3]) + (" …" if len(joined) > 3 else "")
+            say(f"{name}: {len(joined)} models are in several ({shown}); the row seen last counts")
     store = RecordStore(target)
     differing = 0
     for source in sources:

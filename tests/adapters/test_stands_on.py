@@ -185,7 +185,7 @@ def test_verdicts_and_what_a_person_is_told(stood):
         "other": "foreign", "wide": "foreign",
     }  # fmt: skip
     assert found["eve/round-1"] == found["eve/round-2"] == "unknown"
-    assert "adapters that name a base nobody can find, taken as adapters of org/tiny-base: " in ran.err
+    assert "adapters whose base could not be resolved, treated as adapters of org/tiny-base: " in ran.err
     plain = records(shell)
     for name in ("eve/on-folder", "eve/on-unknown", "eve/on-locked", "eve/on-nothing", "eve/round-1", "eve/on-other"):
         check(plain[name], changes[name])

@@ -191,7 +191,7 @@ def test_a_folder_here_is_not_read_for_a_model_of_the_atlas(atlas, run, tmp_path
     assert code == 0, err
     assert {json.loads(line)["model"] for line in out.splitlines()} == {"ann/glue-0"}
     for name in ("~", "..", ".", "ann/glue-0/../..", str(tmp_path), "local:../x", "", "a" * 5000):
-        with pytest.raises(ModelError, match="no Hub id"):
+        with pytest.raises(ModelError, match="not a Hub id"):
             ModelRef.of_atlas(name)
     assert ModelRef.of_atlas("ann/glue-0") == ModelRef("ann/glue-0")
     unit = ProfileUnit(ProfileIdentity("fine_tune", "ann/glue-0", "c", "org/base", "b"), "finetune", None, 0)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.listing.claims import Claim, relation_to, tagged_bases
-from indexer.listing.crawl import crawl
-from indexer.listing.judge import Judge
+from indexer.listing.crawl import ClaimFilter, crawl
 from indexer.listing.questions import BadRow, ClaimedRow, CrawlRequest, Question
 from indexer.untrusted import DEEPEST, is_too_deep
 from tests.crawl.asking import IDS, REQUEST, claims, crawled
@@ -159,13 +158,13 @@ def test_odd_fields_are_no_reason_to_lose_a_row(store, monkeypatch):
 
 def test_an_enormous_row_is_a_bad_row():
     row = {"id": "a/b", "tags": tags(BASE), "cardData": {"x": "y" * (5 << 20)}}
-    verdict = Judge(REQUEST, {})(Question("tag", BASE), row)
+    verdict = ClaimFilter(REQUEST, {})(Question("tag", BASE), row)
     assert isinstance(verdict, BadRow)
     assert len(verdict.raw) < 100
 
 
 def test_an_old_spelling_of_the_id():
-    verdict = Judge(REQUEST, {})(Question("tag", BASE), {"modelId": "a/b", "tags": tags(BASE)})
+    verdict = ClaimFilter(REQUEST, {})(Question("tag", BASE), {"modelId": "a/b", "tags": tags(BASE)})
     assert isinstance(verdict, ClaimedRow)
     assert verdict.row["id"] == "a/b"
 
@@ -186,7 +185,7 @@ ROWS = st.fixed_dictionaries(
 @given(JSON | ROWS)
 def test_no_row_raises(row):
     for question in (Question("tag", BASE), Question("alias", "q/q"), Question("descendants", "p/p")):
-        verdict = Judge(REQUEST, {})(question, row)
+        verdict = ClaimFilter(REQUEST, {})(question, row)
         assert verdict is None or isinstance(verdict, BadRow | ClaimedRow)
         if isinstance(verdict, ClaimedRow):
             assert verdict.claim.relation in REQUEST.relations
