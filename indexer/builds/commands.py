@@ -16,8 +16,7 @@ from indexer.builds.options import BuildOptions
 from indexer.builds.plan import Estimate, Planned, estimate
 from indexer.builds.renames import move_records
 from indexer.builds.report import BuildReport, Watcher
-from indexer.cards.local import local_row
-from indexer.cards.local_names import local_name, place_of
+from indexer.cards.local import local_name, local_row, place_of
 from indexer.database.reading import earlier_rows
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user

@@ -1,30 +1,32 @@
-"""A checkpoint folder on this machine, described as the Hub would describe a repository."""
+"""Checkpoint folders on this machine: a listing row as the Hub would give it, and names without paths."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexer.cards.local_names import place_of, without_paths
 from indexer.cards.modelcard import ModelFacts, card_facts, read_row
 from indexer.errors import AtlasError
-from indexer.names import ModelRef, is_local_id
+from indexer.names import LOCAL, ModelRef, is_local_id
 from indexer.untrusted import is_too_deep, load_json
 
-# What the weights and the claims of a folder depend on.
+# Files that decide the weights and claims of a folder.
 _HASHED = (".safetensors", ".bin", ".json")
 _LARGEST_TEXT = 4 << 20
+_LONGEST_NAME = 80
+_PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL)
+_RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 
 def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
-    """A listing row for a folder: its card, its config, its files; its commit is a hash of their content.
+    """A listing row for a folder, with its card, config and files; its commit is a hash of their content.
 
-    ``name``: its id; by default that of the reference, its path, which is not to be stored.
-
-    Raises AtlasError where the folder holds no checkpoint.
+    ``name`` is its id; by default that of the reference, which is a path and must not be stored. Raises AtlasError if
+    the folder holds no checkpoint.
     """
     folder = reference.folder
     assert folder is not None
@@ -51,10 +53,7 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:
-    """The facts of a listing row, of a repository or of a folder (whose path is no Hub id).
-
-    Raises MalformedRow where the row names no model.
-    """
+    """The facts of a listing row of a repository or a folder. Raises MalformedRow if the row names no model."""
     identifier = row.get("id")
     is_folder = isinstance(identifier, str) and (is_local_id(identifier) or Path(identifier).is_absolute())
     return read_row({**row, "id": "local/folder"} if is_folder else row)
@@ -71,11 +70,11 @@ def _content_hash(folder: Path, files: list[Path]) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What the Hub passes on of config.json and adapter_config.json."""
+    """The part of config.json and adapter_config.json that a row on the Hub has."""
     found, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
-    told = {key: found[key] for key in ("architectures", "model_type") if key in found}
+    config = {key: found[key] for key in ("architectures", "model_type") if key in found}
     named = adapter.get("base_model_name_or_path")
-    return told | ({"peft": {"base_model_name_or_path": named}} if named else {})
+    return config | ({"peft": {"base_model_name_or_path": named}} if named else {})
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -96,3 +95,38 @@ def _text(path: Path) -> str:
 
 def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def place_of(folder: Path) -> str:
+    """Identifies a folder without its path: the first 16 hex digits of the path's sha256."""
+    return hashlib.sha256(str(folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def local_name(folder: Path, taken: Mapping[str, str]) -> str:
+    """``local:NAME`` for a folder, with a number if another folder has that name.
+
+    ``taken``: the assigned names with the :func:`place_of` of each; a folder keeps its name. The checkpoint of a run
+    (``run/checkpoint-500``) is named after both folders.
+    """
+    place = place_of(folder)
+    for name, of in taken.items():
+        if of == place:
+            return name
+    words = [folder.parent.name, folder.name] if _RUN_FOLDER.fullmatch(folder.name) else [folder.name]
+    plain = re.sub(r"[^\w.\-]+", "-", "-".join(filter(None, words)), flags=re.ASCII).strip("-.") or "model"
+    first = f"{LOCAL}{plain[:_LONGEST_NAME]}"
+    number, name = 1, first
+    while name in taken:
+        number += 1
+        name = f"{first}-{number}"
+    return name
+
+
+def without_paths(said: Any) -> Any:
+    """JSON from a card or configuration with every absolute path replaced by ``./NAME``."""
+    if isinstance(said, dict):
+        return {name: without_paths(value) for name, value in said.items()}
+    if isinstance(said, list):
+        return [without_paths(value) for value in said]
+    path = _PATH.fullmatch(said) if isinstance(said, str) else None
+    return f"./{path[1]}" if path else said

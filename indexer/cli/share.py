@@ -58,7 +58,7 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
     if (name is None) != listing:
         raise click.UsageError("Name an atlas (OWNER/NAME), or use --list without a name.")
     if name is None:
-        from indexer.share.found import atlases_on_hub
+        from indexer.share.repository import atlases_on_hub
 
         rows = atlases_on_hub(base)
         emit(rows, output, columns=["atlas", "bases", "models", "generation", "modified", "private", "downloads"])

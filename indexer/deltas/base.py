@@ -1,4 +1,4 @@
-"""The base model's block matrices: fetched once, kept in the atlas, read matrix by matrix."""
+"""The base model's block matrices: fetched once, stored in the atlas, read one by one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
-from indexer.deltas.base_checksum import UNKNOWN, with_checksum
-from indexer.deltas.spectrum import spectrum
-from indexer.deltas.stored_base import StoredBase
+from indexer.deltas.stored_base import UNKNOWN, StoredBase, with_checksum
+from indexer.deltas.svd import spectrum
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
@@ -32,8 +31,8 @@ from indexer.weights.stored_tensor import DTYPE_NAMES
 class BaseMatrices(StoredBase):
     """The base's block matrices on disk.
 
-    With ``resident`` the matrices stay in memory after their first use, else each is read again: page cache is
-    shared by processes, memory is not.
+    With ``resident`` matrices stay in memory after their first use. Otherwise each is read again: processes share the
+    page cache, but not their memory.
     """
 
     resident: bool = True
@@ -49,7 +48,7 @@ class BaseMatrices(StoredBase):
         return read_index(self._file)
 
     def matrix(self, key: DeltaKey) -> torch.Tensor:
-        """One matrix, (out, in), in the base's own dtype. Not to be written to."""
+        """One matrix, (out, in), in the base's own dtype. Do not write to it."""
         held = self._held.get(key)
         if held is None:
             held = self._index.read(self._file, str(key))
@@ -58,14 +57,14 @@ class BaseMatrices(StoredBase):
         return held
 
     def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
-        """All singular values of the matrices ``keys``, one below the other; computed at the first use and kept."""
+        """All singular values of the matrices ``keys``, stacked; computed once."""
         if keys not in self._spectra:
             whole = torch.cat([self.matrix(key).float() for key in keys])
             self._spectra[keys] = spectrum(whole).numpy()
         return self._spectra[keys]
 
     def close(self) -> None:
-        """Let go of the file and of what is held."""
+        """Close the file and release the memory."""
         self._held.clear()
         self._spectra.clear()
         if "_file" in self.__dict__:
@@ -73,7 +72,7 @@ class BaseMatrices(StoredBase):
 
 
 def open_base(facts: BaseFacts) -> Checkpoint:
-    """The base's checkpoint on the Hub. Raises AtlasError where it cannot be read."""
+    """The base's checkpoint on the Hub. Raises AtlasError if it cannot be read."""
     try:
         return open_checkpoint(ModelRef(facts.id), commit=facts.commit, filenames=facts.filenames or None)
     except ModelError as error:
@@ -86,8 +85,8 @@ def open_base(facts: BaseFacts) -> Checkpoint:
 def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> BaseMatrices:
     """Stream the block matrices of ``checkpoint`` into ``path`` (by temporary file and rename).
 
-    Raises AtlasError where the base cannot be one: an architecture without a data file, tensors that are
-    missing, or weights that are not finite.
+    Raises AtlasError if the checkpoint cannot be a base: an architecture without a data file, missing tensors, or
+    weights that are not finite.
     """
     try:
         _write_matrices(checkpoint, _layout_of(checkpoint), base, commit, path)
@@ -97,9 +96,9 @@ def store_base(checkpoint: Checkpoint, base: str, commit: str, path: Path) -> Ba
 
 
 def size_of_base(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of the block matrices that ``store_base`` would keep, and of the widest number in them.
+    """Bytes of the block matrices that ``store_base`` would write, and of the widest number in them.
 
-    Raises AtlasError where the checkpoint cannot be a base.
+    Raises AtlasError if the checkpoint cannot be a base.
     """
     try:
         infos = [checkpoint.tensors[name] for name in _layout_of(checkpoint).tensors]
@@ -114,7 +113,7 @@ def _layout_of(checkpoint: Checkpoint) -> Layout:
 
 
 def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path) -> None:
-    """Write data first and header last known: offsets follow from shapes, norms only from the data."""
+    """Write the data, then the file with its header: norms are known only after the data."""
     header: dict[str, Any] = {}
     offset = 0
     for matrix in layout.matrices:

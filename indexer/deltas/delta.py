@@ -1,7 +1,7 @@
 """Deltas: what fine-tuning added to each block matrix, W_fine-tuned − W_base.
 
-A full checkpoint gives dense deltas, an adapter gives factors. Both come as a stream in the order in which the
-file stores them, one matrix alive at a time.
+A full checkpoint gives dense deltas, an adapter gives factors. Both are streamed in the order of the file, with one
+matrix in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
-# What the inner loop over a matrix touches at a time.
+# The inner loop over a matrix works on pieces of this size.
 PIECE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
 class DenseDelta:
-    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, where it was asked for.
+    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, if requested.
 
     ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
     """
@@ -63,7 +63,7 @@ def dense_deltas(
     with_weights: bool = False,
     roundings: RoundingChoice | None = None,
 ) -> Iterator[DenseDelta]:
-    """Stream the deltas of a full checkpoint. ``roundings`` is told, matrix by matrix, of what kind its values are.
+    """Stream the deltas of a full checkpoint. ``roundings`` is updated with every matrix.
 
     Raises Skipped("not_finite") naming the first tensor that holds NaN or infinities.
     """
@@ -76,9 +76,9 @@ def dense_deltas(
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
-    """Where the block matrices of a full checkpoint lie, checked against the base's, header only.
+    """Locate the block matrices of a full checkpoint and check them against the base's, by the header alone.
 
-    Raises Skipped: another architecture, matrices missing, another depth, another shape.
+    Raises Skipped: another architecture, missing matrices, another depth, another shape.
     """
     config = checkpoint.config or dict(base.config)
     model_type = str(config.get("model_type") or base.config.get("model_type"))
@@ -95,16 +95,15 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
 
 
 def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelta]:
-    """Stream the deltas of a LoRA adapter; matrices it leaves alone do not appear.
+    """Stream the deltas of a LoRA adapter; matrices it does not change do not appear.
 
-    Raises Skipped: factors whose shapes do not fit the base, values that are not finite, nothing that adapts
-    a block matrix.
+    Raises Skipped for factors whose shapes do not match the base and for values that are not finite.
     """
     architecture = load_architecture(str(base.config["model_type"]))
     whole = [name.removesuffix(".weight") for name in whole_weights(checkpoint) if name.endswith(".weight")]
     replaced = architecture.locate_modules(whole, base.layout).matrices
     if replaced:
-        raise Skipped("adapter_unsupported", f"it saves block matrices whole beside its factors ({min(replaced)})")
+        raise Skipped("adapter_unsupported", f"it also saves whole block matrices ({min(replaced)})")
     located = architecture.locate_modules(lora_paths(checkpoint), base.layout).matrices
     for module in read_lora(checkpoint):
         for matrix in located.get(module.path, ()):
@@ -119,7 +118,7 @@ def _dense_delta(
     sampled: tuple[Positions, Positions],
     with_weights: bool,
 ) -> DenseDelta:
-    """The delta takes the place of ``weight`` in memory where that is float32."""
+    """The delta overwrites ``weight`` in memory if that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped("shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}")
     reference = roundings.reference(weight, base)
@@ -128,7 +127,7 @@ def _dense_delta(
     delta = weight.to(torch.float32)
     kept = delta.clone() if with_weights else None
     square = inner = 0.0
-    # In place and a piece at a time, while it is in the processor's cache: half the time of three whole passes.
+    # In place and by pieces that fit the processor's cache: half the time of three passes.
     rows = max(1, PIECE_BYTES // (delta.element_size() * delta.shape[1]))
     for start in range(0, delta.shape[0], rows):
         part = reference[start : start + rows]

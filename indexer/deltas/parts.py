@@ -1,9 +1,9 @@
-"""Parts of a model's block matrices for one question: the leading rows of a few of them, read by range.
+"""Parts of a model's block matrices for questions of lineage: the leading rows of a few of them, read by range.
 
-Who was made from whom shows in every matrix, and in a tenth of each: eight parts of 256 KiB, of different families
-and depths, are 2 MB of a roberta-base whose block matrices take 340. Some rows of the token embeddings come along:
-training leaves those of words that it never met as they were, so they say whose training they went through. Nothing
-is stored.
+A small part of a few matrices shows which model was made from which: eight parts of 256 KiB, of different families
+and depths, are 2 MB of a roberta-base whose block matrices take 340 MB. Some rows of the token embeddings are read as
+well: training does not change the rows of words that it never met, so they show through whose training a model went.
+Nothing is stored.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from indexer.weights.stored_tensor import READABLE
 MATRICES = 8
 PART_BYTES = 256 << 10
 TOKEN_BYTES = 768 << 10
-# The first words of a vocabulary are in every text, the last in hardly any.
+# Rows are read from this share of the vocabulary on: the first words are in every text, the last in few.
 TOKENS_FROM = 1 / 3
-# What embeddings of tokens are called, whatever prefix the head gives them.
+# Names of token embeddings, with any prefix.
 TOKEN_EMBEDDINGS = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
-# A part has at least so many rows, however wide its matrix: LoRA's ranks are to be told in it.
+# A part has at least this many rows, so that the rank of a LoRA shows in it.
 LEAST_ROWS = 32
 
 
 class Parts:
-    """Which parts of a base's block matrices are read of every model, and the base's own.
+    """The parts of a base's block matrices that are read of every model, and the base's own.
 
-    ``changed``: names of the deltas that the asked model changed; others say nothing of where it comes from. Raises
-    AtlasError where the base's matrices are not in the atlas.
+    ``changed``: names of the deltas that the model in question changed; the others carry no evidence. Raises
+    AtlasError if the base's matrices are not in the atlas.
     """
 
     def __init__(self, base: PublishedBase, changed: Collection[str] | None = None) -> None:
@@ -72,7 +72,7 @@ class Parts:
 
     @cached_property
     def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
-        """The base's parts in its own dtype; from the atlas, not from the Hub."""
+        """The base's parts in its own dtype, from the atlas."""
         found = {}
         for key, extent in self.extents.items():
             found[key] = self._base.matrix(key)[: extent.rows, : extent.columns].clone()
@@ -80,12 +80,12 @@ class Parts:
         return found
 
     def read_described(self, described: Described) -> ModelParts:
-        """The same of a model as it describes itself. Raises ModelError."""
+        """The parts of a described model. Raises ModelError."""
         reference, row = described.reference, described.row
         return self.read(reference, commit_of(row), untyped_relation(row), listed_filenames(row))
 
     def read_base(self) -> ModelParts:
-        """The base's embeddings alone, from the Hub: its matrices are in the atlas. Raises ModelError."""
+        """Only the base's embeddings, from the Hub: its matrices are in the atlas. Raises ModelError."""
         reference, commit = ModelRef.of_atlas(self._published.base), self._published.commit
         return self._opened(reference, commit, "finetune", None, _embeddings_alone)
 
@@ -104,16 +104,15 @@ class Parts:
     ) -> ModelParts:
         """The parts of one model, from its folder, the cache or the Hub.
 
-        ``filenames`` saves asking the Hub where they are known. ``most_small``: a model whose configuration or header
-        has more bytes is refused. Raises ModelError where it cannot be read, or is not
-        of the base's shape.
+        Known ``filenames`` save a request. ``most_small``: the most bytes that a configuration or header may have.
+        Raises ModelError if the model cannot be read or does not have the base's shape.
         """
         try:
             return self._opened(reference, commit, relation, filenames, self._parts_of, most_small)
         except ModelError as error:
             if filenames is None or not (isinstance(error, Skipped) or error.reason == "not_found"):
                 raise
-            # The weights lie elsewhere than the atlas remembers, as in a pull request of the Hub's converter.
+            # The weights are not where the atlas says, for example in a pull request of the Hub's converter.
             return self._opened(reference, commit, relation, None, self._parts_of, most_small)
 
     def _opened(
@@ -212,7 +211,7 @@ def _embeddings_alone(checkpoint: Checkpoint) -> ModelParts:
 
 
 def _tokens(checkpoint: Checkpoint) -> Floats | None:
-    """Rows of the token embeddings; which ones follows from their number alone, so that models can be compared."""
+    """Rows of the token embeddings, chosen by their number alone so that models can be compared."""
     names = [name for name in checkpoint.tensors if TOKEN_EMBEDDINGS.search(name)]
     if len(names) != 1:
         return None
@@ -250,7 +249,7 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
 
 
 def _leading_rows(matrix: Matrix, item_bytes: int) -> int:
-    """How many stored rows of the tensor make a part; of interleaved matrices whole groups."""
+    """The number of stored rows in a part; whole groups for interleaved matrices."""
     stored = (matrix.shape[1], matrix.stored_rows) if matrix.transposed else (matrix.stored_rows, matrix.shape[1])
     rows = max(LEAST_ROWS, PART_BYTES // (stored[1] * item_bytes))
     if matrix.rows is not None and not matrix.transposed and matrix.rows.groups > 1:
@@ -259,7 +258,7 @@ def _leading_rows(matrix: Matrix, item_bytes: int) -> int:
 
 
 def _extent(matrix: Matrix, rows: int) -> Extent:
-    """What the leading ``rows`` of the stored tensor hold of a matrix."""
+    """The extent of a matrix that the leading ``rows`` of the stored tensor hold."""
     if matrix.transposed:
         return Extent(matrix.shape[0], min(rows, matrix.shape[1]))
     if matrix.rows is None:

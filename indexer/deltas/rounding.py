@@ -1,8 +1,8 @@
-"""Which roundings lie between the base and a checkpoint: what they did to the weights is no change by fine-tuning.
+"""Find the roundings between the base and a checkpoint, so that they do not count as changes by fine-tuning.
 
-A checkpoint may have gone through narrow dtypes on its way and be stored in a wide one. Its values tell the narrowest
-dtype that holds them all, and the base rounded to that is what they are compared with, unless another chain of
-roundings that could have led to such values leaves a clearly smaller delta.
+A checkpoint may have gone through narrow dtypes and be stored in a wide one. It is compared with the base rounded to
+the narrowest dtype that holds all its values, unless another chain of roundings that leads to such values leaves a
+clearly smaller delta.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 Chain = tuple[str, ...]
 
-# From few to many significant bits; nearly every bfloat16 value is also a float16 one, and not the reverse.
+# From few to many significant bits. Nearly every bfloat16 value is also a float16 value, but not the reverse.
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 _SMALLEST_NORMAL = torch.finfo(torch.float16).tiny
@@ -21,43 +21,43 @@ _SMALLEST_NORMAL = torch.finfo(torch.float16).tiny
 _STEPS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bfloat16": lambda values: values.to(torch.bfloat16).to(torch.float32),
     "float16": lambda values: values.to(torch.float16).to(torch.float32),
-    # Where subnormal numbers are flushed to zero, as some processors do.
+    # Some processors flush subnormal numbers to zero.
     "float16 flushed": lambda values: _flushed(_STEPS["float16"](values)),
 }
 
 _ROUNDOFF: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float16 flushed": 2.0**-11}
 
-# Longer chains end where one of these does: a float16 value keeps being one when it is rounded to bfloat16, and a
-# bfloat16 value when it is rounded to float16.
+# Longer chains give the same values as one of these: a float16 value stays one when rounded to bfloat16, and a bfloat16
+# value when rounded to float16.
 _INTO_NARROW: tuple[Chain, ...] = (
     ("bfloat16", "float16"),
     ("float16", "bfloat16"),
     ("bfloat16", "float16 flushed"),
     ("float16 flushed", "bfloat16"),
 )
-# By the narrowest dtype that holds a matrix: chains whose results fit into it, the likeliest first.
+# By the narrowest dtype that holds a matrix: chains whose results it holds, the likeliest first.
 _CHAINS: Mapping[torch.dtype, tuple[Chain, ...]] = {
     torch.bfloat16: (("bfloat16",), *_INTO_NARROW),
     torch.float16: (("float16",), ("float16 flushed",), *_INTO_NARROW),
     torch.float32: ((), ("bfloat16",), ("float16",), ("float16 flushed",), *_INTO_NARROW),
 }
 
-# Numbers of a matrix that chains are compared on; where the delta is zero in so large a share of them that rounding
-# may be all there is, as many again that float16 holds as subnormal ones, for those are one in a thousand.
+# Chains are compared on this many entries of a matrix. If more than this share of their deltas is zero, rounding may be
+# the only change, and as many entries that are subnormal in float16 are added, of which there is one in a thousand.
 _SAMPLE = 8192
 _MOSTLY = 0.5
 
-# How many standard deviations a chain's delta must be smaller than another's: no matrix differs from its neighbours by
-# chance, and where nothing is clear, the chains differ by a small share of the delta.
+# By how many standard deviations one chain's delta must be smaller than another's. If no chain is clearly nearer, they
+# differ by a small share of the delta.
 _CLEAR = 6.0
 _FEWEST = 16
 
 
 class RoundingChoice:
-    """The roundings behind one checkpoint, found as its matrices come by.
+    """The roundings behind one checkpoint, estimated as its matrices arrive.
 
-    The choice is one for all matrices of a stored dtype and a narrowest dtype: it starts with the likeliest chain, a
-    clearly smaller delta changes it for what follows, and a chain that is clearly worse is never looked at again.
+    There is one choice for all matrices with the same stored and narrowest dtypes. It starts with the likeliest chain;
+    a clearly smaller delta changes it for the following matrices, and a clearly worse chain is dropped.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class RoundingChoice:
         return str(widest).removeprefix("torch.") if widest else ""
 
     def reference(self, weight: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        """The base's matrix in float32 as the checkpoint's roundings leave it. Not to be written to."""
+        """The base's matrix in float32 after the checkpoint's roundings. Do not write to it."""
         key = (weight.dtype, narrowest_dtype(weight))
         live = self._live.get(key) or _chains(*key)
         if len(live) > 1:
@@ -113,7 +113,7 @@ def _chains(stored: torch.dtype, narrow: torch.dtype) -> Sequence[Chain]:
 
 
 def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) -> Sequence[Chain]:
-    """The chains that this matrix leaves, the chosen one first."""
+    """The chains still possible after this matrix, the chosen one first."""
     every = max(1, min(weight.numel() // _SAMPLE, weight.shape[0]))
     original, values = (matrix[::every].to(torch.float32).flatten() for matrix in (base, weight))
     left = values - rounded(original, live[0])
@@ -125,9 +125,9 @@ def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) ->
         return live
     references = torch.stack([rounded(original, chain) for chain in live])
     if not bool(values.isfinite().all() and references.isfinite().all()):
-        return live  # who reads on says what is not finite; what float16 cannot hold was not rounded to it
+        return live  # the caller reports values that are not finite; values beyond float16 were not rounded to it
     deltas = (values - references).square_()
-    best = int(deltas.sum(1).argmin())  # of several the first
+    best = int(deltas.sum(1).argmin())  # the first of several
     best = best if _is_clearly_nearest(references, deltas, best)[0] else 0
     worse = _is_clearly_nearest(references, deltas, best)
     others = [chain for number, chain in enumerate(live) if number != best and not worse[number]]
@@ -135,7 +135,7 @@ def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) ->
 
 
 def _is_beyond_rounding(left: torch.Tensor, original: torch.Tensor, live: Sequence[Chain]) -> bool:
-    """Whether no chain of ``live`` can be clearly nearer or farther, as what is ``left`` of a sample is too large.
+    """Whether the remainder ``left`` of a sample is so large that no chain of ``live`` can be clearly nearer.
 
     Two roundings differ by √(2/3) of a unit roundoff of each value at most, root mean square.
     """
@@ -145,11 +145,11 @@ def _is_beyond_rounding(left: torch.Tensor, original: torch.Tensor, live: Sequen
 
 
 def _is_clearly_nearest(references: torch.Tensor, deltas: torch.Tensor, near: int) -> list[bool]:
-    """Whether values are nearer to the one of their ``references`` (k, n) than to each, beyond what chance explains.
+    """For each of the ``references`` (k, n), whether the values are clearly nearer to reference ``near``.
 
-    ``deltas`` (k, n) are the squares of what is left. Where two references differ, by d, the share of d that the values
-    have gone towards the near one is 1 where they began there and 0 where they began at the other, with a standard
-    deviation of (spread of what is left)/‖d‖; nearer are those above ½.
+    ``deltas`` (k, n) are the squared remainders. Where two references differ by d, project the values on d: the
+    result is 1 if they started at the near one and 0 if at the other, with standard deviation (spread of the
+    remainders)/‖d‖. Values above ½ are nearer.
     """
     steps = references - references[near]
     apart = steps != 0

@@ -1,4 +1,4 @@
-"""One model that is not in the atlas, vectorised on the fly for a query. Nothing is stored."""
+"""Vectorises a model that is not in the atlas for a query. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from indexer.vectors.published import PublishedBase
 
 @dataclass(frozen=True)
 class Described:
-    """A model as its repository or folder describes itself, before a weight is read.
+    """A model as its repository or folder describes it, before weights are read.
 
-    ``claims``: the bases it names, in falling order of trust. ``created``: of the repository; a folder has none.
+    ``claims``: the bases it names, most trusted first. ``created``: of the repository; None for a folder.
     """
 
     reference: ModelRef
@@ -40,9 +40,9 @@ class Described:
 
 
 def describe(reference: ModelRef) -> Described:
-    """What ``reference`` (a Hub id or a folder) says of itself.
+    """Describe a Hub id or a folder.
 
-    Raises ModelError ("not_found" where the Hub does not know it), AtlasError where the folder is impossible.
+    Raises ModelError ("not_found" if the Hub does not know it), AtlasError if the folder holds no checkpoint.
     """
     install_session()
     row = local_row(reference) if reference.folder is not None else model_row(reference.id, reference.revision)

@@ -1,8 +1,8 @@
-"""Whole spectra, for the study of ranks: all singular values of every δW, of every W, and of fused matrices whole.
+"""Full spectra for the study of ranks: all singular values of every δW, of every W, and of fused matrices as a whole.
 
-Only `index build --spectra` asks for them. Parts of a fused matrix are held until the last of them has come, which
-is one tensor of the checkpoint; everything else is one matrix at a time. The order of a fused tensor's rows does not
-matter here: singular values do not depend on it.
+Only `index build --spectra` computes them. Parts of a fused matrix are held until the last one has arrived; everything
+else is one matrix at a time. The order of a fused tensor's rows does not matter, because singular values do not depend
+on it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta
-from indexer.deltas.spectrum import spectrum
-from indexer.deltas.svd import lora_svd
+from indexer.deltas.svd import lora_svd, spectrum
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.record import FusedMatrixRecord
@@ -25,7 +24,7 @@ Keys = tuple[DeltaKey, ...]
 
 
 class Spectra:
-    """The spectra of one model: ask for every delta once, in any order, then for the fused_matrices."""
+    """The spectra of one model: call ``of`` for every delta once, then ``fused_matrices``."""
 
     def __init__(self, base: BaseMatrices, device: str) -> None:
         self._base = base
@@ -35,9 +34,9 @@ class Spectra:
         self._wholes: dict[Keys, FusedMatrixRecord] = {}
 
     def of(self, delta: Delta) -> tuple[Values | None, Values]:
-        """Singular values of δW (None where it is zero) and of W, each (min(out, in),), descending.
+        """Singular values of δW (None if it is zero) and of W, each (min(out, in),), descending.
 
-        Raises Skipped("not_finite") where an adapter's weights overflow.
+        Raises Skipped("not_finite") if an adapter's weights overflow.
         """
         keys = self._whole_of.get(delta.key)
         if keys is not None:
@@ -49,11 +48,11 @@ class Spectra:
         return self._changes([delta], (weight.shape[0], weight.shape[1])), self._values(weight)
 
     def of_untouched(self, key: DeltaKey) -> Values:
-        """Singular values of a W that is the base's own."""
+        """Singular values of a matrix that equals the base's."""
         return self._base.spectrum((key,))
 
     def fused_matrices(self) -> tuple[FusedMatrixRecord, ...]:
-        """The fused matrices, in the base's order; what an adapter leaves alone of them is the base's."""
+        """The fused matrices, in the base's order; parts that an adapter does not change are the base's."""
         fused_matrices = self._base.layout.fused_matrices
         return tuple(
             self._wholes.get(keys) or self._whole(keys, self._waiting.pop(keys, {})) for keys in fused_matrices
@@ -65,7 +64,7 @@ class Spectra:
         if not parts:
             return FusedMatrixRecord(keys, shape, None, self._base.spectrum(keys))
         weights = self._values(torch.cat([self._weight(key, parts.get(key)) for key in keys]))
-        # In the order of the keys, whatever the file's: the same values to the last bit.
+        # In the order of the keys, not of the file, so that values agree to the last bit.
         changes = self._changes([parts[key] for key in keys if key in parts], shape)
         return FusedMatrixRecord(keys, shape, changes, weights)
 
@@ -92,7 +91,7 @@ class Spectra:
         return self._of_factors(factors, min(shape)) if factors else None
 
     def _of_factors(self, deltas: list[LoraDelta], count: int) -> Values | None:
-        """From the factors alone: one below the other, the parts are diag(b_1, b_2, …) · (s_1 a_1; s_2 a_2; …)."""
+        """From the factors: stacked, the parts are diag(b_1, b_2, …) · (s_1 a_1; s_2 a_2; …)."""
         a = torch.cat([delta.a.double() * delta.scale for delta in deltas]).to(self._device)
         b = torch.block_diag(*[delta.b.double() for delta in deltas]).to(self._device)
         rank = min(count, len(a))

@@ -1,8 +1,9 @@
-"""Deltas of an adapter that stands on something else than the base: δW = δW(what it stands on) + s · B @ A.
+"""Deltas of an adapter that was trained on another model than the base: δW = δW(parent) + s · B @ A.
 
-Exact, from the checkpoints themselves: of a fine-tune the dense difference with the base, to which the product is
-added; of another adapter its factors, so that the sum stays a product of factors. Where that checkpoint can no longer
-be read, its record's factors take its place: exact in the leading triplets, the rest of its change in the norm alone.
+They are computed exactly from the checkpoints. If the parent is a fine-tune, the product is added to its dense
+difference from the base. If it is another adapter, the factors are joined, so that the sum stays a product of
+factors. If its checkpoint can no longer be read, the factors of its record are used: exact in the leading triplets,
+and the rest of its change only counts in the norm.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from indexer.records.parent import Parent
 from indexer.records.record import Record
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
-# Below this cosine with the base's weights a model does not come from it: the threshold that flags full fine-tunes.
+# A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
 UNRELATED_BELOW = 0.3
-# One matrix may have been begun anew.
+# Check the relation only after this many matrices: a single one may have been reinitialised.
 _FEWEST_MATRICES = 4
 
-# Reasons for which a checkpoint cannot be one of this base, whoever says so.
+# Reasons that show that a checkpoint does not belong to this base.
 _OF_ANOTHER_SHAPE = frozenset({"shape_mismatch", "layer_mismatch", "missing_matrices", "unknown_architecture"})
 
 
 class ForeignParent(Exception):
-    """What the adapter stands on does not come from the base."""
+    """The adapter's parent does not come from the base."""
 
 
 class UnreadableParent(Exception):
-    """What the adapter stands on can never be read at this commit: nobody can tell whether it comes from the base."""
+    """The adapter's parent can never be read at this commit, so it is unknown whether it comes from the base."""
 
 
 @dataclass
 class StackedAdapter:
-    """An adapter's checkpoint and what it stands on. ``bytes_read``: of the latter, so far."""
+    """An adapter's checkpoint and its parent. ``bytes_read``: of the parent, so far."""
 
     checkpoint: Checkpoint
     parent: Parent
@@ -51,10 +52,10 @@ class StackedAdapter:
     _norms: list[tuple[float, float, float]] = field(default_factory=list)
 
     def deltas(self, ahead_bytes: int, *, with_weights: bool) -> Iterator[DenseDelta | LoraDelta]:
-        """The sums, as a stream; matrices that nothing changes may be left out.
+        """The sums, as a stream; unchanged matrices may be left out.
 
-        Raises ForeignParent and UnreadableParent, also after some have come; Skipped for what is wrong with the adapter
-        itself; Failed where another try may work.
+        Raises ForeignParent and UnreadableParent, also after some deltas; Skipped for problems of the adapter itself;
+        Failed if a retry may work.
         """
         factors = [by_key(lora_deltas(self.checkpoint, self.base))]
         below: Parent | None = self.parent
@@ -71,7 +72,7 @@ class StackedAdapter:
         try:
             return by_key(lora_deltas(checkpoint, self.base))
         except Skipped as reason:
-            raise _what_it_means(reason, parent) from reason
+            raise _parent_error(reason, parent) from reason
         finally:
             self.bytes_read += checkpoint.bytes_read
             checkpoint.close()
@@ -92,13 +93,13 @@ class StackedAdapter:
         except Skipped as reason:
             if isinstance(reason, _AdapterOverflows):
                 raise
-            raise _what_it_means(reason, parent) from reason
+            raise _parent_error(reason, parent) from reason
         finally:
             self.bytes_read += checkpoint.bytes_read
             checkpoint.close()
 
     def _check_relation(self, delta: DenseDelta, parent: Parent, is_last: bool) -> None:
-        """Stop reading what is not made from the base."""
+        """Raise ForeignParent as soon as the weights show that the parent is not made from the base."""
         self._norms.append((self.base.norms[delta.key] ** 2, delta.inner, delta.norm**2))
         if len(self._norms) < _FEWEST_MATRICES and not is_last:
             return
@@ -109,9 +110,9 @@ class StackedAdapter:
 
 
 def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iterator[tuple[LoraDelta, float]]:
-    """The sums with what a record kept of the model below: a product of factors, and the norm of what was not kept.
+    """The sums with a record of the parent: products of factors, each with the norm that the record does not hold.
 
-    Raises UnreadableParent where the record kept no factors; Skipped for what is wrong with the adapter itself.
+    Raises UnreadableParent if the record holds no factors; Skipped for problems of the adapter itself.
     """
     own = by_key(lora_deltas(checkpoint, base))
     for kept in below.deltas:
@@ -125,7 +126,7 @@ def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iter
 
 
 class _AdapterOverflows(Skipped):
-    """The adapter's own factors are at fault, not what it stands on."""
+    """The adapter's own factors are the problem, not its parent."""
 
 
 def _opened(parent: Parent) -> Checkpoint:
@@ -134,7 +135,7 @@ def _opened(parent: Parent) -> Checkpoint:
             ModelRef(parent.model), commit=parent.commit, filenames=parent.filenames, relation=parent.relation
         )
     except Skipped as reason:
-        raise _what_it_means(reason, parent) from reason
+        raise _parent_error(reason, parent) from reason
     except Failed as problem:
         if problem.reason != "not_found":
             raise
@@ -145,13 +146,13 @@ def _opened(parent: Parent) -> Checkpoint:
     return checkpoint
 
 
-def _what_it_means(reason: Skipped, parent: Parent) -> ForeignParent | UnreadableParent:
+def _parent_error(reason: Skipped, parent: Parent) -> ForeignParent | UnreadableParent:
     kind = ForeignParent if reason.reason in _OF_ANOTHER_SHAPE else UnreadableParent
     return kind(f"{parent.model}: {reason.detail}")
 
 
 def by_key(deltas: Iterator[LoraDelta]) -> dict[DeltaKey, LoraDelta]:
-    """The changes of one adapter by matrix. Raises Skipped("malformed") where one is changed twice."""
+    """The changes of one adapter by matrix. Raises Skipped("malformed") if one is changed twice."""
     found: dict[DeltaKey, LoraDelta] = {}
     for delta in deltas:
         if delta.key in found:
@@ -165,7 +166,7 @@ def _keys(factors: list[dict[DeltaKey, LoraDelta]]) -> list[DeltaKey]:
 
 
 def _joined(parts: list[LoraDelta]) -> LoraDelta:
-    """The sum of products as one product: factors side by side."""
+    """The sum of products as one product, with concatenated factors."""
     if len(parts) == 1:
         return parts[0]
     a = torch.cat([part.a for part in parts])
@@ -174,7 +175,7 @@ def _joined(parts: list[LoraDelta]) -> LoraDelta:
 
 
 def _added(delta: DenseDelta, parts: list[LoraDelta], base: torch.Tensor) -> DenseDelta:
-    """The fine-tune's change with the adapters' added to it, in its memory."""
+    """Add the adapters' changes to the fine-tune's, in place."""
     for part in parts:
         delta.matrix.addmm_(part.b, part.a, alpha=part.scale)
         if delta.weight is not None:

@@ -1,12 +1,15 @@
-"""The base's block matrices as a file of the atlas, and what is known of them without reading one.
+"""The file of a base's block matrices in the atlas, and everything known of them without reading one.
 
-The file is an ordinary safetensors file whose tensors are named after deltas ("3.query") and oriented
-(out, in), in the base's own dtype. Its notes hold the rest.
+It is an ordinary safetensors file. Its tensors are named after deltas ("3.query"), have the shape (out, in) and the
+base's own dtype; its metadata hold the rest. One metadata entry is the sha256 of the whole file, computed with zeros in
+its own place, so it covers every bit including the header. Files from before there were checksums have none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,30 +20,33 @@ from typing import Any
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout
 from indexer.atlas import AtlasFolder
-from indexer.deltas.base_checksum import actual_checksum, stated_checksum
 from indexer.errors import WRONG_KINDS, AtlasError, ModelError
 from indexer.names import DeltaKey, is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import regular_status
 from indexer.storage.checksums import forget, is_checked, note_checked, stamp_of
 from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
-from indexer.weights.safetensors_header import ITEM_BYTES, SafetensorsHeader, read_header
+from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
+
+UNKNOWN = "0" * 64
+
+_NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata every quote is escaped
 
 
 @dataclass
 class StoredBase:
-    """A base kept in the atlas.
+    """A base stored in the atlas.
 
-    ``layout`` is that of the base's own checkpoint, ``norms`` the Frobenius norm of every matrix.
+    ``layout`` is that of the base's own checkpoint; ``norms`` are the Frobenius norms of the matrices.
     """
 
     path: Path
 
     def check(self, *, afresh: bool = False) -> None:
-        """Raises AtlasError where the file is missing, or is not as it was written.
+        """Raise AtlasError if the file is missing or damaged.
 
-        The whole file is hashed once, then the check is remembered (``afresh``: it is hashed all the same). One of
-        before there were checksums is checked by its header alone.
+        The whole file is hashed once, then the check is remembered (``afresh``: hash it again). Of a file without a
+        checksum only the header is checked.
         """
         try:
             status, stated = regular_status(self.path), stated_checksum(self.path)
@@ -52,14 +58,14 @@ class StoredBase:
             if afresh or not is_checked(self.path, stamp):
                 if actual_checksum(self.path) != stated:
                     forget(self.path)
-                    raise self._damaged("its checksum does not fit")
+                    raise self._damaged("its checksum does not match")
                 note_checked(self.path, stamp)
         except OSError as error:
             raise self._damaged(f"it cannot be read: {error.strerror}") from error
 
     @property
     def has_checksum(self) -> bool:
-        """Whether the file carries one; those of before do not."""
+        """Whether the file has a checksum."""
         return "sha256" in self._header.metadata
 
     def _damaged(self, why: str) -> AtlasError:
@@ -71,9 +77,9 @@ class StoredBase:
 
     @cached_property
     def _header(self) -> SafetensorsHeader:
-        """Raises AtlasError where it cannot be read."""
+        """Raises AtlasError if it cannot be read."""
         try:
-            regular_status(self.path)  # no link: it may lead anywhere
+            regular_status(self.path)  # not a link, which may lead anywhere
             with closing(LocalFile(self.path)) as file:
                 return read_header(file)
         except OSError as error:
@@ -83,12 +89,12 @@ class StoredBase:
 
     @cached_property
     def description(self) -> Mapping[str, Any]:
-        """What was written beside the matrices: base, commit, config, shapes, norms. Raises AtlasError."""
+        """The metadata: base, commit, config, shapes, norms. Raises AtlasError."""
         try:
             found: Mapping[str, Any] = load_json(self._header.metadata["base"])
             _check_description(found)
         except WRONG_KINDS as error:
-            raise self._damaged("what it is cannot be read") from error
+            raise self._damaged("its metadata cannot be read") from error
         return found
 
     @property
@@ -142,9 +148,9 @@ class StoredBase:
 
 
 def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBase]:
-    """Bases kept in the atlas (all commits of ``base``, or of every base), newest first; unreadable ones are left out.
+    """Bases stored in the atlas (all commits of ``base``, or of every base), newest first, without unreadable ones.
 
-    Only the header is looked at here: what reads the matrices calls ``check``.
+    Only the headers are read; call ``check`` before reading matrices.
     """
     found = [path for path in folder.bases.glob("[!.]*.safetensors") if path.is_file() and not path.is_symlink()]
     paths = sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))
@@ -152,26 +158,26 @@ def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBas
 
 
 def base_in(path: Path) -> str:
-    """The base that a file of the atlas is named after; an id may hold "--" itself, but hardly an account's name."""
+    """The base that a file is named after. The first "--" separates the account, whose name hardly contains it."""
     return path.name.rpartition("@")[0].replace("--", "/", 1)
 
 
 def _check_description(found: Any) -> None:
-    """Raises one of WRONG_KINDS where it is not what this program writes."""
+    """Raise one of WRONG_KINDS unless the metadata are what this program writes."""
     names = found["base"], found["commit"]
     if not all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_TEXT for name in names):
-        raise ValueError("a name that is none")
+        raise ValueError("invalid name")
     if not is_hub_id(found["base"]) or "/" in found["commit"] or not isinstance(found["config"], dict):
-        raise ValueError("no id, no commit, or no config")
+        raise ValueError("invalid id, commit or config")
     for shape in found["shapes"].values():
         if not all(type(size) is int and 0 < size <= MAX_INTEGER for size in shape):
-            raise ValueError("a shape that is none")
+            raise ValueError("invalid shape")
     for name, norm in found["norms"].items():
         DeltaKey.parse(name)
         if type(norm) is not float or not math.isfinite(norm):
-            raise ValueError("a norm that is none")
+            raise ValueError("invalid norm")
     if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):
-        raise ValueError("a hash that is none")
+        raise ValueError("invalid hash")
 
 
 def _is_readable(base: StoredBase) -> bool:
@@ -179,3 +185,45 @@ def _is_readable(base: StoredBase) -> bool:
         return bool(base.description)
     except AtlasError:
         return False
+
+
+def with_checksum(header: bytes, data: Path) -> bytes:
+    """``header`` (length and JSON, with UNKNOWN as checksum) with the checksum of the file it makes with ``data``."""
+    digest = hashlib.sha256(header)
+    with data.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    start, stop = _place(header)
+    return header[:start] + digest.hexdigest().encode() + header[stop:]
+
+
+def stated_checksum(path: Path) -> str | None:
+    """The checksum in the header, not verified; None if there is none. Raises OSError."""
+    found = _NOTE.search(_header(path))
+    return found[1].decode() if found else None
+
+
+def actual_checksum(path: Path) -> str:
+    """The checksum of the file as it is. Raises OSError, and ValueError if its header has none."""
+    header = _header(path)
+    start, stop = _place(header)
+    digest = hashlib.sha256(header[:start] + UNKNOWN.encode() + header[stop:])
+    with path.open("rb") as file:
+        file.seek(len(header))
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _header(path: Path) -> bytes:
+    """The length and the header, up to MOST_HEADER bytes."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        return length + file.read(min(int.from_bytes(length, "little"), MOST_HEADER))
+
+
+def _place(header: bytes) -> tuple[int, int]:
+    found = _NOTE.search(header)
+    if found is None:
+        raise ValueError("no checksum")
+    return found.span(1)

@@ -1,27 +1,31 @@
 """Singular values and vectors of weight changes: the leading few, or those of a LoRA.
 
-Everything here is a pure function of its arguments: random starts come from a generator of their own, so that
-the same matrix, rank and seed give the same bits on one machine with one number of threads, which the caller
-pins. Arithmetic is float32. bf16 matrix units would be faster, but the flags that announce them cannot be
-trusted: on some virtual machines the first bf16 product kills the process, and a process that asks is dead.
+All functions are pure: random starts come from their own generator, so the same matrix, rank and seed give the same
+bits on one machine with one number of threads, which the caller sets. Arithmetic is float32. bf16 matrix units would be
+faster, but the flags that announce them cannot be trusted: on some virtual machines the first bf16 product kills the
+process.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from indexer.deltas.scaling import PRECISE_BELOW, in_safe_range
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
-# With the algorithm these decide the last digits: what changes results changes `SVD_METHOD` in identity.py.
+# These constants decide the last digits: a change of results requires a new `SVD_METHOD` in identity.py.
 # A product with 16 columns takes no longer than one with 9, and rank 8 needs no more.
 _COLUMNS = 16
 _OVERSAMPLING = 8
-# Shorter sides up to this many blocks are decomposed exactly.
+# Matrices whose shorter side has up to this many blocks are decomposed exactly.
 _EXACT_UP_TO = 6
-# Blocks of the basis before the first look at the residuals: one never suffices on a weight change.
+# Blocks of the basis before the first look at the residuals: one is never enough for a weight change.
 _FIRST_LOOK = 2
 _MOST_BLOCKS = 20
 # Bound on the estimated relative error of each σ; the worst error seen in some thousand matrices is 0.7 %.
@@ -29,9 +33,16 @@ _VALUE_TOLERANCE = 2.5e-3
 _LEFT_BY_GAP = 0.1
 # Rows that are hardly more than rounding need more than one.
 _MOST_PROJECTIONS = 3
-# Where λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
+# If λ_rank / λ_1 is below this, a float32 Gram matrix is too coarse: factor the images themselves.
 _GRAM_RANGE = 1e-3
 _TINY = 1e-7
+# For Frobenius norms within these bounds σ⁴ stays well inside the range of float32.
+_SAFE_NORM = (1e-4, 1e4)
+
+# Up to this width float64 costs next to nothing.
+_PRECISE_BELOW = 128
+# The Gram matrix is computed by this many columns at a time, on and above the diagonal only.
+_GRAM_COLUMNS = 96
 
 
 @dataclass(frozen=True)
@@ -39,9 +50,9 @@ class Factors:
     """The leading singular triplets of one matrix M (out, in): M ≈ u · diag(s) · vᵀ.
 
     ``u`` (out, rank), ``s`` (rank,) descending and ``v`` (in, rank) are float32. Past the numerical rank of M
-    (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors, so that nothing is
-    ever made of directions that M does not have. ``norm`` is the Frobenius norm of the whole of M. ``blocks``
-    counts the blocks of the iteration, 0 where the decomposition was exact. The sign of (u_i, v_i) is arbitrary.
+    (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors, because M has no such
+    directions. ``norm`` is the Frobenius norm of all of M. ``blocks``
+    counts the blocks of the iteration, 0 if the decomposition was exact. The sign of (u_i, v_i) is arbitrary.
     ``rows`` (in, k), of a LoRA that changes anything: an orthonormal basis of the space that the rows of A span.
     """
 
@@ -58,8 +69,8 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
     """The ``rank`` leading singular triplets of ``matrix`` (out, in), each σ within 1 % of exact.
 
     Block Krylov iteration (Golub, Luk & Overton 1981; Musco & Musco 2015) from a random block, with full
-    reorthogonalisation, stopped by what the residuals say of the errors; exact where the matrix is small or
-    the iteration does not converge. Any strides, any device. ``norm`` is the Frobenius norm, if known already.
+    reorthogonalisation, stopped by an error estimate from the residuals; exact if the matrix is small or the
+    iteration does not converge. Any strides, any device. ``norm`` is the Frobenius norm, if known already.
     A σ beyond the range of float32 comes back infinite.
 
     Raises ValueError: not two-dimensional, NaN or Inf, ``rank`` below 1.
@@ -67,21 +78,21 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
     _check_rank(rank)
     if matrix.ndim != 2:
         raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
-    scaled, scale, norm = in_safe_range(matrix, norm)
+    scaled, scale, norm = _in_safe_range(matrix, norm)
     shape = (matrix.shape[0], matrix.shape[1])
     if norm == 0:
         return _zeros(shape, rank, matrix.device)
     kept = min(rank, *shape)
     found = _block_krylov(scaled, kept, seed) or _exact(scaled, kept)
-    return _factors(found, shape, rank, _floor(shape), scale, norm)
+    return _factors(found, shape, rank, _rank_tolerance(shape), scale, norm)
 
 
 @torch.no_grad()
 def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Factors:
     """The ``rank`` leading singular triplets of scale · b · a, for ``a`` (k, in) and ``b`` (out, k).
 
-    From the factors alone and in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are those of the small
-    matrix R_b R_aᵀ, turned by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
+    Uses the factors alone, in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are those of the small
+    matrix R_b R_aᵀ, rotated by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
 
     Raises ValueError: shapes that do not multiply, NaN or Inf, ``rank`` below 1.
     """
@@ -105,6 +116,26 @@ def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Facto
     return replace(factors, rows=q_right)
 
 
+@torch.no_grad()
+def spectrum(matrix: torch.Tensor) -> torch.Tensor:
+    """All singular values of ``matrix`` (out, in): (min(out, in),) float32, descending.
+
+    Square roots of the eigenvalues of the float32 Gram matrix of the shorter side, several times faster than
+    ``torch.linalg.svdvals``. Squares are accurate to a few 1e-6 · σ_1²: shares of energy are right, but a σ below a few
+    thousandths of σ_1 is only known to be that small.
+
+    Raises ValueError: not two-dimensional, NaN or Inf.
+    """
+    if matrix.ndim != 2:
+        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
+    scaled, scale, norm = _in_safe_range(matrix, None)
+    if norm == 0:
+        return torch.zeros(min(matrix.shape), device=matrix.device)
+    gram = _upper_gram(scaled if scaled.shape[0] >= scaled.shape[1] else scaled.t())
+    squares = _eigenvalues(gram).flip(0)
+    return (squares.clamp_min(0).sqrt().double() * scale).float()
+
+
 @dataclass(frozen=True)
 class _Triplets:
     u: torch.Tensor
@@ -126,14 +157,14 @@ def _block_krylov(matrix: torch.Tensor, rank: int, seed: int) -> _Triplets | Non
 
 
 def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets | None:
-    """One block of basis vectors after the other, until a look at the residuals says that it is enough.
+    """Add blocks of basis vectors until the residuals are small enough.
 
-    Vectors of the shorter side lie in rows, those of the longer side as the products leave them, so that
-    nothing has to be transposed in memory.
+    Vectors of the shorter side lie in rows, those of the longer side as the products leave them, so that nothing is
+    transposed in memory.
     """
     generator = torch.Generator().manual_seed(seed % 2**63)
     start = torch.randn(block, tall.shape[1], generator=generator).to(tall.device)
-    # The random block itself is not worth a place in the basis; its image under AᵀA is the first of it.
+    # The basis starts with the image of the random block under AᵀA, not with the block itself.
     newest = _orthonormal(_pulled_back(tall, _product(tall, start.t())))
     basis = newest
     images: list[torch.Tensor] = []  # tall @ each block of the basis
@@ -146,8 +177,8 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
             pulled = _pulled_back(tall, u)
             remainder = _outside(pulled, basis)
             residual = torch.linalg.vector_norm(remainder, dim=1)
-            if _converged(values, residual.tolist(), rank, _floor(tall.shape)):
-                # All from Aᵀu, which is at hand: half a step better than the Ritz values.
+            if _converged(values, residual.tolist(), rank, _rank_tolerance(tall.shape)):
+                # Computed from Aᵀu, which is already known: half a step better than the Ritz values.
                 v, s, turn = torch.linalg.svd(pulled.t(), full_matrices=False)
                 return _Triplets(u @ turn[:rank].t(), s[:rank], v[:, :rank], blocks)
         newest = _extension(remainder, basis)
@@ -158,8 +189,8 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
 def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, list[float]]:
     """One block of left Ritz vectors and their σ."""
     block = images[-1].shape[1]
-    joined = _beside(images)
-    # Double precision costs nothing here, keeps u orthonormal and does not give up where most entries are zero.
+    joined = _concatenated(images)
+    # Double precision costs nothing here, keeps u orthonormal and converges even if most entries are zero.
     ascending, turn = torch.linalg.eigh((joined.t() @ joined).double())
     squares = ascending.tolist()[-block:]
     if squares[-rank] < _GRAM_RANGE * squares[-1]:
@@ -171,15 +202,15 @@ def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, list[flo
     return joined @ turn.flip(1).float(), values[::-1]
 
 
-def _converged(s: list[float], residual: list[float], rank: int, floor: float) -> bool:
-    """Whether the first ``rank`` triplets are good enough after the half step that is about to be taken.
+def _converged(s: list[float], residual: list[float], rank: int, tolerance: float) -> bool:
+    """Whether the first ``rank`` triplets are accurate enough after the next half step.
 
-    That half step adds about (residual/σ)²/2 to each σ, in shares of σ. How much is left then is a matter of
-    the distance from σ_i to the last value of the block, as in the classical bound residual²/gap. Power and
-    constant are measured, on real deltas and on the flattest of spectra; with the values come the vectors.
+    That half step adds about (residual/σ)²/2 to each σ, relative to σ. The remaining error depends on the distance
+    from σ_i to the last value of the block, as in the classical bound residual²/gap. Power and constant were measured
+    on real deltas and on the flattest spectra. Where the values are accurate, so are the vectors.
     """
     for value, rest in zip(s[:rank], residual, strict=False):
-        if value <= floor * s[0]:
+        if value <= tolerance * s[0]:
             break
         gap = max(1 - s[-1] / value, _TINY)
         if (rest / value) ** 2 / 2 * _LEFT_BY_GAP / gap**1.5 > _VALUE_TOLERANCE:
@@ -188,7 +219,7 @@ def _converged(s: list[float], residual: list[float], rank: int, floor: float) -
 
 
 def _product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The product a @ x, made in the order in which ``a`` lies in memory (twice as fast as against it)."""
+    """The product a @ x, computed in the memory order of ``a`` (twice as fast as against it)."""
     return a @ x if a.stride(1) == 1 else (x.t() @ a.t()).t()
 
 
@@ -197,15 +228,15 @@ def _pulled_back(tall: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return _product(tall.t(), columns).t().contiguous()
 
 
-def _beside(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """The blocks as one matrix, in the memory order they have."""
+def _concatenated(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """The blocks as one matrix, in their memory order."""
     if blocks[0].stride(1) == 1:
         return torch.cat(blocks, 1)
     return torch.cat([block.t() for block in blocks]).t()
 
 
 def _outside(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-    """What of ``rows`` is orthogonal to ``basis``."""
+    """The part of ``rows`` that is orthogonal to ``basis``."""
     return torch.addmm(rows, rows @ basis.t(), basis, alpha=-1)
 
 
@@ -219,31 +250,33 @@ def _extension(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
         rows = _orthonormal(rows)
         inside = rows @ basis.t()
         rows = torch.addmm(rows, inside, basis, alpha=-1)
-        # The squares of small corrections do not matter; after large ones the rows are no longer orthonormal.
+        # After large corrections the rows are no longer orthonormal; the squares of small ones do not matter.
         if float(inside.abs().max()) < 1e-3:
             break
     return rows
 
 
 def _exact(matrix: torch.Tensor, rank: int) -> _Triplets:
-    """LAPACK's decomposition, of the tall side up (the other way takes four times as long)."""
+    """LAPACK's decomposition of the tall matrix (the wide one takes four times as long)."""
     wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.t() if wide else matrix
-    precise = tall.double() if tall.shape[1] <= PRECISE_BELOW else tall
+    precise = tall.double() if tall.shape[1] <= _PRECISE_BELOW else tall
     u, s, vt = torch.linalg.svd(precise, full_matrices=False)
     u, s, v = u[:, :rank], s[:rank], vt[:rank].t()
     return _Triplets(v, s, u) if wide else _Triplets(u, s, v)
 
 
-def _floor(shape: tuple[int, ...]) -> float:
-    """σ_i / σ_1 at and below which a float32 matrix of this shape has numerically no σ_i."""
+def _rank_tolerance(shape: tuple[int, ...]) -> float:
+    """The ratio σ_i / σ_1 up to which σ_i of a float32 matrix of this shape is numerically zero."""
     return torch.finfo(torch.float32).eps * max(shape)
 
 
-def _factors(found: _Triplets, shape: tuple[int, int], rank: int, floor: float, scale: float, norm: float) -> Factors:
-    """Zero vectors and exact zeros from the numerical rank on, the scale given back to σ."""
+def _factors(
+    found: _Triplets, shape: tuple[int, int], rank: int, tolerance: float, scale: float, norm: float
+) -> Factors:
+    """Exact zeros past the numerical rank, and σ multiplied by the scale again."""
     values = found.s.tolist()
-    s = torch.tensor([value * scale for value in values if value > floor * values[0]], dtype=torch.float64)
+    s = torch.tensor([value * scale for value in values if value > tolerance * values[0]], dtype=torch.float64)
 
     def padded(columns: torch.Tensor) -> torch.Tensor:
         columns = columns[..., : len(s)].float()
@@ -264,3 +297,69 @@ def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:
 def _check_rank(rank: int) -> None:
     if rank < 1:
         raise ValueError(f"the rank must be at least 1, not {rank}")
+
+
+def _in_safe_range(matrix: torch.Tensor, norm: float | None) -> tuple[torch.Tensor, float, float]:
+    """The matrix in dense float32, divided by a power of two if its norm is extreme; that power; its norm.
+
+    Raises ValueError on NaN and Inf.
+    """
+    matrix = matrix.detach().to(torch.float32)
+    if norm is None:
+        norm = float(torch.linalg.vector_norm(matrix))
+    scale = 1.0
+    if not _SAFE_NORM[0] <= norm <= _SAFE_NORM[1]:
+        largest = float(matrix.abs().max()) if matrix.numel() else 0.0
+        if not math.isfinite(largest):
+            raise ValueError("the matrix holds NaN or infinite values")
+        if largest == 0:
+            return matrix, scale, 0.0
+        exponent = math.frexp(largest)[1]
+        scale = 2.0**exponent
+        # In two steps: the reciprocal of the smallest float32 is not a float32.
+        first = -exponent // 2
+        matrix = matrix * 2.0**first * 2.0 ** (-exponent - first)
+        norm = float(torch.linalg.vector_norm(matrix)) * scale
+    rows, columns = matrix.stride()
+    dense = (columns == 1 and rows >= matrix.shape[1]) or (rows == 1 and columns >= matrix.shape[0])
+    return matrix if dense else matrix.contiguous(), scale, norm
+
+
+def _eigenvalues(upper: torch.Tensor) -> torch.Tensor:
+    """Eigenvalues, ascending, of the symmetric matrix whose upper triangle is given."""
+    if upper.device.type == "cpu" and upper.dtype == torch.float32:
+        from scipy.linalg import LinAlgError, eigh
+
+        # OpenBLAS takes two thirds of MKL's time, with column order and the upper triangle.
+        columns = np.asfortranarray(upper.numpy())
+        try:
+            with _blas_threads().limit(limits=1, user_api="blas"):
+                return torch.from_numpy(eigh(columns, lower=False, eigvals_only=True, driver="ev", check_finite=False))
+        except LinAlgError:
+            pass
+    try:
+        return torch.linalg.eigvalsh(upper, UPLO="U")
+    except torch.linalg.LinAlgError:
+        # Single precision fails for many matrices with columns of zeros (a partly frozen layer).
+        return torch.linalg.eigvalsh(upper.double(), UPLO="U")
+
+
+@lru_cache(maxsize=1)
+def _blas_threads() -> ThreadpoolController:
+    """Two thread counts give different last bits. Finding the libraries is slow, so it is done once."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+def _upper_gram(tall: torch.Tensor) -> torch.Tensor:
+    """AᵀA, block by block; the blocks below the diagonal are left zero."""
+    size = tall.shape[1]
+    if size <= _PRECISE_BELOW:
+        precise = tall.double()
+        return precise.t() @ precise
+    gram = tall.new_zeros(size, size)
+    for start in range(0, size, _GRAM_COLUMNS):
+        stop = start + _GRAM_COLUMNS
+        torch.mm(tall[:, start:stop].t(), tall[:, start:], out=gram[start:stop, start:])
+    return gram

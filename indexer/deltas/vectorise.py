@@ -1,7 +1,7 @@
-"""Doing a unit of work: one model at one commit against one base, to a record or to a reason why not.
+"""One unit of work: compute the record of one model at one commit against one base.
 
-A pure function of (model@commit, base@commit, spec): it reads weights, touches no database, and can run in any
-process on any machine that sees the base's matrices.
+It is a pure function of (model@commit, base@commit, spec): it reads weights, uses no database, and can run in any
+process on any machine that has the base's matrices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.architectures.layout import Layout, Matrix
-from indexer.cards.local_names import without_paths
+from indexer.cards.local import without_paths
 from indexer.cards.modelcard import head_facts
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, lora_deltas
@@ -57,12 +57,12 @@ def vectorise(
 ) -> Record:
     """Do one unit of work.
 
-    ``conversion`` is asked for a revision that holds a safetensors conversion, only where the model itself has
-    nothing but pickles. ``ahead_bytes`` is how much may be fetched ahead of the SVD; it changes the time, not the
-    record. ``traffic`` is told what was read, whatever comes of it. ``parent_record`` is asked for the record of what
-    an adapter stands on, where its checkpoint cannot be read any more. Raises Skipped where this commit can never be a
-    record, Failed where another try may work. One torch thread gives the same record for the same input; the caller
-    pins it.
+    ``conversion`` returns a revision with a safetensors conversion; it is called only if the model has nothing but
+    pickles. ``ahead_bytes`` may be fetched ahead of the SVD; this changes the time, not the record. ``traffic``
+    receives what was read, also after an error. ``parent_record`` returns the record of an adapter's parent; it is
+    called only if the parent's checkpoint can no longer be read. With one torch thread, which the caller sets, the
+    same input gives the same record. Raises Skipped if this commit can never become a record, Failed if a retry may
+    work.
     """
     started = time.perf_counter()
     identity = unit.identity
@@ -134,9 +134,9 @@ def _without_parent(
     said: StandsOn | None,
     parent_record: Callable[[Parent], Record | None] | None,
 ) -> tuple[tuple[DeltaRecord, ...] | None, StandsOn]:
-    """An adapter whose parent cannot be added by its checkpoint: the sum by its record, None where that is not there.
+    """The deltas of an adapter from its parent's record (None if there is none), and its updated base.
 
-    And what is then to be said of what it stands on.
+    For an adapter whose parent's checkpoint cannot be used.
     """
     below = None
     if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
@@ -157,18 +157,18 @@ Spaces = dict[DeltaKey, NDArray[np.float64]]
 
 @dataclass
 class Sampled:
-    """What was sampled of a full checkpoint's weights (``indexer.records.weight_sample``), as its matrices come by."""
+    """A sample of a full checkpoint's weights (``indexer.records.weight_sample``), collected matrix by matrix."""
 
     values: dict[DeltaKey, NDArray[np.float32]] = field(default_factory=dict)
     moved: int = 0
 
     def add(self, delta: DenseDelta) -> None:
-        """Take what one matrix gives."""
+        """Add one matrix."""
         self.values[delta.key] = delta.sample.numpy()
         self.moved += delta.moved
 
     def values_of(self, deltas: Sequence[DeltaRecord]) -> NDArray[np.float32] | None:
-        """The sampled weights in the order of ``deltas``, (n,); None for an adapter, which has none."""
+        """The sampled weights in the order of ``deltas``, (n,); None for an adapter."""
         return np.concatenate([self.values[delta.key] for delta in deltas]) if self.values else None
 
 
@@ -183,7 +183,7 @@ def _delta_records(
     spaces: Spaces,
     stack: StackedAdapter | None = None,
 ) -> tuple[tuple[DeltaRecord, ...], tuple[FusedMatrixRecord, ...]]:
-    """All deltas of the base's layout, in its order; those an adapter leaves alone are zero. Then the fused ones."""
+    """All deltas in the order of the base's layout (zero where an adapter changes nothing), and the fused matrices."""
     spectra = Spectra(base, unit.device) if unit.spec.spectra else None
     found: dict[DeltaKey, DeltaRecord] = {}
     if layout is None:
@@ -207,7 +207,7 @@ def _delta_records(
 
 
 def _on_record(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> tuple[DeltaRecord, ...]:
-    """All deltas of an adapter on a model of which there is only a record."""
+    """All deltas of an adapter on a model that is known only from its record."""
     found = {}
     for delta, rest in on_record(checkpoint, base, below):
         made = _from_lora(unit, delta, base, None, {})
@@ -259,7 +259,7 @@ def _delta_record(
     transposed: bool,
 ) -> DeltaRecord:
     relative = norm / base.norms[key] if base.norms[key] else 0.0
-    if not (norm <= LARGEST_NORM and relative <= LARGEST_NORM):  # a NaN is not smaller than anything
+    if not (norm <= LARGEST_NORM and relative <= LARGEST_NORM):  # also refuses NaN
         raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
     return DeltaRecord(
         key=key,
@@ -275,7 +275,7 @@ def _delta_record(
 
 
 def _with_vectors(record: Record, unit: Unit) -> Record:
-    """The asked-for vectors, computed while the factors are at hand; then the factors go if they are unwanted."""
+    """Compute the requested vectors, then drop the factors unless they are to be kept."""
     wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
     vectors = {representation.tag: representation.of(record) for representation in wanted}
     space = row_space_of(record)
@@ -286,9 +286,9 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
 
 
 def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
-    """The unit with what the adapter's own file names, where the row that it was planned by names something else.
+    """The unit with the parent that the adapter's own file names, if the listing row named something else.
 
-    The Hub is asked what that is. Raises Failed where it cannot be.
+    Raises Failed if the Hub cannot be asked what that is.
     """
     said = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
     if unit.row_base is None or unit.model.folder is not None or said == unit.row_base or not isinstance(said, str):
@@ -310,9 +310,9 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
 
 
 def _stands_on(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> StandsOn | None:
-    """What an adapter says of its base, and what that is as far as names tell; None where it says nothing.
+    """What an adapter says of its base, and what its name shows; None if it says nothing.
 
-    ``planned``: the unit before its file was looked at.
+    ``planned``: the unit before its file was read.
     """
     named = (checkpoint.adapter_config or {}).get("base_model_name_or_path")
     if not isinstance(named, str) or not named.strip():
@@ -326,21 +326,21 @@ def _stands_on(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> StandsOn | 
         return StandsOn(shown, "finetune", unit.parent.name, why)
     if unit.is_on_base or path_verdict(named, unit.model.id, (unit.base,)) in (None, YES):
         return StandsOn(shown, "base", why=why)
-    unknown = "nobody can tell what that is, and it is taken as the base"
+    unknown = "this could not be resolved, so it is treated as the base"
     return StandsOn(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)
 
 
 def _seed(unit: Unit, key: DeltaKey) -> int:
-    """From the base and the matrix alone, so that equal changes have equal factors whoever uploads them in which form.
+    """A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form.
 
-    Neither the order of reading nor the number of workers matters then, nor does a new commit of the same weights.
+    It does not depend on the order of reading, the number of workers, or the commit.
     """
     named = f"{unit.base}@{unit.base_commit}|{key}"
     return int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
 
 
 def _dtype_of(checkpoint: Checkpoint) -> str:
-    """The dtype most bytes of the file are stored in."""
+    """The dtype of most bytes of the file."""
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
         name = str(info.dtype).removeprefix("torch.")
@@ -349,6 +349,6 @@ def _dtype_of(checkpoint: Checkpoint) -> str:
 
 
 def _block_bytes(checkpoint: Checkpoint, layout: Layout | None) -> int:
-    """Bytes of what had to be read: the block matrices as stored, or an adapter's factors."""
+    """Bytes that had to be read: the block matrices as stored, or an adapter's factors."""
     names = factor_names(checkpoint) if layout is None else layout.tensors
     return sum(checkpoint.tensors[name].nbytes for name in names)

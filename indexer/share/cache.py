@@ -1,8 +1,8 @@
-"""An atlas that is asked where it lies: hf://OWNER/NAME@TAG, fetched once into the Hub's own cache.
+"""Atlases opened as hf://OWNER/NAME@TAG: fetched once into the Hub's cache.
 
-The cache keeps contents once and links to them; an atlas is made of regular files. So each atlas that was opened has a
-folder of its own among the library's assets (``hf cache`` knows them), with the same contents under a second name.
-Without a network what was fetched last is asked.
+The cache stores each file once and links to it, but an atlas consists of regular files. So every atlas that was opened
+has a folder among the library's assets (which ``hf cache`` lists), with hard links to the same contents. Without a
+network the version fetched last is used.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from huggingface_hub import cached_assets_path, constants, hf_hub_download
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.network.session import our_progress_bars
-from indexer.share.address import Address
 from indexer.share.pull import Say, fetch
-from indexer.share.repository import is_out_of_reach, resolve
+from indexer.share.repository import Address, is_out_of_reach, resolve
 from indexer.storage.atomic_files import link_or_copy, write_atomically
 
 LIBRARY = "vectors-in-the-wild"
 
 
 def cached_atlas(text: str, say: Say) -> Path:
-    """The folder of the atlas that ``text`` names, fetched where it is not in the cache yet.
+    """The folder of the atlas that ``text`` names, fetched if it is not in the cache yet.
 
-    One request tells whether a branch or a tag has moved. Raises AtlasError where there is no such atlas, or it can
-    neither be asked for nor was it fetched before.
+    One request checks whether the branch or tag has moved. Raises AtlasError if there is no such atlas, or if the Hub
+    cannot be reached and the atlas was not fetched before.
     """
     address = Address.parse(text)
     home = cached_assets_path(LIBRARY, namespace="atlases", subfolder=address.name.replace("/", "--"))
@@ -47,7 +46,7 @@ def _commit(address: Address, note: Path, say: Say) -> str:
     if constants.HF_HUB_OFFLINE:
         if known is None:
             raise AtlasError(
-                f"{address} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub.",
+                f"{address} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub.",
                 "Unset HF_HUB_OFFLINE and run it again.",
             )
         return known
@@ -56,12 +55,12 @@ def _commit(address: Address, note: Path, say: Say) -> str:
     except AtlasError as error:
         if known is None or not is_out_of_reach(error):
             raise
-        say(f"the Hub cannot be asked: {address} is taken from the cache, as it was when last asked")
+        say(f"the Hub cannot be reached: {address} is taken from the cache, as it was when last fetched")
         return known
 
 
 def _cached(name: str, path: str, sha: str, target: Path) -> Path:
-    """Fetch a file into the Hub's cache, and give its content a second name below ``target``."""
+    """Fetch a file into the Hub's cache, and link its content below ``target``."""
     with our_progress_bars():
         blob = Path(hf_hub_download(name, path, repo_type="dataset", revision=sha)).resolve()
     link_or_copy(blob, target / path)

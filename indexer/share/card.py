@@ -1,6 +1,6 @@
-"""The dataset card of a pushed atlas: YAML that makes it findable and readable, and how to use it.
+"""The dataset card of a pushed atlas: YAML that makes it findable and readable, and instructions for use.
 
-Nothing in it comes from a model's card: what strangers wrote stays in the tables.
+Nothing in it comes from a model's card: untrusted text stays in the tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOME = "https://pypi.org/project/vectors-in-the-wild"
 
 
 def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes: int, skipped: int) -> bytes:
-    """README.md of an atlas that is pushed as ``name`` with files at ``paths``."""
+    """README.md of an atlas pushed as ``name`` with files at ``paths``."""
     head = yaml.safe_dump(_head(manifest, paths), sort_keys=False, allow_unicode=False, width=1000)
     return f"---\n{head}---\n\n{_body(name, manifest, paths, records_bytes, skipped)}".encode()
 
@@ -42,7 +42,10 @@ def _head(manifest: Manifest, paths: Collection[str]) -> dict[str, Any]:
             *(f"base_model:{one}" for one in bases if is_hub_id(one)),
         ],
         "size_categories": [size],
-        "configs": [_config(config, path, config == "models") for config, path in _configs(paths)],
+        "configs": [
+            {"config_name": name, **({"default": True} if name == "models" else {}), "data_files": path}
+            for name, path in _configs(paths)
+        ],
         "atlas": {
             "models": models,
             "bases": [{"base": one["base"], "models": one["models"]} for one in manifest.bases],
@@ -52,12 +55,8 @@ def _head(manifest: Manifest, paths: Collection[str]) -> dict[str, Any]:
     }
 
 
-def _config(name: str, path: str, is_default: bool) -> dict[str, Any]:
-    return {"config_name": name, **({"default": True} if is_default else {}), "data_files": path}
-
-
 def _configs(paths: Collection[str]) -> list[tuple[str, str]]:
-    """One configuration a table, and one for each base's vectors of a representation, whose lengths differ."""
+    """One configuration per table, and one per base and representation for vectors, whose lengths differ."""
     found = [(one.name, f"data/{one.name}.parquet") for one in EXPORTS if f"data/{one.name}.parquet" in paths]
     if any(path.startswith("data/deltas/") for path in paths):
         found.append(("deltas", "data/deltas/*.parquet"))
@@ -66,23 +65,23 @@ def _configs(paths: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _title(bases: list[str]) -> str:
-    told = ", ".join(one.rpartition("/")[2] for one in bases[:3]) + (" …" if len(bases) > 3 else "")
-    return f"Atlas of fine-tunes of {told}" if bases else "Atlas of fine-tuned models"
+    names = ", ".join(one.rpartition("/")[2] for one in bases[:3]) + (" …" if len(bases) > 3 else "")
+    return f"Atlas of fine-tunes of {names}" if bases else "Atlas of fine-tuned models"
 
 
 def _body(name: str, manifest: Manifest, paths: Collection[str], records_bytes: int, skipped: int) -> str:
     bases = [str(one["base"]) for one in manifest.bases]
-    rows = "\n".join(f"| {_told(one['base'])} | `{one['commit']}` | {one['models']:,} |" for one in manifest.bases)
+    rows = "\n".join(f"| {_link(one['base'])} | `{one['commit']}` | {one['models']:,} |" for one in manifest.bases)
     vectors = "\n".join(
-        f"| {_told(one['base'])} | `{one['representation']}` | {one['version']} | {one['rank']} | {one['vectors']:,} "
+        f"| {_link(one['base'])} | `{one['representation']}` | {one['version']} | {one['rank']} | {one['vectors']:,} "
         f"| {one['length']:,} |"
         for one in manifest.representations
     )
     records = (
-        f"The records that it was made from are here, too ({records_bytes / 1e9:.2f} GB): `index pull {name} "
-        "--with-records`, and `index build --adopt` goes on with it."
+        f"The records it was made from are included ({records_bytes / 1e9:.2f} GB): fetch them with `index pull {name} "
+        "--with-records` and continue with `index build --adopt`."
         if records_bytes
-        else "The records that it was made from are not here: it can be asked, and not built further."
+        else "The records it was made from are not included: it can be queried, but not built further."
     )
     tables = "\n".join(f"- `{config}`: `{path}`" for config, path in _configs(paths))
     return f"""# {_title(bases)}
@@ -101,7 +100,7 @@ def _body(name: str, manifest: Manifest, paths: Collection[str], records_bytes: 
 
 ```bash
 pip install vectors-in-the-wild
-query similar OWNER/MODEL --atlas hf://{name}    # fetched once, then asked from the cache
+query similar OWNER/MODEL --atlas hf://{name}    # fetched once, then read from the cache
 index pull {name} --atlas atlas                  # or as a folder of your own
 ```
 
@@ -138,7 +137,7 @@ its card says is its author's. Names and descriptions are as their authors wrote
 """
 
 
-def _told(base: object) -> str:
-    """A base's id in Markdown: one that the Hub cannot know is shown as code."""
+def _link(base: object) -> str:
+    """A base's id in Markdown: a link, or code if it is not an id on the Hub."""
     text = str(base)
     return f"[{text}](https://huggingface.co/{text})" if is_hub_id(text) else f"`{text.replace('`', '')[:100]}`"

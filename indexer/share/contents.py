@@ -1,7 +1,7 @@
-"""Which files a published atlas consists of: its database, and every file that this or the folder's plan names.
+"""The files of a published atlas: its database, the files that the database names, and some small folders.
 
-A file belongs to the generation where a table of the database says so: a column ``X_file`` with ``X_sha256`` beside it
-names a file of the atlas's folder. So what a later schema names is carried, too, without a list here.
+A column ``X_file`` of any table, with a column ``X_sha256``, names a file of the atlas's folder. So the files of a
+later schema are included without a list here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from indexer.regular_files import regular_status
 from indexer.share.manifest import is_plain
 from indexer.untrusted import printable
 
-# Small folders that belong to every published atlas, whatever the database says of them.
+# Small folders that belong to every published atlas although the database does not name their files.
 CARRIED = ("lineage", "predictions")
-# Kept in packs: one file a model is too many for a repository.
+# Stored in packs: one file per model is too many for a repository.
 PACKED = ("records", "profiles")
 _DIGEST_FILE = re.compile(r"(?:records|profiles)/([0-9a-f]{2})/\1[0-9a-f]{62}(?:\.safetensors|(?:\.run)?\.json)")
 
@@ -36,7 +36,7 @@ class Named:
 
 
 def named_files(connection: Connection) -> list[Named]:
-    """Every file that a table of the database names. Raises AtlasError where a name leads out of the folder."""
+    """Every file that a table of the database names. Raises AtlasError if a name leads out of the folder."""
     columns = connection.rows(
         "SELECT columns.schema_name, columns.table_name, column_name FROM system.main.duckdb_columns() AS columns "
         "JOIN system.main.duckdb_tables() AS tables USING (database_name, schema_name, table_name) "
@@ -58,7 +58,7 @@ def named_files(connection: Connection) -> list[Named]:
 
 
 def files_in(folder: AtlasFolder, names: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
-    """The regular files in folders of the atlas, by path; what is hidden, damaged or temporary is left out."""
+    """The regular files in folders of the atlas, by path, without hidden, damaged and temporary ones."""
     for name in names:
         for where, inner, found in os.walk(folder.root / name):
             inner[:] = sorted(one for one in inner if not one.startswith("."))
@@ -71,9 +71,9 @@ def files_in(folder: AtlasFolder, names: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]:
-    """Digests of the records, outcomes and profiles of models that the database lists.
+    """Digests of the records, stored failures and profiles of models that the database lists.
 
-    Those of a model that was removed may still lie in the folder.
+    The folder may still hold those of models that were removed.
     """
     listed = {(row["model"], row["base"]) for row in connection.rows("SELECT model, base FROM fine_tunes")}
     named = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
@@ -85,12 +85,12 @@ def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]
 
 
 def packable(folder: AtlasFolder) -> Iterator[tuple[str, Path]]:
-    """Records, outcomes and profiles, by path."""
+    """Records, stored failures and profiles, by path."""
     for path, source in files_in(folder, PACKED):
         if is_packable(path):
             yield path, source
 
 
 def is_packable(path: str) -> bool:
-    """Whether it is the name of a record, an outcome or a profile, and so may stand in a pack."""
+    """Whether a path is that of a record, a stored failure or a profile, which packs may hold."""
     return _DIGEST_FILE.fullmatch(path) is not None

@@ -1,6 +1,6 @@
-"""``atlas.json``: what a shared atlas is and which files it consists of, each with its size and sha256.
+"""``atlas.json``: describes a shared atlas and lists its files, each with its size and sha256.
 
-It is the last word on a pushed atlas: what it does not name is no part of it. One that is read comes from a stranger.
+A file that it does not list is not part of the atlas. A manifest that is read is untrusted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATH = re.compile(r"[A-Za-z0-9_][\w.@=+\-]{0,250}(?:/[A-Za-z0-9_][\w.@=+\-]{0,2
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: its path in the repository, bytes, sha256 (hex), and the part of the atlas it belongs to."""
+    """One file: its path in the repository, bytes, sha256 (hex), and part of the atlas."""
 
     path: str
     bytes: int
@@ -38,9 +38,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a pushed atlas is. ``published``: when this generation was made, ISO 8601.
+    """Describes a pushed atlas. ``published``: when this generation was made, ISO 8601.
 
-    ``source``: sha256 of the database that was pushed, before it was written anew; "" where that is not said.
+    ``source``: sha256 of the database before it was rewritten for the push; "" if unknown.
     """
 
     generation: int
@@ -67,70 +67,70 @@ class Manifest:
         return {str(one["base"]): str(one["commit"]) for one in self.bases}
 
     def encoded(self) -> bytes:
-        """As it is written: the same atlas gives the same bytes."""
-        told = {"format": FORMAT, **asdict(self)}
-        told["files"] = [asdict(one) for one in sorted(self.files, key=lambda one: one.path)]
-        return (json.dumps(told, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+        """The content of the file; the same atlas gives the same bytes."""
+        content = {"format": FORMAT, **asdict(self)}
+        content["files"] = [asdict(one) for one in sorted(self.files, key=lambda one: one.path)]
+        return (json.dumps(content, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
 def parse(content: bytes, where: str) -> Manifest:
-    """The manifest that a stranger wrote. Raises AtlasError where it is none, or names what no atlas holds."""
+    """Parse an untrusted manifest. Raises AtlasError if it is not one, or lists what an atlas cannot hold."""
     try:
-        told = load_json(content)
-        if told["format"] != FORMAT:
+        found = load_json(content)
+        if found["format"] != FORMAT:
             raise AtlasError(
-                f"{where} is of format {printable(str(told['format']), 20)}; this version reads {FORMAT}.",
+                f"{where} is of format {printable(str(found['format']), 20)}; this version reads {FORMAT}.",
                 "Upgrade vectors-in-the-wild.",
             )
         return Manifest(
-            generation=_count(told["generation"]),
-            schema=_count(told["schema"]),
-            tool=printable(str(told["tool"]), 100),
-            published=printable(str(told["published"]), 40),
-            bases=tuple(_base(one) for one in told["bases"]),
-            representations=tuple(dict(one) for one in told["representations"]),
-            counts={printable(str(name), 60): _count(number) for name, number in told["counts"].items()},
-            files=_files(told["files"]),
-            source=printable(str(told.get("source", "")), 64),
+            generation=_count(found["generation"]),
+            schema=_count(found["schema"]),
+            tool=printable(str(found["tool"]), 100),
+            published=printable(str(found["published"]), 40),
+            bases=tuple(_base(one) for one in found["bases"]),
+            representations=tuple(dict(one) for one in found["representations"]),
+            counts={printable(str(name), 60): _count(number) for name, number in found["counts"].items()},
+            files=_files(found["files"]),
+            source=printable(str(found.get("source", "")), 64),
         )
     except WRONG_KINDS as error:
         raise AtlasError(
-            f"{where} is no {NAME} of an atlas ({type(error).__name__}: {printable(str(error), 100)}).",
-            "Ask whoever published it.",
+            f"{where} is not a valid {NAME} ({type(error).__name__}: {printable(str(error), 100)}).",
+            "Ask its publisher.",
         ) from error
 
 
-def _files(told: Iterable[Any]) -> tuple[FileEntry, ...]:
-    files = tuple(_file(one) for one in told)
+def _files(found: Iterable[Any]) -> tuple[FileEntry, ...]:
+    files = tuple(_file(one) for one in found)
     paths = {one.path.lower() for one in files}
     if len(files) > MOST_FILES or len(paths) != len(files):
         raise ValueError("too many files, or one twice")
     return files
 
 
-def _file(told: Any) -> FileEntry:
-    path, size, sha256, part = told["path"], _count(told["bytes"]), told["sha256"], told["part"]
+def _file(found: Any) -> FileEntry:
+    path, size, sha256, part = found["path"], _count(found["bytes"]), found["sha256"], found["part"]
     if not (isinstance(path, str) and is_plain(path)):
         raise ValueError(f"a file named {printable(str(path), 60)!r}")
     if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)) or part not in PARTS:
-        raise ValueError(f"{path} without a checksum or of no part")
+        raise ValueError(f"{path} without a valid checksum or part")
     return FileEntry(path, size, sha256, part)
 
 
 def is_plain(path: str) -> bool:
-    """Whether it is a path that a pushed atlas may hold: no way out of the folder, nothing hidden."""
+    """Whether a pushed atlas may hold a file of this path: relative, inside the folder, not hidden."""
     return _PATH.fullmatch(path) is not None
 
 
-def _base(told: Any) -> dict[str, Any]:
+def _base(found: Any) -> dict[str, Any]:
     return {
-        "base": printable(str(told["base"]), 200),
-        "commit": printable(str(told["commit"]), 80),
-        "models": _count(told["models"]),
+        "base": printable(str(found["base"]), 200),
+        "commit": printable(str(found["commit"]), 80),
+        "models": _count(found["models"]),
     }
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{printable(str(value), 40)!r} is no count")
+        raise ValueError(f"{printable(str(value), 40)!r} is not a count")
     return value

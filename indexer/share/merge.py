@@ -1,7 +1,7 @@
-"""`index merge`: atlases of different bases, or shards of one base, become one.
+"""`index merge`: make one atlas of atlases of different bases, or of shards of one base.
 
-Listings are joined, records linked (or copied), and everything is published anew from them: ids are given again, and
-duplicates and neighbours are found across what was apart. What the sources say of one thing in two ways is told.
+Listings are joined, records linked (or copied), and everything is published again from them: ids are assigned again,
+and duplicates and neighbours are found across the sources. Contradictions between the sources are reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What became of the sources; ``in_several``: models that more than one of them lists."""
+    """The result of a merge; ``in_several``: models that more than one source lists."""
 
     atlas: str
     sources: list[str]
@@ -47,10 +47,10 @@ class MergeReport:
 
 
 def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> MergeReport:
-    """Make one atlas of several, each with its records; they stay as they are.
+    """Make one atlas of several, each with its records; the sources do not change.
 
-    Raises AtlasError where one has no records, where the same base is there at two commits or ranks (vectors of the
-    two cannot be compared), and where ``target`` is not empty.
+    Raises AtlasError if one has no records, if they hold the same base at two commits or ranks (whose vectors cannot be
+    compared), or if ``target`` is not empty.
     """
     started = time.monotonic()
     _check_sources(sources)
@@ -61,16 +61,16 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
     with target.locked("index merge"):
         try:
             in_several = _gather(sources, bases, target, say)
-            told = rebuild(target, say=say, before=_joined_before(sources))
+            rebuilt = rebuild(target, say=say, before=_joined_before(sources))
         except BaseException:
-            _forget(target)
+            _remove_all(target)
             raise
     return MergeReport(
         atlas=str(target.root),
         sources=[str(one.root) for one in sources],
-        bases=told["bases"],
-        models=told["models"],
-        records=told["records"],
+        bases=rebuilt["bases"],
+        models=rebuilt["models"],
+        records=rebuilt["records"],
         in_several=in_several,
         seconds=round(time.monotonic() - started, 2),
     )
@@ -99,22 +99,22 @@ def _bases(folder: AtlasFolder) -> dict[str, StoredBase]:
 
 
 def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]]) -> None:
-    """What cannot be compared must not become one."""
+    """Raise AtlasError if the vectors of a base cannot be compared."""
     for name in sorted({name for one in bases for name in one}):
         having = [(source, found[name]) for source, found in zip(sources, bases, strict=True) if name in found]
         commits = {base.commit: source for source, base in having}
         if len(commits) > 1:
-            told = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
+            places = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
             raise AtlasError(
-                f"{name} is there at two commits: {told}; their vectors cannot be compared.",
+                f"{name} is there at two commits: {places}; their vectors cannot be compared.",
                 f"Bring one up to date first: index build --base {name}",
             )
         published = [(source, held(source, name)) for source, _ in having if source.database.is_file()]
         ranks = {found.rank: source for source, found in published if found is not None}
         if len(ranks) > 1:
-            told = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
+            places = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
             raise AtlasError(
-                f"{name} is there with two ranks: {told}; their vectors cannot be compared.",
+                f"{name} is there with two ranks: {places}; their vectors cannot be compared.",
                 f"Make one again: index build --base {name} --rank N",
             )
 
@@ -122,7 +122,7 @@ def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, Store
 def _gather(
     sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], target: AtlasFolder, say: Say
 ) -> int:
-    """Bring together what the atlas is made of; how many models more than one source lists."""
+    """Collect everything the atlas is made of; returns how many models more than one source lists."""
     in_several = 0
     for name in sorted({name for one in bases for name in one}):
         having = [source for source, found in zip(sources, bases, strict=True) if name in found]
@@ -132,7 +132,7 @@ def _gather(
         in_several += len(joined)
         if joined:
             shown = ", ".join(joined[:3]) + (" …" if len(joined) > 3 else "")
-            say(f"{name}: {len(joined)} models are in several ({shown}); the row seen last counts")
+            say(f"{name}: {len(joined)} models are in several atlases ({shown}); the latest row is used")
     store = RecordStore(target)
     differing = 0
     for source in sources:
@@ -145,7 +145,7 @@ def _gather(
                 if not _is_readable(store, there.stem):
                     link_or_copy(file, there)
     if differing:
-        say(f"{differing} records differ though they are of the same models; the first that can be read stays")
+        say(f"{differing} records of the same models differ; the first readable one is kept")
     _join_lines(sources, bases, target, say)
     return in_several
 
@@ -160,7 +160,7 @@ def _is_readable(store: RecordStore, digest: str) -> bool:
 def _join_lines(
     sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], target: AtlasFolder, say: Say
 ) -> None:
-    """Lineage and predictions: lines that name models, so those of several files make one."""
+    """Join the lines of stored lineage and predictions."""
     for name in sorted({name for one in bases for name in one}):
         for path_of in (AtlasFolder.lineage, AtlasFolder.predictions):
             joined: list[Line] = []
@@ -168,7 +168,7 @@ def _join_lines(
                 lines, problems = read_told(path_of(source, name))
                 joined += lines
                 for problem in problems[:1]:
-                    say(f"{path_of(source, name)}: {problem}; what can be read is taken")
+                    say(f"{path_of(source, name)}: {problem}; the other lines are used")
             if joined:
                 write_told(path_of(target, name), joined)
 
@@ -185,8 +185,8 @@ def _joined_before(sources: Sequence[AtlasFolder]) -> Before:
     return Before(list(representations), choices, aliases, {})
 
 
-def _forget(target: AtlasFolder) -> None:
-    """A merge that failed leaves nothing: its sources have everything."""
+def _remove_all(target: AtlasFolder) -> None:
+    """Remove everything after a failed merge."""
     for path in list(target.root.iterdir()):
         if path.name == "lock":
             continue

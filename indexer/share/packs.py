@@ -1,7 +1,7 @@
-"""Records in packs: uncompressed tar files of 1 to 5 GB, as a repository does not bear one file a model.
+"""Packs of records: uncompressed tar files of 1 to 5 GB, because one file per model is too many for a repository.
 
-A pack is named by what it holds and never changed. ``records/packs.json`` says what each holds, so that the next push
-keeps the full ones. A pull leaves out those that the files on disk would make again, byte for byte.
+A pack is named after its members and never changes. ``records/packs.json`` lists the members of each, so that the next
+push keeps full packs, and a pull skips packs whose members are already on disk.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ TARGET_BYTES = 2 << 30
 LEAST_BYTES = 1 << 30
 LARGEST_INDEX = 256 << 20
 _COPIED = 4 << 20
-_ASK = "Ask whoever published it."
+_ASK = "Ask its publisher."
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One pack: bytes of its members by their path in the atlas."""
+    """One pack: the bytes of its members by their path in the atlas."""
 
     members: Mapping[str, int]
 
     @property
     def path(self) -> str:
-        """Its path in the repository: a name that says what is in it."""
-        told = json.dumps(sorted(self.members.items())).encode()
-        return f"records/{hashlib.sha256(told).hexdigest()[:16]}.tar"
+        """Its path in the repository, with a hash of its member list."""
+        members = json.dumps(sorted(self.members.items())).encode()
+        return f"records/{hashlib.sha256(members).hexdigest()[:16]}.tar"
 
     @property
     def bytes(self) -> int:
@@ -49,7 +49,7 @@ class Pack:
         return sum(self.members.values())
 
     def is_at(self, roots: Sequence[Path], bytes_: int, sha256: str) -> bool:
-        """Whether the files below ``roots`` make this very pack: of each path the first that has its size counts."""
+        """Whether the files below ``roots`` would give exactly this pack."""
         try:
             return hash_pack(self, *roots) == (bytes_, sha256)
         except OSError:
@@ -59,7 +59,7 @@ class Pack:
 def plan_packs(
     files: Mapping[str, int], before: Iterable[Pack], target: int = TARGET_BYTES, least: int = LEAST_BYTES
 ) -> list[Pack]:
-    """Packs of all ``files`` (bytes by path): full ones of ``before`` that still hold are kept."""
+    """Packs of all ``files`` (bytes by path); full packs of ``before`` whose members still exist are kept."""
     kept: list[Pack] = []
     left = dict(files)
     for pack in before:
@@ -79,41 +79,41 @@ def plan_packs(
 
 
 def encode_index(packs: Iterable[Pack]) -> bytes:
-    """The file that says what each pack holds."""
-    told = {pack.path: dict(sorted(pack.members.items())) for pack in packs}
-    return (json.dumps(told, indent=0, sort_keys=True) + "\n").encode()
+    """The content of INDEX."""
+    members = {pack.path: dict(sorted(pack.members.items())) for pack in packs}
+    return (json.dumps(members, indent=0, sort_keys=True) + "\n").encode()
 
 
 def decode_index(content: bytes, where: str) -> dict[str, Pack]:
-    """The packs by path, as a stranger wrote them. Raises AtlasError."""
+    """Parse an untrusted index: the packs by path. Raises AtlasError."""
     try:
         packs: dict[str, Pack] = {}
         held: set[str] = set()
         for path, members in load_json(content).items():
             if not all(is_packable(name) and type(size) is int and size > 0 for name, size in members.items()):
-                raise ValueError(f"{path[:60]!r} holds what is no record")
+                raise ValueError(f"{path[:60]!r} holds something other than records")
             if twice := members.keys() & held:
                 raise ValueError(f"{min(twice)} is in two packs")
             held |= members.keys()
             pack = packs[path] = Pack(dict(members))
             if pack.path != path:
-                raise ValueError(f"{path[:60]!r} is not named by what it holds")
+                raise ValueError(f"{path[:60]!r} is not named after its members")
         return packs
     except WRONG_KINDS as error:
         raise AtlasError(f"{INDEX} of {where} cannot be read: {error}.", _ASK) from error
 
 
 def write_pack(pack: Pack, root: Path, target: Path) -> None:
-    """Write a pack from the files below ``root``: the same members give the same bytes. Raises OSError."""
+    """Write a pack from the files below ``root``; the same members give the same bytes. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
         _write(pack, [root], file)
 
 
 def hash_pack(pack: Pack, *roots: Path) -> tuple[int, str]:
-    """Bytes and sha256 of what ``write_pack`` would write, without the disk that it takes. Raises OSError.
+    """Bytes and sha256 of what ``write_pack`` would write, without writing it. Raises OSError.
 
-    Of each member the first of ``roots`` that holds a file of its size counts.
+    Each member is read from the first of ``roots`` that has a file of its path and size.
     """
     sink = _Hashing()
     _write(pack, roots, sink)
@@ -121,7 +121,7 @@ def hash_pack(pack: Pack, *roots: Path) -> tuple[int, str]:
 
 
 class _Hashing:
-    """A file that keeps nothing but its checksum."""
+    """A writable file that only computes a checksum."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -135,7 +135,7 @@ class _Hashing:
 
 def _write(pack: Pack, roots: Sequence[Path], target: Any) -> None:
     sources = {path: first_of(roots, path, size) for path, size in sorted(pack.members.items())}
-    # A size that takes more than eleven octal digits has a place in the plain header of the one format alone.
+    # Only the GNU format has room for sizes of more than eleven octal digits in its plain header.
     is_large = max(pack.members.values(), default=0) >= 8 << 30
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT if is_large else tarfile.PAX_FORMAT) as tar:
         for path, source in sources.items():
@@ -155,10 +155,10 @@ def first_of(roots: Sequence[Path], path: str, size: int) -> Path:
 
 
 def unpack(pack: Pack, source: Path, root: Path) -> None:
-    """Take the members of a pack out below ``root``, each whole or not at all.
+    """Extract the members of a pack below ``root``, each completely or not at all.
 
-    Nothing of the tar format is read but headers of plain files: each member once, with the size that the index says.
-    Raises AtlasError where the pack holds anything else, and OSError.
+    Only headers of plain files are read: each member once, with the size in the index. Raises AtlasError if the pack
+    holds anything else, and OSError.
     """
     missing = dict(pack.members)
     with open_regular(source) as file:
@@ -166,17 +166,17 @@ def unpack(pack: Pack, source: Path, root: Path) -> None:
             try:
                 member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
             except (tarfile.TarError, ValueError) as error:
-                raise AtlasError(f"{pack.path} is no tar file that can be read ({error}).", _ASK) from error
+                raise AtlasError(f"{pack.path} is not a readable tar file ({error}).", _ASK) from error
             if member.type != tarfile.REGTYPE or missing.pop(member.name, None) != member.size:
                 raise AtlasError(f"{pack.path} holds {printable(member.name, 80)!r}, which it should not.", _ASK)
-            _take_out(file, member.size, root / member.name, pack.path)
+            _extract(file, member.size, root / member.name, pack.path)
             file.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
     if missing:
         raise AtlasError(f"{pack.path} lacks {min(missing)}.", _ASK)
 
 
-def _take_out(file: BinaryIO, left: int, target: Path, pack: str) -> None:
-    """The next ``left`` bytes of a pack become a file."""
+def _extract(file: BinaryIO, left: int, target: Path, pack: str) -> None:
+    """Write the next ``left`` bytes of a pack to a file."""
     with replacing(target, sync=False) as out:
         while left and (part := file.read(min(left, _COPIED))):
             out.write(part)

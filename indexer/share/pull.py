@@ -1,46 +1,57 @@
-"""`index pull`: an atlas from the Hub becomes a folder, checked as a stranger's and read-only.
+"""`index pull`: download an atlas from the Hub into a folder, check it, and put it in place at once.
 
-What was fetched stays when a pull is killed, and is not fetched again.
+Downloaded files are untrusted until they have been checked, and lie in ``.pull``. A pull that is killed continues from
+there. ``atlas.duckdb`` is moved last, so the folder holds no atlas, the previous one, or the new one at any time.
+Files are fetched one by one with ``hf_hub_download``, not with ``snapshot_download``, which would fetch everything
+before the database says which files belong to the atlas.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
 
-from indexer.atlas import AtlasFolder
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
+from indexer.database.connection import Connection
+from indexer.database.reading import Reading
 from indexer.errors import AtlasError
+from indexer.names import is_hub_id, is_local_id
 from indexer.network.session import our_progress_bars
-from indexer.publish.origin import Origin, read_origin
+from indexer.publish.database_checksum import note_coming
+from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
-from indexer.share.address import Address
-from indexer.share.arrival import (
-    Arrived,
-    check_database,
-    check_manifest,
-    check_vectors,
-    put_in_place,
-)
-from indexer.share.manifest import ATLAS, RECORDS, FileEntry, Manifest
+from indexer.share.contents import CARRIED, PACKED, files_in, named_files
+from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
 from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack
-from indexer.share.repository import Remote, atlas_at, failures_told, resolve
+from indexer.share.repository import Address, RemoteCommit, hub_errors_as_ours, read_atlas, resolve
 from indexer.share.staging import DATABASE
-from indexer.storage.atomic_files import link_or_copy
+from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
+from indexer.untrusted import printable
+from indexer.vectors.files import check_file
+from indexer.vectors.published import read_published
 
 Say = Callable[[str], None]
 
-# Fetches one file of a commit: (name, path, commit, folder to put it in) → where it lies now.
+# Fetches one file of a commit: (name, path, commit, target folder) → where it lies now.
 Fetch = Callable[[str, str, str, Path], Path]
 
 STAGING = ".pull"
+# Which files each part of an atlas may hold; the database says which of them belong to it.
+_ALLOWED = {
+    ATLAS: re.compile(r"atlas\.duckdb|[^/]+\.faiss|(?:lineage|predictions)/[^/]+"),
+    RECORDS: re.compile(r"records/(?:packs\.json|[0-9a-f]{16}\.tar)|(?:listing|bases)/[^/]+"),
+}
+_ASK = "Ask its publisher, or choose another tag."
 
 
 @dataclass(frozen=True)
@@ -66,30 +77,31 @@ class PullReport:
 
 
 def pull(folder: AtlasFolder, text: str, say: Say, *, with_records: bool = False) -> PullReport:
-    """Fetch the atlas that ``text`` names into a folder: an empty or a new one, or that of an earlier pull.
+    """Fetch the atlas that ``text`` names into a folder that is empty, new, or holds an earlier pull of it.
 
-    Raises AtlasError where there is no such atlas, it is damaged or not what it says, or the folder holds another.
+    Raises AtlasError if there is no such atlas, it is damaged or hostile, or the folder holds something else.
     """
     address = Address.parse(text)
-    sha = resolve(address)
-    return fetch(folder, address, sha, download, say, with_records=with_records)
+    return fetch(folder, address, resolve(address), download, say, with_records=with_records)
 
 
 def fetch(
     folder: AtlasFolder, address: Address, sha: str, how: Fetch, say: Say, *, with_records: bool = False
 ) -> PullReport:
-    """The same of one commit; ``how`` fetches a file. Raises AtlasError, and OSError for a full disk."""
+    """The same for one commit; ``how`` fetches a file. Raises AtlasError, and OSError for a full disk."""
     started = time.monotonic()
-    remote, manifest = atlas_at(address, sha)
-    check_manifest(manifest, str(address))
+    remote, manifest = read_atlas(address, sha)
+    _check_manifest(manifest, str(address))
     wanted = manifest.of(ATLAS, RECORDS) if with_records else manifest.of(ATLAS)
     if with_records and manifest.file(INDEX) is None:
-        raise AtlasError(f"{address} was pushed without records.", "Pull it without --with-records, to ask it.")
+        raise AtlasError(f"{address} was pushed without records.", "Pull it without --with-records, to query it.")
     _check_offered(remote, wanted, str(address))
     with folder.locked(f"index pull {address}", wait=True, pulled=True):
-        _require_place(folder, address)
-        has_records = with_records or _keeps_records(folder, remote)
-        work = _Pulling(folder, remote, manifest, how, say)
+        _require_own_folder(folder, address)
+        origin = read_origin(folder)
+        # Records that were pulled before stay if they belong to the same commit.
+        has_records = with_records or (origin is not None and origin.has_records and origin.commit == sha)
+        work = _Pull(folder, remote, manifest, how, say)
         try:
             arrived, files = work.run(wanted, has_records)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
@@ -97,7 +109,7 @@ def fetch(
                 f"{error.filename2 or error.filename} is in the way.", "Remove it, and run it again."
             ) from error
         finally:
-            work.forget_if_empty()
+            work.remove_if_empty()
     return PullReport(
         atlas=str(folder.root),
         repository=address.name,
@@ -115,15 +127,55 @@ def fetch(
 
 
 def download(name: str, path: str, sha: str, target: Path) -> Path:
-    """Fetch one file into a folder, going on where an earlier try stopped. Raises what goes wrong."""
+    """Fetch one file into a folder, resuming a download that was cut off."""
     with our_progress_bars():
         return Path(hf_hub_download(name, path, repo_type="dataset", revision=sha, local_dir=target))
 
 
-class _Pulling:
+def _check_manifest(manifest: Manifest, where: str) -> None:
+    """Raise AtlasError, before anything is fetched, if it is not an atlas or of another schema."""
+    if manifest.schema != SCHEMA_VERSION:
+        is_newer = manifest.schema > SCHEMA_VERSION
+        raise AtlasError(
+            f"{where} has schema {manifest.schema}; this version reads schema {SCHEMA_VERSION}.",
+            "Upgrade vectors-in-the-wild." if is_newer else "Ask for a newer push, or choose another tag.",
+        )
+    for one in manifest.of(*_ALLOWED):
+        if not _ALLOWED[one.part].fullmatch(one.path):
+            raise AtlasError(f"{NAME} of {where} names {one.path}, which is not a file of an atlas.", "Do not use it.")
+    entry = manifest.file(DATABASE)
+    if entry is None or entry.part != ATLAS:
+        raise AtlasError(f"{where} is incomplete: it lacks {DATABASE}.", _ASK)
+
+
+def _check_offered(remote: RemoteCommit, wanted: Iterable[FileEntry], where: str) -> None:
+    """Raise AtlasError, before anything is fetched, if the Hub would not serve what the manifest names."""
+    for one in wanted:
+        there = remote.files.get(one.path)
+        if there is None:
+            raise AtlasError(f"{where} is incomplete: it lacks {one.path}.", _ASK)
+        if there.size != one.bytes or there.sha256 not in (None, one.sha256):
+            raise AtlasError(f"{where} is incomplete: {one.path} is not the file that its {NAME} names.", _ASK)
+
+
+def _require_own_folder(folder: AtlasFolder, address: Address) -> None:
+    """Raise AtlasError if the folder holds an atlas of this machine, another pulled one, or something else."""
+    origin = read_origin(folder)
+    if folder.origin.exists():
+        if origin is None or origin.repository != address.name:
+            there = origin.repository if origin else "another repository"
+            raise AtlasError(f"{folder.root} was pulled from {there}.", "Choose another --atlas.")
+        return
+    if folder.database.exists() or (folder.listings.is_dir() and any(folder.listings.iterdir())):
+        raise AtlasError(f"{folder.root} is an atlas of your own: a pull would replace it.", "Choose another --atlas.")
+    if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", STAGING)):
+        raise AtlasError(f"{folder.root} is not empty ({others[0]}).", "Choose another --atlas.")
+
+
+class _Pull:
     """One pull into ``folder``, whose lock is held."""
 
-    def __init__(self, folder: AtlasFolder, remote: Remote, manifest: Manifest, how: Fetch, say: Say) -> None:
+    def __init__(self, folder: AtlasFolder, remote: RemoteCommit, manifest: Manifest, how: Fetch, say: Say) -> None:
         self.folder = folder
         self.remote = remote
         self.manifest = manifest
@@ -133,8 +185,8 @@ class _Pulling:
         self.staging = folder.root / STAGING
         self.fetched_files = self.fetched_bytes = 0
 
-    def run(self, wanted: Iterable[FileEntry], has_records: bool) -> tuple[Arrived, list[FileEntry]]:
-        """Fetch, check, put in place: what the database says of itself, and the files that belong to it."""
+    def run(self, wanted: Iterable[FileEntry], has_records: bool) -> tuple[_Arrived, list[FileEntry]]:
+        """Fetch, check and put in place; returns what the database says and the files that belong to it."""
         entries = {one.path: one for one in wanted}
         packs = self._packs(entries)
         new = {path: pack for path, pack in packs.items() if not self._is_unpacked(pack, entries[path])}
@@ -143,12 +195,16 @@ class _Pulling:
         self._require_room(sum(entries[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0))
         if DATABASE in missing:
             self._fetch(entries[DATABASE])
-        arrived = check_database(self.staging, self.manifest, self.where)
+        arrived = self._check_database()
         files = [one for one in entries.values() if arrived.has(one.path)]
         for one in files:
             if one.path in missing - {DATABASE}:
                 self._fetch(one)
-        check_vectors(self.staging, self.where)
+        with self._refusing(), Reading(self.staging / DATABASE) as connection:
+            for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
+                published = read_published(connection, row["base"], row["representation"])
+                for file in published.files if published is not None else ():
+                    check_file(self.staging, file)
         for path, pack in new.items():
             source = self._fetch(entries[path])
             unpack(pack, source, self.staging)
@@ -158,12 +214,12 @@ class _Pulling:
         origin = Origin(
             address.name, address.revision, self.remote.sha, arrived.generation, arrived.models, has_records
         )
-        put_in_place(self.folder, self.staging, paths, origin, with_records=INDEX in entries)
+        _put_in_place(self.folder, self.staging, paths, origin, with_records=INDEX in entries)
         shutil.rmtree(self.staging, ignore_errors=True)
         return arrived, [*files, *(entries[path] for path in packs)]
 
-    def forget_if_empty(self) -> None:
-        """What came to nothing leaves nothing; what was fetched stays."""
+    def remove_if_empty(self) -> None:
+        """Remove the staging folder unless it holds files that a later pull can use."""
         if self.staging.is_dir() and not any(path.is_file() for path in self.staging.rglob("*")):
             shutil.rmtree(self.staging, ignore_errors=True)
 
@@ -178,16 +234,16 @@ class _Pulling:
         for path, pack in packs.items():
             entry = entries.get(path)
             if entry is None:
-                raise AtlasError(f"{self.where} is not whole: it lacks {path}.", "Ask whoever published it.")
+                raise AtlasError(f"{self.where} is incomplete: it lacks {path}.", _ASK)
             if pack.bytes > entry.bytes:
                 raise AtlasError(
-                    f"{path} of {self.where} has {entry.bytes:,} bytes, and would unpack to {pack.bytes:,}.",
+                    f"{path} of {self.where} has {entry.bytes:,} bytes, but would unpack to {pack.bytes:,}.",
                     "Do not use it.",
                 )
         return packs
 
     def _is_unpacked(self, pack: Pack, entry: FileEntry) -> bool:
-        """Whether its members lie in the atlas or, of a pull that was killed, in the staging folder."""
+        """Whether its members lie in the atlas or, after a pull that was killed, in the staging folder."""
         roots = (self.folder.root, self.staging)
         if not pack.is_at(roots, entry.bytes, entry.sha256):
             return False
@@ -197,35 +253,35 @@ class _Pulling:
         return True
 
     def _is_here(self, one: FileEntry) -> bool:
-        """Whether a file lies in the staging folder as it should be, or in the atlas, from where it is taken over."""
+        """Whether a correct file lies in the staging folder, or in the atlas, from where it is linked."""
         staged = self.staging / one.path
-        if _fits(staged, one):
+        if _matches(staged, one):
             return True
-        if _fits(self.folder.root / one.path, one):
+        if _matches(self.folder.root / one.path, one):
             link_or_copy(self.folder.root / one.path, staged)
             return True
         return False
 
     def _fetch(self, one: FileEntry) -> Path:
-        """Fetch a file; where it is not what it should be, once more."""
+        """Fetch a file; if it arrives damaged, once more."""
         for is_last in (False, True):
-            with failures_told(self.where, "read"):
+            with hub_errors_as_ours(self.where, "read"):
                 if one.bytes:
                     source = self.how(self.remote.address.name, one.path, self.remote.sha, self.staging)
-                else:  # which nobody need be asked for
+                else:  # an empty file costs no request
                     source = self.staging / one.path
                     source.parent.mkdir(parents=True, exist_ok=True)
                     source.touch()
             self.fetched_files += 1
             self.fetched_bytes += one.bytes
-            if _fits(source, one):
+            if _matches(source, one):
                 return source
             (self.staging / one.path).unlink(missing_ok=True)
             if not is_last:
-                self.say(f"{one.path} arrived damaged, and is fetched again")
+                self.say(f"{one.path} arrived damaged, fetching it again")
         raise AtlasError(
-            f"{one.path} of {self.where} is not what its atlas.json says: its checksum does not fit.",
-            "It was changed on the way or on the Hub: try again later, or ask whoever published it.",
+            f"{one.path} of {self.where} is not the file that its {NAME} names: its checksum does not match.",
+            "It was changed on the way or on the Hub: try again later, or ask its publisher.",
         )
 
     def _require_room(self, needed: int) -> None:
@@ -238,8 +294,66 @@ class _Pulling:
                 "Free space, or choose another --atlas; what was fetched stays.",
             )
 
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Give AtlasErrors of the block advice that fits a pull."""
+        try:
+            yield
+        except AtlasError as error:
+            raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
 
-def _fits(path: Path, one: FileEntry) -> bool:
+    def _check_database(self) -> _Arrived:
+        """Check the database without running anything of it.
+
+        It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold.
+        """
+        with self._refusing(), Reading(self.staging / DATABASE) as connection:
+            named = named_files(connection)
+            for one in named:
+                entry = self.manifest.file(one.path)
+                if entry is None or entry.sha256 != one.sha256 or not one.path.endswith(".faiss"):
+                    raise AtlasError(f"its database names {printable(one.path, 100)}, which it does not hold.")
+            _check_ids(connection)
+            return _Arrived(
+                generation=connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0,
+                models=connection.rows("SELECT count(*) AS models FROM models")[0]["models"],
+                bases=[row["base"] for row in connection.rows("SELECT DISTINCT base FROM bases ORDER BY base")],
+                files=frozenset(one.path for one in named),
+            )
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """What the database that arrived says; ``files``: the paths of all FAISS files that it names."""
+
+    generation: int
+    models: int
+    bases: list[str]
+    files: frozenset[str]
+
+    def has(self, path: str) -> bool:
+        """Whether the file at ``path`` belongs to the atlas (except packs, which their index names)."""
+        folder, _, name = path.rpartition("/")
+        names = {file_name(base) for base in self.bases}
+        if not folder:
+            return path == DATABASE or path in self.files
+        if folder == "bases":
+            return name.endswith(".safetensors") and name.rpartition("@")[0] in names
+        return folder in (*CARRIED, "listing") and name.endswith(".jsonl") and name.removesuffix(".jsonl") in names
+
+
+def _check_ids(connection: Connection) -> None:
+    """Raise AtlasError for ids that could not be on the Hub: people and agents read them, so sentences could harm."""
+    rows = connection.rows(
+        "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases UNION SELECT base FROM fine_tunes "
+        "UNION SELECT model FROM fine_tunes"
+    )
+    for row in rows:
+        if row["id"] is None or not (is_hub_id(row["id"]) or is_local_id(row["id"])):
+            raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id on the Hub.")
+
+
+def _matches(path: Path, one: FileEntry) -> bool:
     """Whether it is a regular file of that size and checksum."""
     try:
         return regular_status(path).st_size == one.bytes and file_sha256(path) == one.sha256
@@ -247,34 +361,34 @@ def _fits(path: Path, one: FileEntry) -> bool:
         return False
 
 
-def _check_offered(remote: Remote, wanted: Iterable[FileEntry], where: str) -> None:
-    """What the manifest names must be what the Hub would serve: else nothing need be fetched to know it."""
-    for one in wanted:
-        there = remote.files.get(one.path)
-        if there is None:
-            raise AtlasError(f"{where} is not whole: it lacks {one.path}.", "Ask whoever published it.")
-        if there.size != one.bytes or there.sha256 not in (None, one.sha256):
-            raise AtlasError(
-                f"{where} is not whole: {one.path} is not the file that its atlas.json names.",
-                "Ask whoever published it, or choose another tag.",
-            )
+def _put_in_place(
+    folder: AtlasFolder, staging: Path, paths: Collection[str], origin: Origin, *, with_records: bool
+) -> None:
+    """Move those of ``paths`` that lie in ``staging`` into the atlas, the database last. Raises OSError.
 
-
-def _require_place(folder: AtlasFolder, address: Address) -> None:
-    """Raises AtlasError where the folder holds an atlas of this machine, another pulled one, or something else."""
-    origin = read_origin(folder)
-    if folder.origin.exists() and (origin is None or origin.repository != address.name):
-        there = origin.repository if origin else "another repository"
-        raise AtlasError(f"{folder.root} was pulled from {there}.", "Choose another --atlas.")
-    if folder.origin.exists():
-        return
-    if folder.database.exists() or (folder.listings.is_dir() and any(folder.listings.iterdir())):
-        raise AtlasError(f"{folder.root} is an atlas of your own: a pull would replace it.", "Choose another --atlas.")
-    if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", STAGING)):
-        raise AtlasError(f"{folder.root} is not empty ({others[0]}).", "Choose another --atlas.")
-
-
-def _keeps_records(folder: AtlasFolder, remote: Remote) -> bool:
-    """Whether the records that were pulled before belong to this commit, too."""
-    origin = read_origin(folder)
-    return origin is not None and origin.has_records and origin.commit == remote.sha
+    Until all are there the origin says that records are missing, because a partial download must not be built on.
+    Then files that this atlas does not hold are removed: FAISS files that the previous database does not name either,
+    lineage, predictions, and ``with_records`` what a build would continue from. The caller holds the lock.
+    """
+    before: set[str] = set()
+    if folder.database.is_file():
+        with suppress(AtlasError, OSError), Reading(folder.database) as connection:
+            before = {one.path for one in named_files(connection)}
+    write_origin(folder, replace(origin, has_records=False))
+    for path in paths:
+        source, target = staging / path, folder.root / path
+        if path != DATABASE and source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.replace(target)
+    note_coming(folder, staging / DATABASE)
+    folder.database.with_name(f"{DATABASE}.wal").unlink(missing_ok=True)  # it belonged to the previous one
+    (staging / DATABASE).replace(folder.database)
+    sync_folder(folder.root)
+    for old in folder.root.glob("*.faiss"):
+        if old.name not in before and old.name not in paths:
+            old.unlink(missing_ok=True)
+    for path, source in files_in(folder, (*CARRIED, "listing", "bases", *PACKED) if with_records else CARRIED):
+        if path not in paths:
+            source.unlink(missing_ok=True)
+    if origin.has_records:
+        write_origin(folder, origin)

@@ -1,7 +1,9 @@
-"""`index push`: one generation of an atlas becomes a dataset repository on the Hub.
+"""`index push`: publish one generation of an atlas as a dataset repository on the Hub.
 
-Bytes go first, where nobody sees them; then one commit whose parent is the head that was looked at; then the tag. So a
-reader sees the atlas before or after, never a mixture; and whoever publishes meanwhile is not overwritten.
+Files are uploaded first, where they are not visible; then one commit is made whose parent is the head that was read;
+then the tag. So readers see the atlas before or after the push, never a mixture, and another push is not overwritten.
+What to upload is planned here and not left to ``create_commit``, because a dry run shows it and packs are written to
+disk one at a time, only if they are needed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
 from indexer.network.hub_requests import fetch_small
 from indexer.network.session import as_user_error, install_session, our_progress_bars
-from indexer.share.address import Address
 from indexer.share.card import card
 from indexer.share.contents import packable
 from indexer.share.manifest import NAME, RECORDS, FileEntry, Manifest
@@ -36,7 +37,7 @@ from indexer.share.packs import (
     plan_packs,
     write_pack,
 )
-from indexer.share.repository import LIMITS, Remote, failures_told, read_remote, resolve, tags
+from indexer.share.repository import LIMITS, Address, RemoteCommit, hub_errors_as_ours, read_commit, resolve, tags
 from indexer.share.staging import DATABASE, Staged, staged
 from indexer.storage.checksums import file_sha256
 
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import CommitInfo
 
 CARD = "README.md"
-# Files of one request for signed addresses: a few at a time, so that what was sent counts when a push is killed.
-AT_ONCE = 50
-# Names that a refusal gives before it only counts.
+# Names that an error lists before it only counts.
 MOST_NAMES = 5
 
 Say = Callable[[str], None]
@@ -54,7 +53,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PushOptions:
-    """``tag``: None for g<generation>; ``pack_bytes``: how large a pack of records may be."""
+    """``tag``: None for g<generation>; ``pack_bytes``: the largest size of a pack of records."""
 
     private: bool = False
     tag: str | None = None
@@ -68,7 +67,7 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class PushReport:
-    """What a push did, or would do; bytes of files, before any is found to be in the Hub's store already."""
+    """What a push did, or would do; bytes include files that the Hub's store already has."""
 
     repository: str
     url: str
@@ -91,22 +90,23 @@ class PushReport:
 
 @dataclass
 class _Plan:
-    """What the commit will do: files to send, by path, and to remove."""
+    """What the commit will do: files to send, by path, and paths to remove."""
 
     sent: dict[str, FileEntry]
     removed: list[str]
 
 
 def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> PushReport:
-    """Push what is published now as the dataset ``name`` (OWNER/NAME).
+    """Push the published generation as the dataset ``name`` (OWNER/NAME).
 
-    Raises AtlasError where this account may not, where somebody else's newer atlas is there (unless ``force``), where
-    the repository is no atlas, or somebody published meanwhile; nothing of it is visible then.
+    Raises AtlasError, with nothing visible on the Hub, if this account may not write there, if the repository holds a
+    newer atlas or something else (unless ``force``), or if somebody else published meanwhile.
     """
     started = time.monotonic()
     address = Address.parse(name)
     if address.revision:
-        raise AtlasError(f"{name} names a revision: a push makes a new one.", f"index push {address.name} --tag TAG")
+        hint = f"index push {address.name} --tag TAG"
+        raise AtlasError(f"{name} names a revision, but a push makes a new one.", hint)
     install_session(LIMITS, say)
     with staged(folder, with_records=options.with_records) as stage:
         _require_shareable(stage, options)
@@ -122,10 +122,11 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
             with our_progress_bars():
                 sha = _publish(folder, address.name, stage, packs, plan, remote, options)
             if tag is not None and tag not in known_tags:
-                _set_tag(address.name, tag, sha)
+                with hub_errors_as_ours(address.name, "write to"):
+                    HfApi().create_tag(address.name, tag=tag, revision=sha, repo_type="dataset", exist_ok=True)
         manifest = stage.manifest
         if options.with_records is False and remote and remote.manifest and remote.manifest.of(RECORDS):
-            say("records were there of an earlier push and are not of this one: --with-records sends them")
+            say("an earlier push included records, this one does not: --with-records sends them")
         return PushReport(
             repository=address.name,
             url=f"{without_user(constants.ENDPOINT)}/datasets/{address.name}",
@@ -139,17 +140,17 @@ def push(folder: AtlasFolder, name: str, options: PushOptions, say: Say) -> Push
             sent_bytes=sum(one.bytes for one in plan.sent.values()),
             removed_files=len(plan.removed),
             seconds=round(time.monotonic() - started, 2),
-            changes=_changes(plan) if options.dry_run else [],
+            changes=[
+                *({"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(plan.sent.items())),
+                *({"path": path, "bytes": 0, "change": "remove"} for path in plan.removed),
+            ]
+            if options.dry_run
+            else [],
         )
 
 
-def _changes(plan: _Plan) -> list[dict[str, Any]]:
-    told = [{"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(plan.sent.items())]
-    return told + [{"path": path, "bytes": 0, "change": "remove"} for path in plan.removed]
-
-
 def _require_shareable(stage: Staged, options: PushOptions) -> None:
-    """Raises AtlasError where not everybody may see what would be pushed, and nobody said that it is to be."""
+    """Raise AtlasError if private models would be pushed without the option that allows it."""
     for models, is_wanted, what, flag in (
         (stage.private, options.with_private, "are private or gated on the Hub, or in no listing", "--with-private"),
         (stage.local, options.with_local, "are folders of this machine", "--with-local"),
@@ -157,14 +158,14 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
         if models and not is_wanted:
             raise AtlasError(
                 f"This atlas holds models that {what}: {_some(models)}. "
-                "Whoever reads it would see their names, vectors and cards.",
-                f"Take them out (index remove {models[0]}), or push them all the same with {flag}.",
+                "Every reader would see their names, vectors and cards.",
+                f"Remove them (index remove {models[0]}), or push them anyway with {flag}.",
             )
     if stage.with_path:
         raise AtlasError(
             f"The cards or adapter_config.json of {_some(stage.with_path)} were read by an earlier version, which kept "
             "paths of this machine.",
-            f"Take each out and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
+            f"Remove each and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
     for base in () if options.with_private else stage.manifest.commits:
         try:
@@ -175,7 +176,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             continue
         if row.get("private") or (row.get("gated") and options.with_records):
             why = "private" if row.get("private") else "gated, and its block matrices are among the records"
-            raise AtlasError(f"The base {base} is {why}.", "Push it all the same with --with-private.")
+            raise AtlasError(f"The base {base} is {why}.", "Push it anyway with --with-private.")
 
 
 def _some(models: Sequence[str]) -> str:
@@ -184,12 +185,12 @@ def _some(models: Sequence[str]) -> str:
     )
 
 
-def _remote(address: Address) -> Remote | None:
-    """What is there now; None where there is no such repository (or none that this account may see)."""
+def _remote(address: Address) -> RemoteCommit | None:
+    """What the repository holds now; None if it does not exist or is not visible to this account."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return read_remote(address, resolve(address))
+        return read_commit(address, resolve(address))
     except AtlasError as error:
         cause = error.__cause__
         if isinstance(cause, RepositoryNotFoundError) and not isinstance(cause, GatedRepoError):
@@ -197,16 +198,16 @@ def _remote(address: Address) -> Remote | None:
         raise
 
 
-def _require_no_newer(remote: Remote | None, stage: Staged, options: PushOptions) -> None:
+def _require_no_newer(remote: RemoteCommit | None, stage: Staged, options: PushOptions) -> None:
     if remote is None or options.force:
         return
     name, there = remote.address.name, remote.manifest
     if there is None:
-        if remote.is_bare:
+        if remote.is_empty:
             return
         raise AtlasError(
-            f"The dataset {name} is no atlas: it has {len(remote.files)} files, and no {NAME} among them.",
-            "Choose another name; --force puts the atlas beside what is there.",
+            f"The dataset {name} is not an atlas: it has {len(remote.files)} files, but no {NAME}.",
+            "Choose another name; --force adds the atlas to its files.",
         )
     here = stage.manifest
     if there.source == here.source:
@@ -215,23 +216,23 @@ def _require_no_newer(remote: Remote | None, stage: Staged, options: PushOptions
         if here.commits.get(base, commit) != commit:
             raise AtlasError(
                 f"{name} holds an atlas of {base} at another commit ({commit[:12]}, here {here.commits[base][:12]}).",
-                "Choose another name; --force puts this one in its place.",
+                "Choose another name; --force replaces it.",
             )
     if lost := sorted(there.commits.keys() - here.commits.keys()):
         raise AtlasError(
-            f"{name} holds an atlas of {', '.join(lost[:3])}, which this one has not.",
-            "Choose another name, or pull and `index merge` them; --force puts this one in its place.",
+            f"{name} holds an atlas of {', '.join(lost[:3])}, which this one lacks.",
+            "Choose another name, or pull and `index merge` them; --force replaces it.",
         )
     if there.generation > here.generation or (there.published, there.generation) > (here.published, here.generation):
         raise AtlasError(
             f"{name} holds a newer atlas: generation {there.generation} of {there.published}, here {here.generation} "
             f"of {here.published}.",
-            "Pull it and build on it, or choose another name; --force puts this one in its place.",
+            "Pull it and build on it, or choose another name; --force replaces it.",
         )
 
 
-def _keep_database(remote: Remote | None, stage: Staged) -> None:
-    """Where the same database was pushed before, that file stays: written anew it never has the same bytes."""
+def _keep_database(remote: RemoteCommit | None, stage: Staged) -> None:
+    """Keep the pushed file of an unchanged database: rewritten, it would never have the same bytes."""
     there = remote.manifest if remote is not None else None
     if there is None or not there.source or there.source != stage.manifest.source:
         return
@@ -241,31 +242,33 @@ def _keep_database(remote: Remote | None, stage: Staged) -> None:
         stage.manifest = replace(stage.manifest, files=kept)
 
 
-def _tag(remote: Remote | None, stage: Staged, options: PushOptions, say: Say) -> tuple[str | None, Mapping[str, str]]:
-    """The tag to set, if any, and those that are there.
+def _tag(
+    remote: RemoteCommit | None, stage: Staged, options: PushOptions, say: Say
+) -> tuple[str | None, Mapping[str, str]]:
+    """The tag to set, if any, and the existing ones.
 
-    Raises AtlasError where the one asked for names something else. The usual one is left alone then.
+    If the tag exists and names something else, the default tag is not set, and a chosen one raises AtlasError.
     """
     known = tags(remote.address.name) if remote is not None else {}
     tag = options.tag or f"g{stage.manifest.generation}"
     if tag not in known:
         return tag, known
-    assert remote is not None  # else there are no tags
+    assert remote is not None  # otherwise there are no tags
     if known[tag] == remote.sha and remote.manifest and remote.manifest.source == stage.manifest.source:
         return tag, known
     if options.tag is None:
-        say(f"the tag {tag} names another atlas and stays there: choose one with --tag")
+        say(f"the tag {tag} already names another atlas and is not moved: choose one with --tag")
         return None, known
-    raise AtlasError(f"{remote.address.name} has a tag {tag} already, of another commit.", "Choose another --tag.")
+    raise AtlasError(f"{remote.address.name} already has a tag {tag}, of another commit.", "Choose another --tag.")
 
 
-def _packs(folder: AtlasFolder, stage: Staged, remote: Remote | None, options: PushOptions) -> dict[str, Pack]:
+def _packs(folder: AtlasFolder, stage: Staged, remote: RemoteCommit | None, options: PushOptions) -> dict[str, Pack]:
     before: dict[str, Pack] = {}
     if remote is not None and remote.manifest is not None and INDEX in remote.files:
         name = remote.address.name
-        with failures_told(name, "read"):
+        with hub_errors_as_ours(name, "read"):
             before = decode_index(fetch_small(name, INDEX, remote.sha, LARGEST_INDEX, repo_type="dataset"), name)
-        # Of a pack that is there the checksum is known, and it need not be written again.
+        # The checksum of a pack in the repository is known, so it need not be written again.
         before = {path: pack for path, pack in before.items() if remote.manifest.file(path)}
     files = {
         path: source.stat().st_size
@@ -289,8 +292,8 @@ def _packs(folder: AtlasFolder, stage: Staged, remote: Remote | None, options: P
     return {pack.path: pack for pack in packs}
 
 
-def _finish(stage: Staged, name: str, packs: Mapping[str, Pack], remote: Remote | None) -> None:
-    """The card, and last of all the manifest."""
+def _finish(stage: Staged, name: str, packs: Mapping[str, Pack], remote: RemoteCommit | None) -> None:
+    """Write the card and, last, the manifest."""
     paths = {one.path for one in stage.manifest.files}
     records = sum(pack.bytes for pack in packs.values())
     (stage.folder / CARD).write_bytes(card(name, stage.manifest, paths, records_bytes=records, skipped=stage.skipped))
@@ -298,8 +301,8 @@ def _finish(stage: Staged, name: str, packs: Mapping[str, Pack], remote: Remote 
     stage.sources |= {CARD: stage.folder / CARD, NAME: stage.folder / NAME}
 
 
-def _planned(stage: Staged, remote: Remote | None) -> _Plan:
-    """What differs from what is there; removed is only what the atlas before this one named."""
+def _planned(stage: Staged, remote: RemoteCommit | None) -> _Plan:
+    """The differences from the repository; only files that its manifest names are removed."""
     wanted = {one.path: one for one in stage.manifest.files}
     for path in (CARD, NAME):
         source = stage.sources[path]
@@ -311,7 +314,7 @@ def _planned(stage: Staged, remote: Remote | None) -> _Plan:
     return _Plan(sent, sorted((before - wanted.keys()) & remote.files.keys()))
 
 
-def _is_there(remote: Remote, wanted: FileEntry, source: Path | None) -> bool:
+def _is_there(remote: RemoteCommit, wanted: FileEntry, source: Path | None) -> bool:
     there = remote.files.get(wanted.path)
     if there is None or there.size != wanted.bytes:
         return False
@@ -321,7 +324,7 @@ def _is_there(remote: Remote, wanted: FileEntry, source: Path | None) -> bool:
 
 
 def _blob_id(path: Path) -> str:
-    """Git's id of a file's content."""
+    """Git's blob id of a file."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         while part := file.read(1 << 20):
@@ -335,12 +338,12 @@ def _publish(
     stage: Staged,
     packs: Mapping[str, Pack],
     plan: _Plan,
-    remote: Remote | None,
+    remote: RemoteCommit | None,
     options: PushOptions,
 ) -> str:
-    """Send, then commit; the sha of the commit. Raises AtlasError."""
+    """Upload, then commit; returns the sha of the commit. Raises AtlasError."""
     api = HfApi()
-    with failures_told(name, "write to"):
+    with hub_errors_as_ours(name, "write to"):
         if remote is None:
             api.create_repo(name, repo_type="dataset", private=options.private or None, exist_ok=True)
     head = remote.sha if remote is not None else resolve(Address(name))
@@ -350,7 +353,7 @@ def _publish(
     operations: list[CommitOperationAdd | CommitOperationDelete] = list(additions)
     operations += [CommitOperationDelete(path) for path in plan.removed]
     summary = f"Generation {stage.manifest.generation}: {stage.manifest.counts.get('models', 0)} models"
-    with failures_told(name, "write to"):
+    with hub_errors_as_ours(name, "write to"):
         try:
             made: CommitInfo = api.create_commit(
                 name, operations, commit_message=summary, repo_type="dataset", parent_commit=head
@@ -359,20 +362,19 @@ def _publish(
         except HfHubHTTPError as error:
             if error.response.status_code < 500 and error.response.status_code not in (408, 412):
                 raise
-            return _committed_all_the_same(name, head, stage.manifest, error)
-        except Exception as error:  # the answer may have been lost behind a commit that was made
-            return _committed_all_the_same(name, head, stage.manifest, error)
+            return _head_if_committed(name, head, stage.manifest, error)
+        except Exception as error:  # the commit may have been made although its answer was lost
+            return _head_if_committed(name, head, stage.manifest, error)
 
 
 def _sent(
     api: HfApi, folder: AtlasFolder, name: str, stage: Staged, packs: Mapping[str, Pack], plan: _Plan
 ) -> list[CommitOperationAdd]:
-    """Everything that goes into the commit, its bytes sent; packs are written one at a time."""
+    """Upload the files of the commit; packs are written to disk one at a time."""
     plain = [path for path in sorted(plan.sent, key=lambda path: -plan.sent[path].bytes) if path not in packs]
     additions = [CommitOperationAdd(path, stage.sources[path]) for path in plain]
-    with failures_told(name, "write to"):
-        for start in range(0, len(additions), AT_ONCE):
-            api.preupload_lfs_files(name, additions[start : start + AT_ONCE], repo_type="dataset", free_memory=False)
+    with hub_errors_as_ours(name, "write to"):
+        api.preupload_lfs_files(name, additions, repo_type="dataset", free_memory=False)
     for path in sorted(plan.sent.keys() & packs.keys()):
         target = stage.folder / path
         write_pack(packs[path], folder.root, target)
@@ -381,26 +383,21 @@ def _sent(
                 f"Records of {folder.root} changed while they were being pushed.", "Run it again when no build writes."
             )
         addition = CommitOperationAdd(path, target)
-        with failures_told(name, "write to"):
+        with hub_errors_as_ours(name, "write to"):
             api.preupload_lfs_files(name, [addition], repo_type="dataset", free_memory=False)
         target.unlink()
         additions.append(addition)
     return additions
 
 
-def _committed_all_the_same(name: str, head: str, manifest: Manifest, error: Exception) -> str:
-    """The head where it is ours by now, else ``error`` again."""
+def _head_if_committed(name: str, head: str, manifest: Manifest, error: Exception) -> str:
+    """The head of the repository if it is our commit, else raise ``error`` again."""
     try:
         address = Address(name)
         sha = resolve(address)
-        there = read_remote(address, sha).manifest if sha != head else None
+        there = read_commit(address, sha).manifest if sha != head else None
         if there is not None and there.encoded() == manifest.encoded():
             return sha
     except AtlasError:
         pass
     raise error
-
-
-def _set_tag(name: str, tag: str, sha: str) -> None:
-    with failures_told(name, "write to"):
-        HfApi().create_tag(name, tag=tag, revision=sha, repo_type="dataset", exist_ok=True)

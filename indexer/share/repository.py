@@ -1,32 +1,66 @@
-"""A dataset repository on the Hub, as push and pull need it; every failure is one sentence that says what to do."""
+"""Atlases on the Hub: their addresses, what a commit of a dataset repository holds, and errors as one sentence each."""
 
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from indexer.errors import AtlasError, Failed, ModelError
+from indexer.atlas import ON_HUB
+from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
+from indexer.names import is_hub_id
 from indexer.network.hub_requests import ask, fetch_small
 from indexer.network.session import HttpLimits, as_model_error, as_user_error, install_session
-from indexer.share.address import Address
+from indexer.share.card import TAG
 from indexer.share.manifest import LARGEST, MOST_FILES, NAME, Manifest, parse
 from indexer.untrusted import COMMIT, SHA256, printable
 
 # The Hub may take a minute to answer a commit.
 LIMITS = HttpLimits(read_seconds=120.0)
+MOST_PAGES = 300  # of a list of files, with a thousand a page
+MOST_ATLASES = 1000
+_REVISION = re.compile(r"[\w.\-/]{1,200}", re.ASCII)
 _REFUSALS = (401, 403)
-MOST_PAGES = 300  # of a list of files, of which the Hub shows a thousand a page
+_SIZE = "size_categories:"
+_BASE = "base_model:"
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """A file of a commit: bytes, git's blob id, and the sha256 where it is in LFS."""
+class Address:
+    """A dataset repository and a revision of it; None for the latest: OWNER/NAME[@TAG], with or without hf://."""
+
+    name: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Parse what a user writes. Raises AtlasError."""
+        name, at, revision = text.removeprefix(ON_HUB).removeprefix("datasets/").rstrip("/").partition("@")
+        if not (is_hub_id(name) and "/" in name):
+            raise AtlasError(
+                f"{printable(text, 100)!r} is not the name of an atlas on the Hub.",
+                "Write OWNER/NAME, or OWNER/NAME@TAG.",
+            )
+        is_plain = _REVISION.fullmatch(revision) and ".." not in revision and not revision.startswith(("/", "-"))
+        if at and not is_plain:
+            sentence = f"{printable(revision, 60)!r} is not a valid tag, branch or commit."
+            raise AtlasError(sentence, "Write OWNER/NAME@TAG.")
+        return cls(name, revision or None)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.revision}" if self.revision else self.name
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file of a commit: its bytes, git's blob id, and the sha256 if it is in LFS."""
 
     size: int
     oid: str
@@ -34,23 +68,23 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Remote:
-    """One commit of a repository: its files by path, and what it says of itself where it is an atlas."""
+class RemoteCommit:
+    """One commit of a repository: its files by path, and its manifest if it is an atlas."""
 
     address: Address
     sha: str
-    files: dict[str, RemoteFile] = field(default_factory=dict)
+    files: dict[str, ListedFile] = field(default_factory=dict)
     manifest: Manifest | None = None
 
     @property
-    def is_bare(self) -> bool:
-        """Whether nothing is in it but what the Hub puts there, and perhaps a card."""
+    def is_empty(self) -> bool:
+        """Whether it holds nothing but the Hub's own files and perhaps a card."""
         return not self.files.keys() - {".gitattributes", "README.md"}
 
 
 @contextmanager
-def failures_told(name: str, doing: str) -> Iterator[None]:
-    """Within the block what goes wrong on the way to the Hub is an AtlasError; ``doing``: "read", "write to"."""
+def hub_errors_as_ours(name: str, doing: str) -> Iterator[None]:
+    """Within the block errors on the way to the Hub become AtlasError; ``doing``: "read", "write to"."""
     try:
         yield
     except (AtlasError, KeyboardInterrupt):
@@ -61,7 +95,7 @@ def failures_told(name: str, doing: str) -> Iterator[None]:
 
 def _as_ours(error: Exception, name: str, doing: str) -> Exception:
     cause = error
-    # The library wraps what went wrong with one file of several.
+    # The library wraps the error of one file of several.
     while not isinstance(cause, HfHubHTTPError | httpx2.HTTPError | OSError | ModelError) and cause.__cause__:
         if not isinstance(cause.__cause__, Exception):
             break
@@ -80,15 +114,26 @@ def _as_ours(error: Exception, name: str, doing: str) -> Exception:
             )
     if isinstance(cause, OSError) and not isinstance(cause, HfHubHTTPError | httpx2.HTTPError) and cause.errno:
         return cause
-    if "No space left on device" in str(error):  # told by the Xet client, in words alone
+    if "No space left on device" in str(error):  # the Xet client gives no errno
         return OSError(errno.ENOSPC, "No space left on device")
     if isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, HfHubHTTPError):
         said = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
         return AtlasError(
-            f"The Hub's storage could not be asked to {doing} {name}: {said.rstrip('.')}.",
-            "Run it again; what arrived is not sent again. HF_HUB_DISABLE_XET=1 takes the plain way.",
+            f"The Hub's storage failed to {doing} {name}: {said.rstrip('.')}.",
+            "Run it again; what arrived is not sent again. HF_HUB_DISABLE_XET=1 avoids the Xet client.",
         )
     return as_user_error(cause, f"the atlas {name}")
+
+
+def is_out_of_reach(error: AtlasError) -> bool:
+    """Whether the Hub could not be reached, rather than refused or lacked something."""
+    cause = error.__cause__
+    if not isinstance(cause, Exception):
+        return False
+    try:
+        return as_model_error(cause).reason in ("network", "timeout", "server_error", "rate_limited")
+    except Exception:
+        return False
 
 
 def resolve(address: Address) -> str:
@@ -102,14 +147,17 @@ def resolve(address: Address) -> str:
             raise Failed("server_error", "its answer names no commit")
         return sha
     except RevisionNotFoundError as error:
-        raise AtlasError(
-            f"{address.name} has no revision {address.revision!r}.", f"Its tags: {_tags_told(address.name)}"
-        ) from error
+        try:
+            known = sorted(tags(address.name))
+            names = ", ".join(printable(one, 40) for one in known[-10:]) or "none"
+        except AtlasError:
+            names = "unknown"
+        raise AtlasError(f"{address.name} has no revision {address.revision!r}.", f"Its tags: {names}") from error
     except RepositoryNotFoundError as error:
         if isinstance(error, GatedRepoError):
             raise as_user_error(error, f"the atlas {address}") from error
         raise AtlasError(
-            f"The Hub knows no dataset {address.name}, or it is private.",
+            f"There is no dataset {address.name} on the Hub, or it is private.",
             "Check the spelling (index pull --list), and for a private one log in: hf auth login",
         ) from error
     except Exception as error:
@@ -118,9 +166,9 @@ def resolve(address: Address) -> str:
 
 def tags(name: str) -> dict[str, str]:
     """The commits by tag. Raises AtlasError."""
-    with failures_told(name, "read"):
-        told = ask(f"/api/datasets/{name}/refs").value
-        rows = told.get("tags") if isinstance(told, dict) else None
+    with hub_errors_as_ours(name, "read"):
+        refs = ask(f"/api/datasets/{name}/refs").value
+        rows = refs.get("tags") if isinstance(refs, dict) else None
         return {
             str(one["name"]): str(one["targetCommit"])
             for one in rows or ()
@@ -128,50 +176,39 @@ def tags(name: str) -> dict[str, str]:
         }
 
 
-def _tags_told(name: str) -> str:
-    try:
-        found = sorted(tags(name))
-    except AtlasError:
-        return "none that can be read"
-    return ", ".join(printable(one, 40) for one in found[-10:]) or "none"
-
-
-def read_remote(address: Address, sha: str) -> Remote:
-    """What a commit holds. Raises AtlasError."""
-    with failures_told(address.name, "read"):
+def read_commit(address: Address, sha: str) -> RemoteCommit:
+    """The files and the manifest of a commit. Raises AtlasError."""
+    with hub_errors_as_ours(address.name, "read"):
         files = _files(address.name, sha)
-        manifest = _manifest(address, sha, files[NAME].size) if NAME in files else None
-    return Remote(address, sha, files, manifest)
+        if NAME not in files:
+            return RemoteCommit(address, sha, files)
+        if files[NAME].size > LARGEST:
+            raise AtlasError(f"{NAME} of {address} is larger than {LARGEST >> 20} MB.", "Do not use it.")
+        content = fetch_small(address.name, NAME, sha, LARGEST, repo_type="dataset")
+        return RemoteCommit(address, sha, files, parse(content, f"{NAME} of {address}"))
 
 
-def atlas_at(address: Address, sha: str) -> tuple[Remote, Manifest]:
-    """The same of one that must be an atlas. Raises AtlasError where it is none."""
-    remote = read_remote(address, sha)
+def read_atlas(address: Address, sha: str) -> tuple[RemoteCommit, Manifest]:
+    """The same of a commit that must be an atlas. Raises AtlasError if it is not one."""
+    remote = read_commit(address, sha)
     if remote.manifest is None:
         raise AtlasError(
-            f"The dataset {address} is no atlas: it has no {NAME}.", "See which there are: index pull --list"
+            f"The dataset {address} is not an atlas: it has no {NAME}.", "List the atlases: index pull --list"
         )
     return remote, remote.manifest
 
 
-def _manifest(address: Address, sha: str, size: int) -> Manifest:
-    if size > LARGEST:
-        raise AtlasError(f"{NAME} of {address} is larger than {LARGEST >> 20} MB.", "It is not one of ours.")
-    return parse(fetch_small(address.name, NAME, sha, LARGEST, repo_type="dataset"), f"{NAME} of {address}")
-
-
-def _files(name: str, sha: str) -> dict[str, RemoteFile]:
-    found: dict[str, RemoteFile] = {}
+def _files(name: str, sha: str) -> dict[str, ListedFile]:
+    found: dict[str, ListedFile] = {}
     link = f"/api/datasets/{name}/tree/{sha}?recursive=true&expand=false"
     for _ in range(MOST_PAGES):
         answer = ask(link)
         for row in answer.value if isinstance(answer.value, list) else ():
             try:
                 if row["type"] == "file":
-                    lfs = row.get("lfs") or {}
-                    sha256 = lfs.get("oid")
+                    sha256 = (row.get("lfs") or {}).get("oid")
                     is_sha256 = isinstance(sha256, str) and SHA256.fullmatch(sha256)
-                    found[str(row["path"])] = RemoteFile(
+                    found[str(row["path"])] = ListedFile(
                         int(row["size"]), str(row["oid"]), sha256 if is_sha256 else None
                     )
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -186,12 +223,50 @@ def _files(name: str, sha: str) -> dict[str, RemoteFile]:
     raise Failed("malformed", "its list of files does not end")
 
 
-def is_out_of_reach(error: AtlasError) -> bool:
-    """Whether it was the way to the Hub that failed, not what is there."""
-    cause = error.__cause__
-    if not isinstance(cause, Exception):
-        return False
+def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
+    """All atlases on the Hub (datasets with our tag), newest first, optionally of one base. Raises AtlasError."""
+    install_session(LIMITS)
+    filters = [TAG, *([f"{_BASE}{base}"] if base else [])]
+    parameters = [
+        *(("filter", one) for one in filters),
+        ("sort", "lastModified"),
+        ("direction", "-1"),
+        ("limit", "100"),
+    ]
+    expand = ("cardData", "tags", "lastModified", "private", "downloads", "likes", "sha")
+    parameters += [("expand", one) for one in expand]
+    rows: list[dict[str, Any]] = []
+    with hub_errors_as_ours("list of atlases", "read"):
+        answer = ask("/api/datasets", parameters)
+        for _ in range(MOST_ATLASES // 20):  # a page of the Hub has a hundred, of some mirrors fewer
+            rows += [_atlas_row(one) for one in answer.value if isinstance(one, dict)]
+            if answer.next_link is None or len(rows) >= MOST_ATLASES:
+                break
+            answer = ask(answer.next_link)
+    return rows
+
+
+def _atlas_row(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of the Hub says of an atlas; malformed fields are left out."""
+    found_tags = [str(one) for one in row.get("tags") or () if isinstance(one, str)]
+    atlas: Any = (row.get("cardData") or {}).get("atlas") if isinstance(row.get("cardData"), dict) else None
+    bases = [printable(one.removeprefix(_BASE), 120) for one in found_tags if one.startswith(_BASE)]
+    models: int | str | None = next(
+        (printable(one.removeprefix(_SIZE), 20) for one in found_tags if one.startswith(_SIZE)), None
+    )
+    generation = None
     try:
-        return as_model_error(cause).reason in ("network", "timeout", "server_error", "rate_limited")
-    except Exception:
-        return False
+        models = int(atlas["models"])
+        generation = int(atlas["generation"])
+        bases = [printable(str(one["base"]), 120) for one in atlas["bases"]]
+    except WRONG_KINDS:
+        pass
+    return {
+        "atlas": printable(str(row.get("id")), 120),
+        "bases": bases,
+        "models": models,
+        "generation": generation,
+        "modified": printable(str(row.get("lastModified") or ""), 30)[:10],
+        "private": row.get("private") is True,
+        "downloads": row.get("downloads") if isinstance(row.get("downloads"), int) else None,
+    }

@@ -1,8 +1,8 @@
-"""One generation of an atlas, taken while builds may go on: what is pushed is one state, whole.
+"""Prepare one generation of an atlas for a push, while builds may continue.
 
-The database is written anew, so that it holds what its tables hold and nothing that was deleted or replaced. The files
-that it names are linked (they never change; a publish only removes them), and Parquet and card are written beside them.
-What says where on this machine or in its network something lies, or names a model that was removed, is left out.
+The database is rewritten, so that no deleted or replaced rows are left in its file. The files that it names are linked
+(they never change; a publish only removes them), and Parquet files and the card are added. Paths and addresses of this
+machine and its network, and names of removed models, are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
-from indexer.cards.local_names import without_paths
+from indexer.cards.local import without_paths
 from indexer.database.connection import Connection
 from indexer.database.door import NAME, attached_for_writing, quoted, use
 from indexer.database.failures import failures_told
@@ -38,21 +38,21 @@ from indexer.vectors.published import read_published
 from indexer.version import __version__
 
 DATABASE = "atlas.duckdb"
-_COPY = "published.duckdb"  # in the folder that is pushed from; it goes before the manifest is made
-# Publishes that may come between copying the database and linking the files it names.
+_COPY = "published.duckdb"  # in the staging folder; removed before the manifest is made
+# Attempts: a publish may remove files between copying the database and linking the files it names.
 TRIES = 5
 
-# Conditions on fine_tunes. Of what is only gated everybody sees the name: the weights are what was given to few.
+# Conditions on fine_tunes. The names of gated models are public; only their weights are not.
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
 _LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
-# What a folder's own files say, by model.
+# Texts from the files of local folders, by model.
 _SAID = (
     f"SELECT model, named AS said FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
     f"UNION SELECT model, raw FROM fine_tunes JOIN model_datasets USING (model_id) WHERE {_LOCAL}"
 )
 # How a bad row of a private model begins.
 _PRIVATE_BAD_ROW = r'\{("id": "[^"]*", )?"private": true'
-# Tables of which not all is written anew. The address that was crawled may be that of a mirror, or hold a password.
+# Tables that are not copied completely. The crawled address may be that of a mirror, or hold a password.
 _PARTS = {
     "builds": "SELECT * REPLACE (json_merge_patch(spec, '{\"endpoint\": null}') AS spec) FROM {}",
     "rejected_listing_rows": f"FROM {{}} WHERE NOT regexp_matches(raw, {quoted('^' + _PRIVATE_BAD_ROW)})",
@@ -61,19 +61,19 @@ _PARTS = {
 
 @dataclass
 class Staged:
-    """Files of one generation by their path in the repository; ``manifest`` names all but packs and the card."""
+    """Files of one generation by path in the repository; ``manifest`` lists all but packs and the card."""
 
     folder: Path
     manifest: Manifest
     sources: dict[str, Path] = field(default_factory=dict)
-    private: tuple[str, ...] = ()  # models that are private or gated on the Hub, or that no listing shows
-    local: tuple[str, ...] = ()  # models of folders
-    with_path: tuple[str, ...] = ()  # those of them whose record says where on this machine their base lies
-    digests: frozenset[str] = frozenset()  # of records and profiles that may travel
+    private: tuple[str, ...] = ()  # models that are private or gated on the Hub, or in no listing
+    local: tuple[str, ...] = ()  # models of local folders
+    with_path: tuple[str, ...] = ()  # local models whose record holds a path of this machine
+    digests: frozenset[str] = frozenset()  # of records and profiles that may be pushed
     skipped: int = 0
 
     def add(self, path: str, source: Path, part: str) -> FileEntry:
-        """One more file."""
+        """Add a file."""
         entry = FileEntry(path, source.stat().st_size, file_sha256(source), part)
         self.sources[path] = source
         self.manifest = replace(self.manifest, files=(*self.manifest.files, entry))
@@ -82,12 +82,12 @@ class Staged:
 
 @contextmanager
 def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
-    """What is published now, in a folder that goes when the block ends.
+    """The published generation in a folder that is removed when the block ends.
 
-    Raises AtlasError where there is no atlas, another push of it is going on, or a file is missing or damaged.
+    Raises AtlasError if there is no atlas, another push of it is running, or a file is missing or damaged.
     """
     folder = atlas.require().root / ".push"
-    with _alone(atlas, folder):
+    with _locked(atlas, folder):
         try:
             yield _stage(atlas, folder / "files", with_records)
         finally:
@@ -95,26 +95,26 @@ def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
 
 
 @contextmanager
-def _alone(atlas: AtlasFolder, folder: Path) -> Iterator[None]:
+def _locked(atlas: AtlasFolder, folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(exist_ok=True)
         handle = descriptor_of(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise AtlasError(
             f"{atlas.root} cannot be written to: {error.strerror}.",
-            "A push prepares its files there: copy the atlas to where you may write.",
+            "A push prepares its files there: copy the atlas to a writable folder.",
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(handle).st_nlink:  # the one before us has just taken it away
+        if not os.fstat(handle).st_nlink:  # another push has just removed it
             raise BlockingIOError
-        shutil.rmtree(folder / "files", ignore_errors=True)  # of one that was killed
+        shutil.rmtree(folder / "files", ignore_errors=True)  # left by a killed push
         try:
             yield
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError as error:
-        raise AtlasError(f"Another push of {atlas.root} is going on.", "Wait for it to finish.") from error
+        raise AtlasError(f"Another push of {atlas.root} is running.", "Wait for it to finish.") from error
     finally:
         os.close(handle)
 
@@ -126,13 +126,13 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         try:
             copied = _copied(atlas, folder)
             break
-        except FileNotFoundError as error:  # collected meanwhile: a newer generation is there
+        except FileNotFoundError as error:  # removed meanwhile by a newer generation
             if not left:
                 name = Path(str(error.filename)).name
                 raise AtlasError(f"The file {name} of the atlas is missing.", "Run: index verify") from error
     checksum = file_sha256(folder / _COPY)
     with failures_told(folder / DATABASE):
-        _write_anew(folder / _COPY, folder / DATABASE)
+        _rewrite(folder / _COPY, folder / DATABASE)
     (folder / _COPY).unlink()
     with Reading(folder / DATABASE) as connection:
         made = Staged(folder, replace(_manifest(connection), source=checksum))
@@ -158,12 +158,12 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
         made.add(path, source, ATLAS)
     if with_records:
         for base in made.manifest.commits:
-            _add_worked_from(atlas, base, made)
+            _add_inputs(atlas, base, made)
     return made
 
 
-def _add_worked_from(atlas: AtlasFolder, base: str, made: Staged) -> None:
-    """The listing of a base and its block matrices, what a build goes on from."""
+def _add_inputs(atlas: AtlasFolder, base: str, made: Staged) -> None:
+    """Add the listing of a base and its block matrices, which a build needs."""
     matrices = atlas.base(base, made.manifest.commits[base])
     if matrices.is_file():
         regular_status(matrices)
@@ -176,10 +176,10 @@ def _add_worked_from(atlas: AtlasFolder, base: str, made: Staged) -> None:
 
 
 def _listing_lines(listing: Listing) -> Iterator[Line]:
-    """A listing's models and what it was renamed from; no crawl, whose addresses may be those of a mirror.
+    """A listing's models and their former names, without crawls, whose addresses may be those of a mirror.
 
-    Names of models that were removed are left out, and so are those that were looked into and are not of this base:
-    these may be private ones of whoever crawled.
+    Removed models are left out, and so are models that were examined and do not belong to this base: they may be
+    private models of the person who crawled.
     """
     removed, listed = listing.removed, {model.id for model in listing.models()}
     for line in listing.as_lines():
@@ -191,11 +191,10 @@ def _listing_lines(listing: Listing) -> Iterator[Line]:
             yield line
 
 
-def _write_anew(copy: Path, target: Path) -> None:
-    """A database with all rows of ``copy``, a file beside it, but for what is no reader's business.
+def _rewrite(copy: Path, target: Path) -> None:
+    """Write a new database with the rows of ``copy`` that readers may see.
 
-    Deleted rows and replaced ones stay in a file that DuckDB writes to, until their place is needed. Raises
-    duckdb.Error.
+    DuckDB leaves deleted and replaced rows in a file until it needs their space. Raises duckdb.Error.
     """
     with attached_for_writing(target, beside={"published": copy}) as connection:
         use(connection)
@@ -212,7 +211,7 @@ def _write_anew(copy: Path, target: Path) -> None:
 
 
 def _copied(atlas: AtlasFolder, folder: Path) -> list[str]:
-    """The database, copied as it is, and what it names, linked or copied: their paths in the repository."""
+    """Copy the database and link the files it names; returns their paths in the repository."""
     copy_file(atlas.database, folder / _COPY, through_links=True)
     with Reading(folder / _COPY) as connection:
         named = named_files(connection)
@@ -222,12 +221,12 @@ def _copied(atlas: AtlasFolder, folder: Path) -> list[str]:
 
 
 def _check_named(connection: Connection, made: Staged) -> None:
-    """What the database says of a file has to be true: nobody could open the atlas otherwise."""
+    """Raise AtlasError if a file does not match its checksum in the database."""
     for one in named_files(connection):
         entry = made.manifest.file(one.path)
         if entry is None or entry.sha256 != one.sha256:
             raise AtlasError(
-                f"The file {one.path} is damaged: its checksum does not fit.", "Run `index rebuild` before a push."
+                f"The file {one.path} is damaged: its checksum does not match.", "Run `index rebuild` before a push."
             )
 
 

@@ -1,6 +1,6 @@
-"""The atlas as Parquet, for readers without this program: DuckDB, pandas, ``datasets``, the Hub's own viewer.
+"""The atlas as Parquet, for DuckDB, pandas, ``datasets`` and the Hub's viewer.
 
-Row groups are of a fixed size and rows sorted, so that what did not change stays the same bytes.
+Row groups have a fixed size and rows are sorted, so that unchanged rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VECTOR_ROWS = 1_000
 
 @dataclass(frozen=True)
 class Export:
-    """A table: ``name`` is its file and the ``config_name`` of the card; ``always``: written even where it is empty."""
+    """A table; ``name`` is its file and the card's ``config_name``. ``always``: written even if it is empty."""
 
     name: str
     says: str
@@ -37,7 +37,7 @@ EXPORTS = (
     Export("models", "indexed models with their datasets, flags and norms", "FROM models ORDER BY model_id", True),
     Export(
         "datasets",
-        "data sets that models name, as written and under one canonical name",
+        "datasets that models name, as written and under one canonical name",
         "SELECT model_id, base, model, dataset, named.parent, raw, source FROM model_datasets AS named "
         "JOIN fine_tunes USING (model_id) ORDER BY model_id, dataset, raw, source",
         True,
@@ -76,7 +76,7 @@ EXPORTS = (
 
 
 def write_tables(connection: Connection, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Write every table that is not empty below ``folder``: the paths in the repository, and the files."""
+    """Write every table that is not empty below ``folder``; yields paths in the repository and files."""
     for one in EXPORTS:
         path = f"data/{one.name}.parquet"
         if _write(connection, one.select, folder / path, is_needed=one.always):
@@ -94,8 +94,8 @@ def write_tables(connection: Connection, folder: Path) -> Iterator[tuple[str, Pa
 def write_vectors(connection: Connection, published: Published, root: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     """Write the vectors of one (base, representation): model_id, model, vector of a fixed length.
 
-    A file for each segment, of the segment's name: the next push sends those that are new. Raises AtlasError where a
-    file of the atlas in ``root`` is missing or damaged.
+    One file per segment, named after it, so that the next push sends only new ones. Raises AtlasError if a file of the
+    atlas in ``root`` is missing or damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -109,7 +109,7 @@ def write_vectors(connection: Connection, published: Published, root: Path, fold
         vectors = OpenSegment(root, segment).vectors()
         path = vectors_folder(published.base, published.representation) + f"{_digest(segment.file.name)}.parquet"
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        # Numbers of unit vectors do not compress, and dictionaries of them only cost time.
+        # Unit vectors do not compress, and dictionaries of them only cost time.
         with pq.ParquetWriter(folder / path, schema, use_dictionary=["model"], compression="none") as writer:
             for start in range(0, len(vectors), VECTOR_ROWS):
                 chosen = slice(start, start + VECTOR_ROWS)
@@ -124,17 +124,17 @@ def write_vectors(connection: Connection, published: Published, root: Path, fold
 
 
 def vectors_folder(base: str, representation: str) -> str:
-    """Where a push has the Parquet files of a representation's vectors."""
+    """The folder in the repository for the Parquet files of a representation's vectors."""
     return f"vectors/{file_name(base)}.{representation}/"
 
 
 def _digest(segment: str) -> str:
-    """The part of a segment's file name that tells it from others."""
+    """The part of a segment's file name that is unique."""
     return segment.removesuffix(".faiss").rpartition(".")[2]
 
 
 def _write(connection: Connection, select: str, path: Path, *, is_needed: bool) -> bool:
-    """Whether it was written: an empty table is only where it ``is_needed``."""
+    """Write a table, an empty one only if it ``is_needed``; returns whether it was written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -23,8 +23,16 @@ from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.untrusted import shown
 from indexer.weights.ahead import read_ahead
-from indexer.weights.checkpoint_config import read_adapter_config, read_config, refuse_quantised_tensors
-from indexer.weights.checkpoint_files import Choice, Kind, choose, choose_conversion, is_plain_name
+from indexer.weights.checkpoint_files import (
+    Choice,
+    Kind,
+    choose,
+    choose_conversion,
+    is_plain_name,
+    read_adapter_config,
+    read_config,
+    refuse_quantised_tensors,
+)
 from indexer.weights.repository import Repository, open_repository, open_revision, read_json_object
 from indexer.weights.safetensors_index import read_index
 from indexer.weights.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from indexer.deltas.spectrum import spectrum
+from indexer.deltas.svd import spectrum
 from indexer.records.energy import rank_at
 from scripts.bench.checkpoints import roberta_base
 from scripts.bench.measure import Repeats, Table, interleaved_over, one_thread, say

@@ -21,9 +21,9 @@ from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
 from indexer.publish.verification import verify
-from indexer.share.found import atlases_on_hub
 from indexer.share.packs import Pack, encode_index, unpack, write_pack
 from indexer.share.pull import pull
+from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.conftest import ROOT
 from tests.share.ground import NAME, atlas_content, publish_by_hand, pushed_files, shell_of
@@ -108,7 +108,7 @@ def test_what_is_there_is_compared_by_its_content(ann, atlas, tmp_path):
 def test_a_manifest_places_no_other_file_than_an_atlas_has(ann, atlas, tmp_path, path, part):
     made_by_hand(ann, atlas, {path: b"harm", "records/packs.json": b"{}"}, parts={path: part})
     got = AtlasFolder(tmp_path / "got")
-    assert "which is no file of an atlas" in refused(ann, got, with_records=True)
+    assert "which is not a file of an atlas" in refused(ann, got, with_records=True)
     assert is_untouched(got)
 
 
@@ -262,7 +262,7 @@ def test_what_was_published_damaged_is_told_to_whoever_pulls(ann, atlas, tmp_pat
         del files[path.name]
     publish_by_hand(ann.hub, NAME, files)
     got = AtlasFolder(tmp_path / "got")
-    assert "Ask whoever published it" in refused(ann, got)
+    assert "Ask its publisher" in refused(ann, got)
     assert is_untouched(got)
 
 
@@ -278,7 +278,7 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
         connection.execute(statement[column], [name])
     made_by_hand(ann, atlas)
     got = AtlasFolder(tmp_path / "got")
-    assert "which is no id on the Hub" in refused(ann, got)
+    assert "which is not a valid id on the Hub" in refused(ann, got)
     assert is_untouched(got)
 
 

@@ -13,8 +13,8 @@ from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
 from indexer.publish.verification import verify
-from indexer.share.found import atlases_on_hub
 from indexer.share.pull import pull
+from indexer.share.repository import atlases_on_hub
 from query import Atlas
 from tests.share.ground import NAME, atlas_content, publish_by_hand, pushed_files
 
@@ -85,7 +85,7 @@ def test_a_byte_that_flips_on_the_way_costs_a_second_try_and_then_the_pull(ann, 
     assert any("arrived damaged" in one for one in ann.said)
     assert got.database.is_file()
     ann.hub.faults.add(sha256, role="cdn", method="GET", replace_content=bytes(spoilt))
-    with pytest.raises(AtlasError, match="its checksum does not fit"):
+    with pytest.raises(AtlasError, match="its checksum does not match"):
         get(ann, tmp_path, folder="other")
     assert not (tmp_path / "other" / "atlas.duckdb").exists()
     ann.hub.faults.clear()
@@ -105,11 +105,11 @@ def test_a_strangers_database_is_refused_before_it_is_in_place(ann, atlas, tmp_p
 def test_what_cannot_be_pulled_is_told_in_one_line(ann, atlas, tmp_path):
     ann.hub.datasets.create("ann/data")
     for name, sentence in {
-        "ann/nothing": "The Hub knows no dataset ann/nothing",
-        "ann/data": "The dataset ann/data is no atlas",
-        "nothing": "names no atlas on the Hub",
-        "ann/../x": "names no atlas on the Hub",
-        f"{NAME}@-x": "is no tag",
+        "ann/nothing": "There is no dataset ann/nothing on the Hub",
+        "ann/data": "The dataset ann/data is not an atlas",
+        "nothing": "is not the name of an atlas on the Hub",
+        "ann/../x": "is not the name of an atlas on the Hub",
+        f"{NAME}@-x": "is not a valid tag",
     }.items():
         with pytest.raises(AtlasError, match=sentence):
             get(ann, tmp_path, name)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.deltas.spectrum import spectrum
-from indexer.deltas.svd import lora_svd, truncated_svd
+from indexer.deltas.svd import lora_svd, spectrum, truncated_svd
 from indexer.records.energy import rank_at
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 

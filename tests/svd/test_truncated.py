@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.deltas import svd
-from indexer.deltas.spectrum import spectrum
-from indexer.deltas.svd import Factors, lora_svd, truncated_svd
+from indexer.deltas.svd import Factors, lora_svd, spectrum, truncated_svd
 from indexer.records.identity import SVD_METHOD
 from tests.halves import a_few
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
