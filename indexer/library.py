@@ -198,9 +198,9 @@ def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagre
     there is no atlas.
     """
     if strict:
-        from indexer.publish.strictness import verify_strictly
+        from indexer.publish.deep_verification import verify_deeply
 
-        return verify_strictly(AtlasFolder(atlas))
+        return verify_deeply(AtlasFolder(atlas))
     from indexer.publish.verification import verify as verify_atlas
 
     return verify_atlas(AtlasFolder(atlas))

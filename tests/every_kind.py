@@ -12,7 +12,7 @@ from indexer.errors import Failed
 from indexer.listing.listing import Listing
 from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
 from indexer.publish.maintenance import represent
-from indexer.publish.told_lines import write_told
+from indexer.publish.stored_answers import write_lines
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
 from indexer.vectors.choice import IndexChoice
@@ -37,7 +37,7 @@ def make_every_kind(folder: Path) -> None:
     for number, row in enumerate(models, start=1):
         _profile(atlas, ProfileIdentity("fine_tune", row["model"], row["commit"], BASE, commit), number)
     parent = models[0]
-    write_told(
+    write_lines(
         atlas.lineage(BASE),
         [
             {

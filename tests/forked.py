@@ -213,7 +213,7 @@ def _serve(listening: socket.socket, until: int) -> None:
     one_tls_context()
     import_module("httpx2").Client().close()
     import_module("indexer.database.catalog").expected()  # what every command asks of schema.sql
-    import_module("indexer.publish.fitting").columns()
+    import_module("indexer.publish.validation").columns()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forks
     while True:
         ready, _, _ = select.select([listening, until], [], [])

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
 from indexer.publish.centring import Centring
-from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.neighbours import NeighbourTable
 from indexer.publish.null_similarity import renew_null_similarity
 from indexer.publish.tables import Tables
-from indexer.publish.uncentred import Uncentred
-from indexer.publish.vectors import PublishedVectors
+from indexer.publish.vectors import PublishedVectors, UncentredVectors
 from indexer.records.representation import representation_named
 from tests.empty_database import empty_database
 
@@ -71,14 +70,14 @@ def publish(
     for number, model in enumerate(models, first):
         _insert(connection, number, model)
     vectors = PublishedVectors(folder, tables, BASE, representation_named("input"), 8, say)
-    with Uncentred(folder, BASE, "input") as uncentred:
+    with UncentredVectors(folder, BASE, "input") as uncentred:
         for number, model in enumerate(models, first):
             uncentred.add(number, model.blocks.astype(np.float32).ravel(), model.group, len(model.blocks))
-        arranged = Centring(tables, vectors, say).arrange(uncentred, np.zeros(0, np.int64))
-    change = vectors.change(arranged.incoming, (), is_anew=arranged.is_anew)
+        writer, moved = Centring(tables, vectors, say).centred(uncentred, np.zeros(0, np.int64))
+    change = vectors.change(writer, (), is_anew=moved)
     if change is not None:
         NeighbourTable(tables, BASE, "input").change(change.index, change.added, change.removed)
-        if arranged.is_anew:
+        if moved:
             renew_null_similarity(tables, BASE, "input", change.index)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import duckdb
 
-from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.neighbours import NeighbourTable
 from indexer.publish.tables import Tables
-from indexer.publish.vectors import Change, Incoming, PublishedVectors
+from indexer.publish.vectors import Change, PublishedVectors, VectorWriter
 from indexer.records.representation import representation_named
 from indexer.vectors.choice import IndexChoice
 from indexer.vectors.segments import Vectors
@@ -24,7 +24,7 @@ def publish_vectors(
     published = PublishedVectors(
         folder, tables, base, representation, 8, (said if said is not None else []).append, choice
     )
-    incoming = Incoming(folder, base, representation)
+    incoming = VectorWriter(folder, base, representation)
     for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
         incoming.add(model_id, vector)
     change = published.change(incoming, stale)

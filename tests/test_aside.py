@@ -1,4 +1,4 @@
-"""One stranger's model must not stop a publish: what does not fit is set aside, by name and reason."""
+"""One stranger's model must not stop a publish: what does not fit is skipped, not published, by name and reason."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from indexer.cards.head import head_facts
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing
-from indexer.publish.fitting import MOST_CHARACTERS, MOST_ITEMS, Fitting, Misfit, plain_json
 from indexer.publish.maintenance import represent, status
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
-from indexer.publish.rows import Entry
-from indexer.publish.rows_that_fit import fitting_listing_rows, measured
+from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.tables import Tables
+from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, ColumnValidator, InvalidValue, plain_json
 from indexer.records.record import write_record
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import Outcome, RecordStore
@@ -157,7 +156,7 @@ def test_a_record_that_does_not_fit_is_set_aside_by_name(atlas, what):
     write_record(record, atlas.record(victim.record_key))
     said = publish_all(atlas, entries, afresh=True)
     assert victim.listed.id in said
-    assert said.count("set aside") == 1
+    assert said.count("skipped, not published") == 1
     with Reading(atlas.database) as connection:
         indexed = {row["id"] for row in connection.rows("SELECT id FROM models")}
         vectors = connection.rows("SELECT vectors FROM representations")[0]["vectors"]
@@ -166,7 +165,7 @@ def test_a_record_that_does_not_fit_is_set_aside_by_name(atlas, what):
     (failure,) = status(atlas)["failures"]
     assert (failure["reason"], failure["example_model"]) == ("does_not_fit", victim.listed.id)
     assert failure["example"]
-    assert "set aside" not in publish_all(atlas, entries)  # once; the row says it from now on
+    assert "skipped, not published" not in publish_all(atlas, entries)  # once; the row says it from now on
 
 
 def test_a_damaged_record_is_set_aside_too(atlas):
@@ -192,7 +191,7 @@ def test_a_count_of_labels_in_an_older_record_is_forgotten_and_nothing_else(atla
     store, entries = RecordStore(atlas), entries_of(atlas)
     record = store.read(entries[0].record_key)
     write_record(replace(record, head={**record.head, "label_count": 3 * 10**9}), atlas.record(entries[0].record_key))
-    assert "set aside" not in publish_all(atlas, entries, afresh=True)
+    assert "skipped, not published" not in publish_all(atlas, entries, afresh=True)
     with Reading(atlas.database) as connection:
         (row,) = connection.rows("SELECT label_count FROM models WHERE id = ?", (entries[0].listed.id,))
     assert row["label_count"] is None
@@ -219,20 +218,20 @@ def test_a_base_whose_config_is_no_json_is_published(atlas):
 
 
 def test_limits_are_those_of_the_schema():
-    fitting = Fitting()
+    validator = ColumnValidator()
     good = {"model_id": 2**31 - 1, "tag": "ü"}
-    fitting.check("tags", [good])
+    validator.check("tags", [good])
     for odd in (
         {"model_id": 2**31}, {"model_id": -(2**31) - 1}, {"model_id": True}, {"model_id": None}, {"model_id": 1.0},
         {"tag": None}, {"tag": "\ud800"}, {"tag": "\0"}, {"tag": 1}, {"tag": "x" * (MOST_CHARACTERS + 1)},
     ):  # fmt: skip
-        with pytest.raises(Misfit):
-            fitting.check("tags", [good, {**good, **odd}])
-        assert fitting.those_that_fit("tags", [good, {**good, **odd}]) == [good]
+        with pytest.raises(InvalidValue):
+            validator.check("tags", [good, {**good, **odd}])
+        assert validator.valid_rows("tags", [good, {**good, **odd}]) == [good]
     for odd in (math.nan, math.inf, 10**400, "1", 2**53 + 1, [1.0]):
-        with pytest.raises(Misfit):
-            fitting.check("evaluations", [{"value": odd}])
-    fitting.check("evaluations", [{"value": None}, {"value": 1}, {"value": -1e308}])
+        with pytest.raises(InvalidValue):
+            validator.check("evaluations", [{"value": odd}])
+    validator.check("evaluations", [{"value": None}, {"value": 1}, {"value": -1e308}])
 
 
 # What JSON can hold, and Python's idea of it.
@@ -289,13 +288,11 @@ def test_any_row_of_a_listing_can_be_published(tables, row, reason, detail, pare
     listed = ListedModel("eve/hostile", row, "finetune", "tag", str(parent)[:100], now, now)
     outcome = Outcome(None, "skipped", str(reason)[:100], str(detail)[:100], 1, "2024-01-01T00:00:00+00:00")  # type: ignore[arg-type]
     try:
-        rows = fitting_listing_rows(1, Entry(listed, BASE, "c" * 40, outcome=outcome), Fitting())
-    except Misfit:
+        rows = valid_listing_rows(1, Entry(listed, BASE, "c" * 40, outcome=outcome), ColumnValidator())
+    except InvalidValue:
         return
-    tables.insert("fine_tunes", [rows.fine_tune])
-    tables.insert("tags", rows.tags)
-    tables.insert("model_datasets", rows.datasets)
-    tables.insert("evaluations", rows.evaluations)
+    for table, found in rows.items():
+        tables.insert(table, found)
 
 
 @given(CONFIGS, st.dictionaries(st.sampled_from(["label_count", "label_names", "model_type", "problem_type"]), VALUES))
@@ -306,11 +303,11 @@ def test_any_head_can_be_published_or_is_a_misfit(tables, made_record, config, h
     for said, may_misfit in ((honest, False), ({**honest, **through_json(head)}, True)):
         write_record(replace(record, head=json.loads(json.dumps(plain_json(said)))), folder.record("ab" * 32))
         try:
-            found = measured(1, "ab" * 32, base, RecordStore(folder), Fitting(), [REPRESENTATIONS["input"]])
-        except Misfit:
+            found = record_rows(1, "ab" * 32, base, RecordStore(folder), ColumnValidator(), [REPRESENTATIONS["input"]])
+        except InvalidValue:
             assert may_misfit
             continue
-        for table, rows in found.rows.items():
+        for table, rows in found.tables.items():
             tables.insert(table, rows)
 
 

@@ -118,8 +118,8 @@ def test_every_representation_can_be_published_and_asked(atlas):
 
 CRASH = """
 import os, sys
-import indexer.publish.neighbour_table as neighbour_table
-import indexer.publish.sibling as sibling
+import indexer.publish.neighbours as neighbours
+import indexer.publish.staging as staging
 import indexer.publish.vectors as vectors
 from indexer.atlas import AtlasFolder
 from indexer.publish.maintenance import represent
@@ -130,15 +130,15 @@ if point == "vectors":
     real = vectors.write_segment
     vectors.write_segment = lambda *a, **o: (real(*a, **o), die())
 elif point == "neighbours":
-    neighbour_table.NeighbourTable.change = die
+    neighbours.NeighbourTable.change = die
 elif point == "commit":
-    sibling._put_in_place = die
+    staging._put_in_place = die
 elif point == "checksums":
-    real = sibling.note_coming
-    sibling.note_coming = lambda *a: (real(*a), die())
+    real = staging.note_coming
+    staging.note_coming = lambda *a: (real(*a), die())
 elif point == "renamed":
-    real = sibling._put_in_place
-    sibling._put_in_place = lambda *a: (real(*a), die())
+    real = staging._put_in_place
+    staging._put_in_place = lambda *a: (real(*a), die())
 folder = AtlasFolder(sys.argv[1])
 with folder.locked("crash"):
     represent(folder, "output")

@@ -9,8 +9,8 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.listing.listing import Listing
-from indexer.publish.lineage_table import read_lineage
 from indexer.publish.maintenance import represent
+from indexer.publish.stored_answers import LINEAGE, read_answers
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
 from scripts.loopback_hub import LoopbackHub
@@ -62,7 +62,7 @@ def test_twenty_flips_of_every_kind_of_file_are_found(atlas, kind):
 @pytest.mark.parametrize("kind", ["listing", "outcome", "lineage", "checksums"])
 def test_every_byte_of_a_small_file_counts(atlas, kind):
     """Where a file is text, each byte is tried, so that no name of a key and no last character is left out."""
-    from indexer.publish.database_checksum import damage
+    from indexer.publish.staging import damage
 
     path = files_by_kind(atlas)[kind][0]
     content = path.read_bytes()
@@ -78,7 +78,7 @@ def test_every_byte_of_a_small_file_counts(atlas, kind):
             elif kind == "outcome":
                 is_found = RecordStore(atlas).outcome(path.stem) is None
             elif kind == "lineage":
-                is_found = bool(read_lineage(path)[1])
+                is_found = bool(read_answers(LINEAGE, path)[1])
             else:
                 is_found = damage(atlas) is not None
             if not is_found:

@@ -16,9 +16,9 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
-from indexer.publish import sibling
+from indexer.publish import staging
 from indexer.publish.maintenance import represent
-from indexer.publish.neighbour_table import NeighbourTable
+from indexer.publish.neighbours import NeighbourTable
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
@@ -196,12 +196,12 @@ def test_a_build_publishes_as_it_goes(made, tmp_path, monkeypatch):
 def test_a_database_that_is_mostly_holes_is_written_anew(atlas, monkeypatch):
     atlas.publish(*atlas.entries)
     before = atlas.tables()
-    monkeypatch.setattr("indexer.publish.sibling.BLOATED_BYTES", 0)
+    monkeypatch.setattr("indexer.publish.staging.BLOATED_BYTES", 0)
     comments = "SELECT count(*), count(comment) FROM duckdb_columns() WHERE NOT internal"
     with Reading(atlas.folder.database) as connection:
         commented = connection.execute(comments).fetchall()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexer.publish.sibling._compact", lambda *_: pytest.fail("there are no holes yet"))
+        patch.setattr("indexer.publish.staging._compact", lambda *_: pytest.fail("there are no holes yet"))
         atlas.publish()
     bloat(atlas)
     large = atlas.folder.database.stat().st_size
@@ -298,12 +298,12 @@ def fail_to_copy(*_):
 
 
 def test_the_database_is_held_to_the_memory_it_is_given_and_takes_more_where_it_must(atlas, monkeypatch):
-    with sibling.private_copy(atlas.folder, False, 300 << 20) as copy:
+    with staging.staged_database(atlas.folder, False, 300 << 20) as copy:
         assert copy.connection.execute("SELECT current_setting('memory_limit')").fetchall() == [("300.0 MiB",)]
     said = []
     atlas.publish(*atlas.entries[:6], memory=1, say=said.append)
     assert said == []
-    monkeypatch.setattr(sibling, "LEAST_MEMORY", 1 << 20)
+    monkeypatch.setattr(staging, "LEAST_MEMORY", 1 << 20)
     atlas.publish(*atlas.entries, memory=1, say=said.append)
     assert said[0] == "the database does not fit into what --memory leaves for publishing, and takes more"
     assert verify(atlas.folder) == []

@@ -12,7 +12,7 @@ from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.publish.maintenance import rebuild
-from indexer.publish.told_lines import write_told as write_lines
+from indexer.publish.stored_answers import write_lines
 from indexer.publish.verification import verify
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub

@@ -28,7 +28,7 @@ from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
 from indexer.network.hub import BaseFacts
 from indexer.network.rate_limit import limit_bandwidth
-from indexer.publish.kept_rank import held
+from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
@@ -200,7 +200,7 @@ class Build:
     def _vector_length(self) -> int | None:
         """About how many numbers a vector should have: as asked for, else as published."""
         asked = self.options.index.budget if self.options.index else None
-        found = held(self.folder, self.facts.id)
+        found = published_rank(self.folder, self.facts.id)
         return asked or (found.budget if found is not None else None)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:

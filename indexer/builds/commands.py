@@ -28,7 +28,7 @@ from indexer.machine import check_device
 from indexer.names import ModelRef, is_hub_id, is_local_id, without_address
 from indexer.network.hub import BaseFacts, model_row, resolve_base, unknown_model
 from indexer.network.session import install_session
-from indexer.publish.kept_rank import check_rank, held, rank_to_publish
+from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
 from indexer.storage.atomic_files import remove_leftovers
 
 
@@ -306,7 +306,7 @@ def _publish(
     build.superseded = move_records(build.store, base.base, listing.renamed)
     entries = [one.entry for one in build.plan()]
     counts = Counter(entry.status for entry in entries)
-    before = held(folder, base.base)
+    before = published_rank(folder, base.base)
     if before is not None and not counts["indexed"]:
         raise AtlasError(
             f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "

@@ -15,7 +15,7 @@ from indexer.names import ModelRef, nearest
 from indexer.profiles.store import ProfileStore
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
-from indexer.publish.told import forget_in_lines
+from indexer.publish.stored_answers import forget_answers
 from indexer.records.store import RecordStore
 
 
@@ -32,7 +32,7 @@ def remove_model(atlas: str, model: str, base: str | None = None, *, keep_record
         records = 0
         for canonical in found:
             Listing(folder.listing(canonical)).remove(name)
-            forget_in_lines(folder, canonical, name)
+            forget_answers(folder, canonical, name)
             _remove_profiles(folder, canonical, name)
             _publish_without(folder, canonical, name)
             if not keep_record:

@@ -67,10 +67,10 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
 def verify(context: click.Context, strict: bool, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
     from indexer.atlas import AtlasFolder
-    from indexer.publish.strictness import verify_strictly
+    from indexer.publish.deep_verification import verify_deeply
     from indexer.publish.verification import verify as verify_atlas
 
-    found = verify_strictly(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
+    found = verify_deeply(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
     rows = [one.as_row() | {"problem": as_typed(one.problem)} for one in found]
     emit(
         rows if output in ROWS else {"ok": not found, "disagreements": rows},

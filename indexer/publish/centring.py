@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.publish.tables import Tables
-from indexer.publish.uncentred import Uncentred
-from indexer.publish.vectors import Incoming, PublishedVectors
+from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
 from indexer.vectors.centre import (
     ADAPTER,
     FEW_MODELS,
@@ -56,14 +55,6 @@ class _Known:
         return self.author if group in GROUPS or not self.datasets else f"data {' '.join(self.datasets)}"
 
 
-@dataclass(frozen=True, eq=False)
-class Arranged:
-    """Centred vectors for a segment; ``is_anew``: they are all vectors of the base, in place of those before."""
-
-    incoming: Incoming
-    is_anew: bool
-
-
 class Centring:
     """The centre of one (base, representation), as a publish finds and moves it."""
 
@@ -72,29 +63,29 @@ class Centring:
         self.key = [vectors.base, vectors.representation.name]
         self.stored = None if vectors.is_new else read_centre(tables.connection, *self.key)
 
-    def arrange(self, uncentred: Uncentred, stale: Ids) -> Arranged:
-        """Centre what came in, and where the centre moves what was there before; ``stale`` ids count no more."""
+    def centred(self, uncentred: UncentredVectors, stale: Ids) -> tuple[VectorWriter, bool]:
+        """The centred new vectors; if the centre moves (True) all others too, but not those of the ``stale`` ids."""
         known = self._known()
         gone = np.union1d(stale, np.array(uncentred.ids, dtype=np.int64))
         held = np.setdiff1d(self.vectors.ids(), gone)
         members = self._members(known, held, uncentred)
         due = self._due(members, known)
         if not uncentred.length and self.stored is None:
-            return Arranged(self._incoming(None, 0), is_anew=False)
+            return self._writer(None, 0), False
         if not due and self.stored is not None:
-            incoming = self._incoming(self.stored.version, self._shape(uncentred)[0])
-            self._add(incoming, self.stored, uncentred, known)
-            return Arranged(incoming, is_anew=False)
+            writer = self._writer(self.stored.version, self._shape(uncentred)[0])
+            self._add(writer, self.stored, uncentred, known)
+            return writer, False
         centre = self._moved(members, due, uncentred, known, gone)
-        incoming = self._incoming(centre.version, self._shape(uncentred)[0])
+        writer = self._writer(centre.version, self._shape(uncentred)[0])
         for ids, before, vectors in self._held(known, gone):
             assert self.stored is not None
             for group, chosen in _by_group(_groups_of(ids, known, centre)):
                 mine = vectors[chosen]
                 if group in due or group != before:
                     mine = centre.centred(self.stored.uncentred(mine, before), group)
-                incoming.take(ids[chosen], mine)
-        self._add(incoming, centre, uncentred, known)
+                writer.add_all(ids[chosen], mine)
+        self._add(writer, centre, uncentred, known)
         self._write(centre, members, due, known)
         if len(held):
             named = [_PLURAL[name] for name in due if name in GROUPS]
@@ -103,12 +94,12 @@ class Centring:
                 f"{self.key[0]}, {self.key[1]}: the centre of the {moved} moves, as there are half as many more: "
                 f"all {len(held) + len(uncentred.ids):,} vectors are written anew"
             )
-        return Arranged(incoming, is_anew=True)
+        return writer, True
 
-    def _incoming(self, version: str | None, blocks: int) -> Incoming:
-        return Incoming(self.vectors.root, self.key[0], self.vectors.representation, version, blocks)
+    def _writer(self, version: str | None, blocks: int) -> VectorWriter:
+        return VectorWriter(self.vectors.root, self.key[0], self.vectors.representation, version, blocks)
 
-    def _shape(self, uncentred: Uncentred) -> tuple[int, int]:
+    def _shape(self, uncentred: UncentredVectors) -> tuple[int, int]:
         """Blocks of a vector, and numbers of a block."""
         if self.stored is not None:
             first = next(iter(self.stored.groups.values())).blocks
@@ -137,7 +128,7 @@ class Centring:
         }
 
     @staticmethod
-    def _members(known: dict[int, _Known], held: Ids, uncentred: Uncentred) -> dict[str, Ids]:
+    def _members(known: dict[int, _Known], held: Ids, uncentred: UncentredVectors) -> dict[str, Ids]:
         """Ids (ascending) of the models of each group whose votes count; an adapter may be in two."""
         found: dict[str, list[int]] = {group: [] for group in GROUPS}
         for one in sorted([*held.tolist(), *uncentred.ids]):
@@ -149,7 +140,12 @@ class Centring:
         return {group: np.array(ids, dtype=np.int64) for group, ids in found.items()}
 
     def _moved(
-        self, members: dict[str, Ids], due: Sequence[str], uncentred: Uncentred, known: dict[int, _Known], gone: Ids
+        self,
+        members: dict[str, Ids],
+        due: Sequence[str],
+        uncentred: UncentredVectors,
+        known: dict[int, _Known],
+        gone: Ids,
     ) -> Centre:
         """The centre with those of the groups that are ``due`` made anew."""
         count, length = self._shape(uncentred)
@@ -169,7 +165,7 @@ class Centring:
             uncentred_ones = self.stored.uncentred(vectors, before)
             for mean in means.values():
                 mean.add(ids, uncentred_ones)
-        for ids, _, vectors in uncentred.stretches():
+        for ids, _, vectors in uncentred.chunks():
             for mean in means.values():
                 mean.add(ids, vectors)
         stored = self.stored.groups if self.stored is not None else {}
@@ -192,11 +188,11 @@ class Centring:
                         yield block.ids[mine], group, block.matrix[mine]
 
     @staticmethod
-    def _add(incoming: Incoming, centre: Centre, uncentred: Uncentred, known: dict[int, _Known]) -> None:
-        for ids, _, vectors in uncentred.stretches():
+    def _add(writer: VectorWriter, centre: Centre, uncentred: UncentredVectors, known: dict[int, _Known]) -> None:
+        for ids, _, vectors in uncentred.chunks():
             for group, chosen in _by_group(_groups_of(ids, known, centre)):
                 if group:
-                    incoming.take(ids[chosen], centre.centred(vectors[chosen], group))
+                    writer.add_all(ids[chosen], centre.centred(vectors[chosen], group))
 
     def _write(self, centre: Centre, members: dict[str, Ids], due: Sequence[str], known: dict[int, _Known]) -> None:
         base, name = self.key

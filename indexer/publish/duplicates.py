@@ -1,15 +1,27 @@
-"""Duplicates: models that were uploaded before, byte for byte or in another file format."""
+"""Duplicates: models that were uploaded before, byte for byte or in another file format.
+
+After a change only pairs that contain a changed model are compared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+
+import numpy as np
+
+from indexer.errors import AtlasError
+from indexer.publish.tables import Tables
+from indexer.records.difference import difference_of, norms_fit, relative_difference
+from indexer.records.signature import alike, signatures_from
+from indexer.records.store import RecordStore
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What decides whether two models are one, and which of them came first."""
+    """What decides whether two models are duplicates, and which of them came first."""
 
     model_id: int
     created: datetime | None
@@ -17,7 +29,7 @@ class Upload:
 
 
 class UnionFind:
-    """Models put together two by two (union–find; Galler & Fischer, 1964), those of equal file hashes to begin with."""
+    """Union–find (Galler & Fischer, 1964), initialised with the models of equal file hashes."""
 
     def __init__(self, uploads: Sequence[Upload]) -> None:
         self._leader = {upload.model_id: upload.model_id for upload in uploads}
@@ -27,18 +39,18 @@ class UnionFind:
                 self.join(upload.model_id, seen.setdefault(upload.file_hashes, upload.model_id))
 
     def find(self, model_id: int) -> int:
-        """The model that stands for this one's group."""
+        """The representative of the group of a model."""
         while self._leader[model_id] != model_id:
             self._leader[model_id] = self._leader[self._leader[model_id]]
             model_id = self._leader[model_id]
         return model_id
 
     def join(self, one: int, other: int) -> None:
-        """Put two groups together."""
+        """Merge two groups."""
         self._leader[self.find(other)] = self.find(one)
 
     def are_together(self, one: int, other: int) -> bool:
-        """Whether two models are in one group."""
+        """Whether two models are in the same group."""
         return self.find(one) == self.find(other)
 
 
@@ -47,8 +59,8 @@ def find_duplicates(
 ) -> dict[int, int]:
     """Map each member of a group of duplicates to the model_id of the group's earliest upload.
 
-    Two models are duplicates where their weight files have the same hashes, or where their changes, compared matrix
-    by matrix, differ by no more than ``within``. Unique models do not appear.
+    Two models are duplicates if their weight files have the same hashes, or if their deltas, compared matrix by
+    matrix, differ by at most ``within``. Unique models are not in the result.
     """
     groups = UnionFind(uploads)
     known = {upload.model_id for upload in uploads}
@@ -69,3 +81,105 @@ def find_duplicates(
 def _age(upload: Upload) -> tuple[bool, float, int]:
     created = upload.created
     return (created is None, created.timestamp() if created else 0.0, upload.model_id)
+
+
+class DuplicateGroups:
+    """The duplicate groups of one base. ``within``: the largest difference between duplicates."""
+
+    def __init__(self, tables: Tables, store: RecordStore, base: str, within: float) -> None:
+        self.tables = tables
+        self.base = base
+        self.within = within
+        self.read = lru_cache(maxsize=64)(store.read)
+
+    def members_with(self, model_ids: Sequence[int]) -> set[int]:
+        """These models and the current members of their groups, which a change may split."""
+        if not model_ids:
+            return set()
+        with self.tables.listed(model_ids):
+            rows = self.tables.rows(
+                "SELECT model_id FROM records WHERE duplicate_group IN (SELECT duplicate_group FROM records "
+                "WHERE model_id IN (SELECT model_id FROM listed))"
+            )
+        return {*model_ids, *(model_id for (model_id,) in rows)}
+
+    def renew(self, touched: Iterable[int]) -> None:
+        """Compare the ``touched`` models with similar ones, and rewrite the groups."""
+        uploads = [
+            Upload(model_id, created, tuple(sorted(hashes)) if hashes and all(hashes) else ())
+            for model_id, created, hashes in self.tables.rows(
+                "SELECT model_id, created, list_transform(weight_files, lambda f: f.sha256) FROM records "
+                "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy ORDER BY model_id",
+                [self.base],
+            )
+        ]
+        model_ids = sorted(touched)
+        self._forget(model_ids)
+        self._compare(model_ids, UnionFind(uploads))
+        compared = self.tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
+        self._write(find_duplicates(uploads, compared, self.within))
+
+    def _forget(self, model_ids: Sequence[int]) -> None:
+        with self.tables.listed(model_ids):
+            self.tables.run(
+                "DELETE FROM internal.compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
+                "OR other_id IN (SELECT model_id FROM listed)"
+            )
+
+    def _compare(self, model_ids: Sequence[int], groups: UnionFind) -> None:
+        """Store the difference of similar pairs, except within a group: reading records is slow."""
+        found = []
+        for one, other, first_key, second_key in self._near_pairs(model_ids):
+            if groups.are_together(one, other):
+                continue
+            try:
+                difference = difference_of(self.read(first_key), self.read(second_key))
+            except AtlasError:  # `index verify` reports a damaged record; it must not stop the publish
+                continue
+            found.append({"model_id": one, "other_id": other, "difference": difference})
+            if difference <= self.within:
+                groups.join(one, other)
+        self.tables.insert("internal.compared_deltas", found)
+
+    def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, str]]:
+        """(model id, other id, their records) with similar signatures and norms; each pair once, smaller id first."""
+        rows = self.tables.rows(
+            "SELECT model_id, fine_tunes.record_key, signature, delta_norm, "
+            "coalesce(delta_norm / nullif(relative_norm, 0), 0) FROM records JOIN fine_tunes USING (model_id) "
+            "WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
+            [self.base],
+        )
+        if not rows:
+            return []
+        touched = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
+        found = set()
+        for mine, others in alike(signatures_from([row[2] for row in rows]), touched):
+            for one, other in zip(mine.tolist(), others.tolist(), strict=True):
+                first, second = rows[min(one, other)], rows[max(one, other)]
+                is_near = relative_difference(first[3], second[3]) <= self.within
+                if is_near or norms_fit(first[3], second[3], first[4]):
+                    found.add((first[0], second[0], first[1], second[1]))
+        return sorted(found)
+
+    def _write(self, groups: dict[int, int]) -> None:
+        """Update only the rows that change."""
+        self.tables.connection.register("groups", _table(groups))
+        self.tables.run(
+            "UPDATE records SET duplicate_group = found.first, "
+            "duplicate_of = CASE WHEN found.first <> records.model_id THEN found.first END "
+            "FROM (SELECT model_id, first FROM fine_tunes LEFT JOIN groups USING (model_id) WHERE base = ?) AS found "
+            "WHERE records.model_id = found.model_id AND records.duplicate_group IS DISTINCT FROM found.first",
+            [self.base],
+        )
+        self.tables.connection.unregister("groups")
+
+
+def _table(groups: dict[int, int]) -> object:
+    import pyarrow
+
+    return pyarrow.table(
+        {
+            "model_id": pyarrow.array(list(groups), pyarrow.int32()),
+            "first": pyarrow.array(list(groups.values()), pyarrow.int32()),
+        }
+    )

@@ -14,10 +14,15 @@ from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
-from indexer.publish.kept_rank import USUAL_RANK, held
+from indexer.publish.previous_atlas import (
+    USUAL_RANK,
+    PreviousAtlas,
+    known_models,
+    published_rank,
+    rebuild_refused,
+)
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
-from indexer.publish.remembered import Before, known_models, refuse
 from indexer.publish.rows import Entry
 from indexer.records.representation import representation_named
 from indexer.records.store import Kept, Outcome, RecordStore, standing
@@ -75,7 +80,7 @@ def rebuild(
     *,
     force: bool = False,
     index: IndexChange | None = None,
-    before: Before | None = None,
+    before: PreviousAtlas | None = None,
 ) -> dict[str, Any]:
     """Make the database and every FAISS file again, from listings, bases and records alone.
 
@@ -87,17 +92,17 @@ def rebuild(
     left would be less than there was; nothing is changed then. ``index``: other vectors than there were, or another
     index of them. The caller holds the writer's lock.
     """
-    before = Before.read(folder) if before is None else before
+    before = PreviousAtlas.read(folder) if before is None else before
     found = _read_store(folder, progress)
     works = [_rework(folder, base, found, before, index) for base in _newest_bases(folder)]
     entries = [entry for work in works for entry in work.publication.entries]
-    lost = before.lost_by(entries, found.damaged)
+    lost = before.missing_after(entries, found.damaged)
     published = {work.publication.base.base for work in works}
     without_base = {base for base, _ in before.models} | found.records.keys()
     without_base -= published
     lost += [(base, one.identity.model) for base in sorted(without_base) for one in found.records.get(base, ())]
     if lost and not force:
-        raise refuse(list(dict.fromkeys(lost)), without_base, folder.root)
+        raise rebuild_refused(list(dict.fromkeys(lost)), without_base, folder.root)
     if not works:
         raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
     for work in works:
@@ -170,7 +175,9 @@ class _Rework:
             )
 
 
-def _rework(folder: AtlasFolder, base: StoredBase, found: _Found, before: Before, index: IndexChange | None) -> _Rework:
+def _rework(
+    folder: AtlasFolder, base: StoredBase, found: _Found, before: PreviousAtlas, index: IndexChange | None
+) -> _Rework:
     listing = Listing(folder.listing(base.base))
     records = [one for one in found.records.get(base.base, []) if one.identity.base_commit == base.commit]
     outcomes = found.outcomes.get(base.base, [])
@@ -233,7 +240,7 @@ def represent(
 def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[Kept]) -> int:
     """The rank that is published where there are records of it, else that of most records: two never mix."""
     ranks = Counter(one.identity.spec.rank for one in found)
-    published = held(folder, base.base)
+    published = published_rank(folder, base.base)
     if published is not None and published.rank in ranks:
         return published.rank
     return max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)

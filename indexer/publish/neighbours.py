@@ -1,4 +1,7 @@
-"""Exact nearest neighbours, tile by tile, ties by id: of some models, and whom they push out of others' lists."""
+"""The table neighbours: exact nearest neighbours, of which a publish updates only the lists that change.
+
+Similarities are computed in tiles, with ties broken by id; for new models also which existing lists they enter.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.atlas import NEIGHBOURS
+from indexer.publish.tables import Tables
 from indexer.vectors.masks import Masks
-from indexer.vectors.search import TIE_DIGITS
-from indexer.vectors.segments import OpenSegment, Vectors, rows_of_block
+from indexer.vectors.search import TIE_DIGITS, VectorIndex
+from indexer.vectors.segments import OpenSegment, Vectors, blocks, rows_of_block
 
-# The similarity matrix is computed in tiles of at most so many rows and columns: 32 MB. Of many rows each stored vector
-# is widened from 16 bits once for all; with 167 instead of 2,044 that takes as long as the products.
+# If the share of new models is larger, all lists are recomputed: most of them change anyway.
+MOST_NEW = 0.5
+
+# Largest tile of the similarity matrix: 32 MB. With many rows a stored vector is widened from 16 bits only once for
+# all of them; with 167 rows instead of 2,044 the widening takes as long as the products.
 ROWS = 2048
 COLUMNS = 4096
 
-# Bytes of stored vectors that are multiplied at once.
+# Bytes of stored vectors that are multiplied at a time.
 COPIED_BYTES = 32 << 20
 
-# Pairs kept for each place of a list before those that fell out are dropped.
+# Candidate pairs per list entry that are collected before the worse ones are dropped.
 SLACK = 4
 
-# A similarity below all there are: of a list that is not full.
+# Below every similarity: the last entry of a list that is not full.
 _NOT_FULL = -2.0
 
-# Similarities this near to each other may be ties after rounding.
+# Similarities this close to each other may be ties after rounding.
 _NEAR = 2 * 10.0**-TIE_DIGITS
+
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Who is near whom: three columns of equal length."""
+    """Pairs of similar models: three columns of equal length."""
 
     owner: NDArray[np.int64]
     neighbour: NDArray[np.int64]
@@ -40,7 +50,7 @@ class Pairs:
 
     @classmethod
     def together(cls, parts: Iterable[Pairs]) -> Pairs:
-        """All pairs of several."""
+        """Concatenate the pairs of all parts."""
         parts = [cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)), *parts]
         return cls(
             np.concatenate([part.owner for part in parts]),
@@ -49,7 +59,7 @@ class Pairs:
         )
 
     def first(self, k: int) -> tuple[Pairs, NDArray[np.int32]]:
-        """The k nearest of each owner, by owner and nearness, ties by id; and their ranks from 1.
+        """The k nearest of each owner, sorted by owner and rank with ties broken by id; and the ranks, from 1.
 
         Equal vectors can differ in the last bits of their products, so similarities that agree to TIE_DIGITS
         digits are ties.
@@ -67,14 +77,14 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Known:
-    """Lists that exist: their owners (ascending), and how near the last entry of each full list is (else −inf)."""
+    """Existing lists: their owners (ascending) and the similarity of the last entry (−2 if the list is not full)."""
 
     owners: NDArray[np.int64]
     last: NDArray[np.float32]
 
 
 def rows_at_once(length: int) -> int:
-    """Rows of the similarity matrix of vectors of ``length`` numbers that are computed at once."""
+    """Rows per tile of the similarity matrix, for vectors of ``length`` numbers."""
     return min(ROWS, rows_of_block(length))
 
 
@@ -104,10 +114,10 @@ class _Columns:
 def nearest(
     segments: Sequence[OpenSegment], asked: Iterable[Vectors], k: int, known: Known | None = None
 ) -> tuple[Pairs, Pairs]:
-    """The k nearest others of every asked vector; and, for lists that are ``known``, the asked ones that enter them.
+    """The k nearest neighbours of every asked vector; and for ``known`` lists, the asked models that enter them.
 
-    The second are pairs (owner of a known list, asked model) not farther than the list's last entry; asked models
-    have no known lists.
+    The latter are pairs (owner of a known list, asked model) at least as similar as the last entry of the list. Asked
+    models have no known lists.
     """
     columns = _Columns(segments)
     edges = _edges(columns, known) if known is not None else None
@@ -125,12 +135,12 @@ def nearest(
 
 
 def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
-    """(columns,) how near a model must be to enter that column's list; infinite where there is no list to enter."""
+    """(columns,) the similarity needed to enter the list of each column; infinite if there is no known list."""
     edges = np.full(len(columns.ids), np.inf, dtype=np.float32)
     if len(known.owners):
         places = np.searchsorted(known.owners, columns.ids).clip(max=len(known.owners) - 1)
         is_known = (known.owners[places] == columns.ids) & ~columns.is_gone
-        # Not −inf, which is what no neighbour at all looks like.
+        # Not −inf, which marks pairs that are not neighbours.
         edges[is_known] = np.maximum(known.last[places[is_known]] - _NEAR, _NOT_FULL)
     return edges
 
@@ -138,7 +148,7 @@ def _edges(columns: _Columns, known: Known) -> NDArray[np.float32]:
 def _tiles(
     block: Vectors, segments: Sequence[OpenSegment], columns: _Columns
 ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Columns and the (block, these) similarities; −inf where a column counts no more or is the row itself."""
+    """Columns and the (block, columns) similarities, −inf for removed vectors and for a model with itself."""
     length = block.matrix.shape[1]
     step = max(1, min(COLUMNS, COPIED_BYTES // (4 * length)))
     aligned = np.empty((step, length), dtype=np.float32)
@@ -149,7 +159,7 @@ def _tiles(
         for start in range(0, len(one.stored), step):
             stored = one.stored.matrix[start : start + step]
             tile = slice(before + start, before + start + len(stored))
-            # In a FAISS file numbers lie at odd places: NumPy would copy the whole of them for each product.
+            # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
             np.copyto(aligned[: len(stored)], stored)
             similarities = block.matrix @ aligned[: len(stored)].T
             if columns.masks.blocks:
@@ -163,7 +173,7 @@ def _tiles(
 
 
 class _Lists:
-    """The k nearest of each of the models ``ids`` (n,), of the tiles of similarities that were taken so far."""
+    """The k nearest of each of the models ``ids`` (n,) among the tiles seen so far."""
 
     def __init__(self, ids: NDArray[np.int64], k: int) -> None:
         self._ids = ids
@@ -185,13 +195,119 @@ class _Lists:
             self._drop()
 
     def _drop(self) -> None:
-        """Keep the lists alone; from now on only what is as near as the last of a full one counts."""
+        """Drop all but the k nearest; from now on pairs must be as similar as the last entry of a full list."""
         found, rank = Pairs.together(self._found).first(self._k)
         last = rank == self._k
         self._edges[found.owner[last], 0] = found.similarity[last] - _NEAR
         self._found, self._count = [found], len(rank)
 
     def pairs(self) -> Pairs:
-        """The lists, by owner and nearness."""
+        """The lists, sorted by owner and rank."""
         found, _ = Pairs.together(self._found).first(self._k)
         return Pairs(self._ids[found.owner], found.neighbour, found.similarity)
+
+
+class NeighbourTable:
+    """The lists of one base and representation."""
+
+    def __init__(self, tables: Tables, base: str, representation: str) -> None:
+        self.tables = tables
+        self.base = base
+        self.representation = representation
+
+    def change(self, index: VectorIndex, added: Ids, removed: Ids) -> None:
+        """Update the lists to the vectors in ``index``.
+
+        ``added``: models with a new vector. ``removed``: models whose former vector is no longer valid (a replaced
+        vector is both). Their own lists are rewritten, and so are lists that name a removed model or that an added
+        model enters; no others.
+        """
+        if len(added) > MOST_NEW * len(index):
+            self._write_all(index.segments, index.length)
+            return
+        again = np.union1d(added, np.setdiff1d(self._owners_naming(removed), removed))
+        lists, entering = self._computed(index, again, added)
+        changed = self._with_entering(entering)
+        self._replace(np.unique(np.concatenate([again, removed, changed.owner])), Pairs.together([lists, changed]))
+
+    def _write_all(self, segments: Sequence[OpenSegment], length: int) -> None:
+        """Rewrite every list block by block, so that memory stays bounded."""
+        self.tables.run(
+            "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
+            "(SELECT model_id FROM fine_tunes WHERE base = ?)",
+            [self.representation, self.base],
+        )
+        for block in blocks((one.vectors() for one in segments), rows_at_once(length)):
+            lists, _ = nearest(segments, [block], NEIGHBOURS)
+            self._insert(lists)
+
+    def _owners_naming(self, removed: Ids) -> Ids:
+        if not len(removed):
+            return np.zeros(0, dtype=np.int64)
+        with self.tables.listed(removed):
+            found = self.tables.arrays(
+                "SELECT DISTINCT model_id::BIGINT AS model_id FROM neighbours WHERE representation = ? "
+                "AND neighbour_id IN (SELECT model_id FROM listed)",
+                [self.representation],
+            )
+        return np.sort(found["model_id"])
+
+    def _computed(self, index: VectorIndex, again: Ids, added: Ids) -> tuple[Pairs, Pairs]:
+        """The lists of the models ``again``, and which of the ``added`` models enter the lists of others."""
+        others = self._known(again)
+        step = rows_at_once(index.length)
+        lists, entering = [], []
+        for chosen, known in ((added, others), (np.setdiff1d(again, added), None)):
+            asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
+            found, pushed = nearest(index.segments, asked, NEIGHBOURS, known)
+            lists.append(found)
+            entering.append(pushed)
+        return Pairs.together(lists), Pairs.together(entering)
+
+    def _known(self, again: Ids) -> Known:
+        """The lists that are not recomputed. A model without neighbours has no rows yet."""
+        found = self.tables.arrays(
+            "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
+            "ELSE min(similarity) END::FLOAT AS last FROM (SELECT model_id FROM fine_tunes WHERE base = ?) AS owners "
+            "LEFT JOIN (FROM neighbours WHERE representation = ?) AS lists USING (model_id) "
+            "GROUP BY ALL ORDER BY ALL",
+            [NEIGHBOURS, self.base, self.representation],
+        )
+        stays = np.isin(found["model_id"], again, invert=True)
+        return Known(found["model_id"][stays], found["last"][stays])
+
+    def _with_entering(self, entering: Pairs) -> Pairs:
+        """The complete new lists that the pairs enter (a tie with the last entry may not enter)."""
+        if not len(entering.owner):
+            return entering
+        with self.tables.listed(np.unique(entering.owner)):
+            old = self.tables.arrays(
+                "SELECT model_id::BIGINT AS owner, neighbour_id::BIGINT AS neighbour, similarity FROM neighbours "
+                "WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
+                [self.representation],
+            )
+        lists, _ = Pairs.together([Pairs(**old), entering]).first(NEIGHBOURS)
+        entered = np.unique(lists.owner[np.isin(lists.neighbour, entering.neighbour)])
+        is_changed = np.isin(lists.owner, entered)
+        return Pairs(lists.owner[is_changed], lists.neighbour[is_changed], lists.similarity[is_changed])
+
+    def _replace(self, owners: Ids, lists: Pairs) -> None:
+        with self.tables.listed(owners):
+            self.tables.run(
+                "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
+                [self.representation],
+            )
+        self._insert(lists)
+
+    def _insert(self, lists: Pairs) -> None:
+        pairs, rank = lists.first(NEIGHBOURS)
+        self.tables.insert_columns(
+            "neighbours",
+            {
+                "representation": np.full(len(rank), self.representation),
+                "model_id": pairs.owner,
+                "rank": rank,
+                "neighbour_id": pairs.neighbour,
+                "similarity": pairs.similarity,
+            },
+        )

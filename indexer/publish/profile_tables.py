@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.profiles.store import HINT, Profile, ProfileStore
-from indexer.publish.fitting import Fitting, Misfit
 from indexer.publish.tables import Row, Tables
+from indexer.publish.validation import ColumnValidator, InvalidValue
 from indexer.untrusted import printable
 
 # What the vector of a model is made of, by layer; those marked are compared as logarithms.
@@ -28,10 +28,10 @@ class ProfileTables:
     """The profiles of one base inside a publish's transaction."""
 
     def __init__(
-        self, folder: AtlasFolder, tables: Tables, base: str, fitting: Fitting, say: Callable[[str], None]
+        self, folder: AtlasFolder, tables: Tables, base: str, validator: ColumnValidator, say: Callable[[str], None]
     ) -> None:
         self.store = ProfileStore(folder)
-        self.tables, self.base, self.fitting, self.say = tables, base, fitting, say
+        self.tables, self.base, self.validator, self.say = tables, base, validator, say
 
     def renew(self) -> bool:
         """Bring the rows in line with the files; whether anything changed. Damaged files are said and left out."""
@@ -72,9 +72,9 @@ class ProfileTables:
             head = _head(number, digest, profile, models.get(profile.identity.model) if is_model else None)
             rows = [{"profile_id": number, **row} for row in profile.rows()]
             try:
-                self.fitting.check("profiles", [head])
-                self.fitting.check("profile_layers", rows)
-            except Misfit as why:
+                self.validator.check("profiles", [head])
+                self.validator.check("profile_layers", rows)
+            except InvalidValue as why:
                 self.say(f"The profile of {printable(profile.identity.model)} is left out: {why}.")
                 continue
             heads.append(head)

@@ -1,37 +1,31 @@
-"""Publishing: listing and records become a database and FAISS files, all at once or not at all.
+"""Publishing: make the database and the FAISS files from listing and records, atomically.
 
-``atlas.duckdb`` is the one pointer. A publish changes a sibling copy in one transaction, writes new FAISS files
-beside the old ones, checkpoints, syncs, and renames the copy over the original. Killed at any point, the atlas
-holds the state before or after.
+A publish changes a staged copy of the database in one transaction, writes new FAISS files next to the old ones, and
+renames the copy over the original (see ``indexer.publish.staging``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.database.failures import failures_told
 from indexer.errors import AtlasError
-from indexer.publish.arriving import Arriving, ArrivingVectors
-from indexer.publish.aside import Aside
-from indexer.publish.duplicate_groups import DuplicateGroups
-from indexer.publish.fitting import Fitting, Misfit, plain_json
+from indexer.publish.duplicates import DuplicateGroups
 from indexer.publish.initialisations import renew_initialisations
-from indexer.publish.lineage_table import renew_lineage
-from indexer.publish.predictions_table import renew_predictions
 from indexer.publish.profile_tables import ProfileTables
-from indexer.publish.publication import Publication
-from indexer.publish.rows import Entry, Row
-from indexer.publish.rows_that_fit import fitting_listing_rows, measured
-from indexer.publish.sibling import private_copy
-from indexer.publish.tables import Tables
+from indexer.publish.publication import Publication, SkippedModels
+from indexer.publish.rows import Entry, record_rows, valid_listing_rows
+from indexer.publish.staging import staged_publish
+from indexer.publish.stored_answers import ANSWERS, renew_answers
+from indexer.publish.tables import Row, Tables
+from indexer.publish.validation import ColumnValidator, InvalidValue, plain_json
+from indexer.publish.vector_update import VectorUpdate, VectorUpdates
 from indexer.records.parent import ROW_NAMES
 from indexer.records.store import RecordStore
-from indexer.version import __version__
 
-# Rows on their way into the database are held until they are this many.
+# Rows that are collected before they are inserted.
 ROWS_AT_ONCE = 10_000
 DELTAS_AT_ONCE = 50_000
 
@@ -50,9 +44,9 @@ def publish(
 ) -> None:
     """Bring the atlas to the state that ``publications`` describe; other bases stay as they are.
 
-    Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from
-    an empty database (ids are kept where the old one can be read). ``say`` is told what a person should know.
-    ``memory``: bytes that the database is held to, unless it cannot do with them. The caller holds the writer's lock.
+    Representations published before are kept up to date, ``representations`` are added. ``afresh`` starts from an
+    empty database, but keeps the ids of the old one if it can be read. ``say`` receives messages for the user.
+    ``memory``: limit of the database in bytes, unless that is too little. The caller holds the lock of the writer.
     """
     import duckdb
 
@@ -63,7 +57,7 @@ def publish(
         except duckdb.OutOfMemoryException:
             if memory is None:
                 raise
-            say("the database does not fit into what --memory leaves for publishing, and takes more")
+            say("the database needs more memory than --memory leaves for publishing; continuing without that limit")
             _publish(folder, chosen, representations, afresh, say, None)
 
 
@@ -75,22 +69,14 @@ def _publish(
     say: Callable[[str], None],
     memory: int | None,
 ) -> None:
-    with private_copy(folder, afresh, memory) as sibling:
-        connection = sibling.connection
-        tables = Tables(connection)
-        connection.execute("BEGIN")
+    with staged_publish(folder, afresh=afresh, memory=memory) as staging:
+        tables = Tables(staging.connection)
         for publication in publications:
-            _Publisher(folder, tables, publication, sibling.kept_ids, say).run(representations)
-        connection.execute(
-            "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
-            [datetime.now(UTC), __version__],
-        )
-        connection.execute("COMMIT")
-        connection.execute("CHECKPOINT")
+            _Publisher(folder, tables, publication, staging.kept_ids, say).run(representations)
 
 
 class _Publisher:
-    """One base's part of a publish, inside the transaction."""
+    """Publishes one base, inside the transaction."""
 
     def __init__(
         self,
@@ -107,8 +93,8 @@ class _Publisher:
         self.kept_ids = kept_ids
         self.say = say
         self.store = RecordStore(folder)
-        self.fitting = Fitting()
-        self.aside = Aside(tables, self.base)
+        self.validator = ColumnValidator()
+        self.skipped = SkippedModels(tables, self.base)
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
@@ -131,31 +117,31 @@ class _Publisher:
         touched = duplicates.members_with(stale)
         self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
-        reread = [entry for entry in reread if entry.listed.id not in self.aside.unlisted]
+        reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
         self._last_seen(ids)
-        has_new_profiles = ProfileTables(self.folder, self.tables, self.base, self.fitting, self.say).renew()
-        with ArrivingVectors(
-            self.folder, self.tables, self.publication, representations, self.fitting, self.aside, self.say
-        ) as arriving:
-            # Where everything is new, one pass over the records is enough.
-            streamed = [one for one in arriving.all if not ((one.vectors.is_new and before) or one.is_of_profiles)]
-            self._record_tables(reread, ids, arriving, streamed)
+        has_new_profiles = ProfileTables(self.folder, self.tables, self.base, self.validator, self.say).renew()
+        with VectorUpdates(
+            self.folder, self.tables, self.publication, representations, self.validator, self.skipped, self.say
+        ) as updates:
+            of_records = [one for one in updates.all if not one.of_profiles]
+            # A representation that is new in an old atlas needs all records, the others only the new ones.
+            all_needed = [one for one in of_records if one.vectors.is_new and before]
+            self._record_tables(reread, ids, [one for one in of_records if one not in all_needed])
             self._unrelated()
-            self._other_rows()
-            for one in arriving.all:
-                if one not in streamed and not one.is_of_profiles:
-                    arriving.read_again(one)
-            # Before the centre: a model that was uploaded again has one vote.
+            self._contradicting_rows()
+            for update in all_needed:
+                updates.read_all(update)
+            # Before the centre is computed, because duplicates share one vote.
             if changed or withdrawn:
                 duplicates.renew(touched)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
-            arriving.publish(stale, ids.values(), has_new_profiles)
-        renew_lineage(self.tables, self.base, self.folder.lineage(self.base), self.fitting)
-        renew_predictions(self.tables, self.base, self.folder.predictions(self.base), self.fitting)
+            updates.publish(stale, ids.values(), has_new_profiles)
+        for kind in ANSWERS:
+            renew_answers(kind, self.tables, self.folder, self.base, self.validator)
         self._rejected_rows()
-        if self.aside.told:
-            self.say(self.aside.told)
+        if self.skipped.summary:
+            self.say(self.skipped.summary)
         if self.publication.build is not None:
             self._build_row(self.publication.build)
 
@@ -177,8 +163,8 @@ class _Publisher:
             "config": json.dumps(plain_json(dict(base.config))),
         }
         try:
-            self.fitting.check("bases", [row])
-        except Misfit as why:
+            self.validator.check("bases", [row])
+        except InvalidValue as why:
             raise AtlasError(f"{self.base} cannot be published: {why}.", "Choose another base.") from why
         self.tables.run("DELETE FROM bases WHERE base = ?", [self.base])
         self.tables.insert("bases", [row])
@@ -199,19 +185,19 @@ class _Publisher:
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
         self.tables.delete(LISTING_TABLES, [ids[entry.listed.id] for entry in changed])
         for start in range(0, len(changed), ROWS_AT_ONCE):
-            rows = []
+            rows: dict[str, list[Row]] = {table: [] for table in LISTING_TABLES}
             for entry in changed[start : start + ROWS_AT_ONCE]:
                 try:
-                    rows.append(fitting_listing_rows(ids[entry.listed.id], entry, self.fitting))
-                except Misfit as why:
-                    self.aside.unlisted[entry.listed.id] = why
-            self.tables.insert("fine_tunes", [row.fine_tune for row in rows])
-            self.tables.insert("tags", [tag for row in rows for tag in row.tags])
-            self.tables.insert("model_datasets", [claim for row in rows for claim in row.datasets])
-            self.tables.insert("evaluations", [result for row in rows for result in row.evaluations])
+                    found = valid_listing_rows(ids[entry.listed.id], entry, self.validator)
+                except InvalidValue as why:
+                    self.skipped.unlisted[entry.listed.id] = why
+                    continue
+                for table, waiting in rows.items():
+                    waiting.extend(found[table])
+            self._insert_all(rows)
 
     def _last_seen(self, ids: dict[str, int]) -> None:
-        """It moves with every crawl: rows of which nothing else is new are not written again for it."""
+        """Update ``last_seen`` separately, because it changes on every crawl and other columns do not."""
         entries = self.publication.entries
         self.tables.run("CREATE OR REPLACE TEMP TABLE seen (model_id INTEGER, last_seen TIMESTAMP)")
         for start in range(0, len(entries), ROWS_AT_ONCE):
@@ -223,9 +209,7 @@ class _Publisher:
         )
         self.tables.run("DROP TABLE seen")
 
-    def _record_tables(
-        self, reread: list[Entry], ids: dict[str, int], arriving: ArrivingVectors, streamed: Sequence[Arriving]
-    ) -> None:
+    def _record_tables(self, reread: list[Entry], ids: dict[str, int], updates: Sequence[VectorUpdate]) -> None:
         """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors of the new records."""
         self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
         rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
@@ -234,17 +218,17 @@ class _Publisher:
                 continue
             model_id = ids[entry.listed.id]
             try:
-                found = measured(
-                    model_id, entry.record_key, self.publication.base, self.store, self.fitting,
-                    [one.vectors.representation for one in streamed],
+                found = record_rows(
+                    model_id, entry.record_key, self.publication.base, self.store, self.validator,
+                    [update.vectors.representation for update in updates],
                 )  # fmt: skip
-            except Misfit as why:
-                self.aside.record(entry.listed.id, model_id, why)
+            except InvalidValue as why:
+                self.skipped.record(entry.listed.id, model_id, why)
                 continue
             for table, waiting in rows.items():
-                waiting.extend(found.rows[table])
-            for one in streamed:
-                arriving.add(one, model_id, found)
+                waiting.extend(found.tables[table])
+            for update in updates:
+                update.add(model_id, found)
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)
@@ -255,19 +239,19 @@ class _Publisher:
             waiting.clear()
 
     def _unrelated(self) -> None:
-        """Only rows that say something else than before are written. An adapter of another base is unrelated too."""
+        """Set the flags that depend on a threshold, in rows that change. Adapters of another base are unrelated."""
         self.tables.run(
-            "UPDATE records SET is_unrelated = said.unrelated, verified = said.verified FROM (SELECT model_id, "
+            "UPDATE records SET is_unrelated = found.unrelated, verified = found.verified FROM (SELECT model_id, "
             "coalesce(base_cosine < $below, false) OR verdict IS NOT DISTINCT FROM 'foreign' AS unrelated, "
             "CASE WHEN verdict = 'foreign' THEN false ELSE base_cosine >= $below END AS verified "
             "FROM records JOIN fine_tunes USING (model_id) LEFT JOIN adapter_bases USING (model_id) "
-            "WHERE base = $base) AS said WHERE records.model_id = said.model_id "
-            "AND (is_unrelated IS DISTINCT FROM said.unrelated OR records.verified IS DISTINCT FROM said.verified)",
+            "WHERE base = $base) AS found WHERE records.model_id = found.model_id "
+            "AND (is_unrelated IS DISTINCT FROM found.unrelated OR records.verified IS DISTINCT FROM found.verified)",
             {"below": self.publication.thresholds.unrelated_below, "base": self.base},
         )
 
-    def _other_rows(self) -> None:
-        """An adapter's row that names another base than its file is an oddity, which its record tells."""
+    def _contradicting_rows(self) -> None:
+        """Note as an oddity that an adapter's listing row names another base than its file does."""
         self.tables.run(
             "UPDATE fine_tunes SET oddities = list_append(coalesce(oddities, []), 'base_model: ' || why) "
             "FROM adapter_bases WHERE adapter_bases.model_id = fine_tunes.model_id AND base = $base "
@@ -279,8 +263,8 @@ class _Publisher:
         if self.publication.rejected_rows is not None:
             self.tables.run("DELETE FROM rejected_listing_rows WHERE base = ?", [self.base])
             rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
-            self.tables.insert("rejected_listing_rows", self.fitting.those_that_fit("rejected_listing_rows", rows))
-        self.tables.insert("rejected_listing_rows", self.aside.rejected_rows())
+            self.tables.insert("rejected_listing_rows", self.validator.valid_rows("rejected_listing_rows", rows))
+        self.tables.insert("rejected_listing_rows", self.skipped.rejected_rows())
 
     def _build_row(self, build: Row) -> None:
         (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)

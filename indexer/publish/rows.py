@@ -1,10 +1,16 @@
-"""Rows of the database, made from what the Hub said and what the weights said. Pure functions."""
+"""Rows of the database, from listing entries and records.
+
+Listings, cards and records may come from anybody. A model whose data cannot be converted, or does not fit the tables,
+raises InvalidValue, and a publish skips it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,14 +20,20 @@ import numpy as np
 from indexer.cards.head import bounded_count
 from indexer.cards.local import facts_of
 from indexer.cards.modelcard import MalformedRow, ModelFacts
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
 from indexer.names import author_of
+from indexer.publish.tables import Row
+from indexer.publish.validation import ColumnValidator, InvalidValue
 from indexer.records.energy import RANK_THRESHOLDS
 from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record
+from indexer.records.representation import DEFAULT, Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
-from indexer.records.store import Outcome
-
-Row = dict[str, Any]
+from indexer.records.signature import signature_of
+from indexer.records.store import Outcome, RecordStore
+from indexer.untrusted import printable
+from indexer.vectors.form import MOST_NUMBERS
 
 _CHANGE_RANKS = [f"rank_{percent}" for percent in RANK_THRESHOLDS]
 _WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
@@ -29,7 +41,7 @@ _WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
 
 @dataclass(frozen=True)
 class Entry:
-    """One (model, base) pair and what has become of it: a record, an outcome, or neither yet."""
+    """One (model, base) pair and its state: a record, a failure, or neither yet."""
 
     listed: ListedModel
     base: str
@@ -46,7 +58,7 @@ class Entry:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that its rows are made from."""
+        """Digest of everything that its rows are made from."""
         listed = self.listed
         parts = [
             listed.row,
@@ -54,28 +66,18 @@ class Entry:
             [self.base, self.commit, self.record_key],
             asdict(self.outcome) if self.outcome else None,
         ]
-        # NaN and the like are welcome here: what a hostile row holds must not stop a publish.
+        # NaN is allowed here: a hostile row must not stop a publish.
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class ListingRows:
-    """The rows of one entry in the tables that the listing fills."""
-
-    fine_tune: Row
-    tags: list[Row]
-    datasets: list[Row]
-    evaluations: list[Row]
-
-
-def listing_rows(model_id: int, entry: Entry) -> ListingRows:
-    """Rows of fine_tunes, tags, model_datasets and evaluations."""
+def listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
+    """The rows of one entry in the tables that the listing fills, by table."""
     facts = _facts(entry.listed)
-    return ListingRows(
-        fine_tune=_fine_tune_row(model_id, entry, facts),
-        tags=[{"model_id": model_id, "tag": tag} for tag in facts.tags],
-        datasets=[
+    return {
+        "fine_tunes": [_fine_tune_row(model_id, entry, facts)],
+        "tags": [{"model_id": model_id, "tag": tag} for tag in facts.tags],
+        "model_datasets": [
             {
                 "model_id": model_id,
                 "dataset": claim.dataset,
@@ -85,7 +87,7 @@ def listing_rows(model_id: int, entry: Entry) -> ListingRows:
             }
             for claim in facts.datasets
         ],
-        evaluations=[
+        "evaluations": [
             {
                 "model_id": model_id,
                 "task": result.task,
@@ -99,14 +101,30 @@ def listing_rows(model_id: int, entry: Entry) -> ListingRows:
             }
             for result in facts.evaluations
         ],
-    )
+    }
+
+
+def valid_listing_rows(model_id: int, entry: Entry, validator: ColumnValidator) -> dict[str, list[Row]]:
+    """The rows of one entry that fit their tables; the others are null or left out, and noted among the oddities.
+
+    Raises InvalidValue if not even the name of the model fits.
+    """
+    with _as_invalid("the listing row"):
+        rows = listing_rows(model_id, entry)
+    fine_tune, odd = validator.with_nulls("fine_tunes", rows["fine_tunes"][0])
+    notes = [f"{column}: does not fit" for column in odd]
+    kept = {table: validator.valid_rows(table, found) for table, found in rows.items() if table != "fine_tunes"}
+    notes += [f"{table}: a row does not fit" for table in kept if len(kept[table]) < len(rows[table])]
+    if notes:
+        fine_tune["oddities"] = [*(fine_tune["oddities"] or ()), *notes]
+    return {"fine_tunes": [fine_tune], **kept}
 
 
 def _facts(listed: ListedModel) -> ModelFacts:
     try:
         return facts_of(listed.row)
     except MalformedRow:
-        # The listing keeps only rows with a usable id; what else is odd about this one is in rejected_listing_rows.
+        # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
         return facts_of({"id": listed.id})
 
 
@@ -147,7 +165,7 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
 
 
 def record_row(model_id: int, record: Record, record_key: str) -> Row:
-    """The row of the records table; flags that need thresholds or other models are set by the publisher."""
+    """The row of the table records. The publisher sets flags that depend on thresholds or on other models."""
     base_norm = float(np.sqrt(sum(delta.base_norm**2 for delta in record.deltas)))
     delta_norm = float(np.sqrt(sum(delta.norm**2 for delta in record.deltas)))
     zeros = [delta.norm == 0.0 for delta in record.deltas]
@@ -181,7 +199,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
 
 
 def _moment(text: Any) -> datetime | None:
-    """A time of ours, UTC; None for what is none."""
+    """A time of our own, in UTC; None if it cannot be parsed."""
     try:
         found = datetime.fromisoformat(text)
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
@@ -190,7 +208,7 @@ def _moment(text: Any) -> datetime | None:
 
 
 def delta_rows(model_id: int, record: Record) -> list[Row]:
-    """Rows of the deltas table."""
+    """Rows of the table deltas."""
     return [
         {
             "model_id": model_id,
@@ -210,7 +228,7 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
 
 
 def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
-    """The row of the adapter_bases table, for an adapter that names its base."""
+    """The row of the table adapter_bases, for an adapter that names its base."""
     said = record.stands_on
     if said is None:
         return []
@@ -219,7 +237,7 @@ def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
 
 
 def fused_matrix_rows(model_id: int, record: Record) -> list[Row]:
-    """Rows of the fused_matrices table."""
+    """Rows of the table fused_matrices."""
     norms = {delta.key: delta.norm for delta in record.deltas}
     return [
         {
@@ -238,7 +256,79 @@ def fused_matrix_rows(model_id: int, record: Record) -> list[Row]:
 
 
 def _rank_columns(measured: DeltaRecord | FusedMatrixRecord) -> Row:
-    """Ranks of δW and of W at every share of the energy that has a column."""
+    """Ranks of δW and W at the shares of the energy that have a column."""
     shares = [percent / 100 for percent in RANK_THRESHOLDS]
     changes = dict(zip(_CHANGE_RANKS, measured.change_ranks(shares), strict=True))
     return changes | dict(zip(_WEIGHT_RANKS, measured.weight_ranks(shares), strict=True))
+
+
+@dataclass(frozen=True)
+class RecordRows:
+    """The rows of a record by table, and its vectors by representation.
+
+    ``group``: the group whose centre is subtracted from the vectors. ``blocks``: blocks of a vector, one per delta.
+    """
+
+    tables: dict[str, list[Row]]
+    vectors: dict[str, Vector]
+    group: str
+    blocks: int
+
+
+def record_rows(
+    model_id: int,
+    record_key: str,
+    base: StoredBase,
+    store: RecordStore,
+    validator: ColumnValidator,
+    representations: Sequence[Representation],
+) -> RecordRows:
+    """The rows of one record, and its vectors for those of ``representations`` that it can be converted to.
+
+    Raises InvalidValue if the record cannot be read, has other matrices than the base, or does not fit the tables.
+    """
+    try:
+        record = store.read(record_key)
+    except AtlasError as error:
+        raise InvalidValue(str(error).rstrip(".")) from error
+    with _as_invalid("the record"):
+        _check_matrices(record, base)
+        rows = {
+            "records": [record_row(model_id, record, record_key)],
+            "deltas": delta_rows(model_id, record),
+            "fused_matrices": fused_matrix_rows(model_id, record),
+            "adapter_bases": adapter_base_rows(model_id, record),
+        }
+        vectors = {one.name: _vector(one, record) for one in representations if one.is_held_by(record)}
+        rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
+        for table, found in rows.items():
+            validator.check(table, found)
+    return RecordRows(rows, vectors, record.vector_group, len(record.deltas))
+
+
+def _check_matrices(record: Record, base: StoredBase) -> None:
+    """All comparisons rely on this: records of one base have the same matrices in the same order."""
+    expected = [(matrix.key, tuple(matrix.shape)) for matrix in base.layout.matrices]
+    if [(delta.key, tuple(delta.shape)) for delta in record.deltas] != expected:
+        raise InvalidValue(f"its matrices are not those of {base.base}")
+
+
+def _vector(representation: Representation, record: Record) -> Vector:
+    vector = np.asarray(representation.vector(record), dtype=np.float32)
+    length = representation.expected_length(record) or vector.size
+    if vector.shape != (length,) or not length or length > MOST_NUMBERS:
+        raise InvalidValue(f"its vector {representation.tag} has the shape {vector.shape}, not {(length,)}")
+    if not np.isfinite(vector).all():
+        raise InvalidValue(f"its vector {representation.tag} is not finite")
+    return vector
+
+
+@contextmanager
+def _as_invalid(what: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidValue:
+        raise
+    except WRONG_KINDS as error:
+        reason = printable(str(error).partition("\n")[0], 200)
+        raise InvalidValue(f"{what} is malformed ({type(error).__name__}: {reason})") from error

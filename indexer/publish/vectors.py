@@ -1,15 +1,17 @@
-"""The vectors of one base and representation, as a publish changes them: a segment more, and what it replaces."""
+"""How a publish changes the vectors of one base and representation: new segments, and the vectors they replace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.atlas import file_name
 from indexer.publish.compression import Compression
 from indexer.publish.tables import Tables
 from indexer.records.representation import DEFAULT, Representation
@@ -23,20 +25,22 @@ from indexer.vectors.segments import (
     Vectors,
     joined,
     normalised,
+    rows_of_block,
     to_merge,
     write_segment,
 )
 
 Ids = NDArray[np.int64]
 
-# Vectors on their way into a segment are held until they are this many bytes.
+# Bytes of vectors that are collected in memory before they are written as a segment.
 MOST_HELD = 256 << 20
 
 
-class Incoming:
-    """New vectors on their way into segments; few enough are held at a time.
+class VectorWriter:
+    """Writes new vectors into segments; holds only ``MOST_HELD`` bytes at a time.
 
-    ``centre``: the version of what was subtracted from them; ``blocks`` of them have unit norm (0: the whole has).
+    ``centre``: version of the centre that was subtracted. ``blocks``: blocks of unit norm, or 0 if the whole vector has
+    unit norm.
     """
 
     def __init__(
@@ -47,11 +51,11 @@ class Incoming:
         self.segments: list[Segment] = []
         self.ids: list[int] = []
         self.length: int | None = None
-        self.kinds: dict[bytes, list[int]] = {}  # of models that lack blocks, see Masks
+        self.kinds: dict[bytes, list[int]] = {}  # models that lack blocks, see Masks
         self._held: dict[int, NDArray[np.float32]] = {}
 
     def add(self, model_id: int, vector: NDArray[np.float32]) -> None:
-        """Take a model's vector (d,); one without direction is none. As a whole it is scaled to unit norm."""
+        """Add the vector (d,) of a model; zero vectors are skipped. Without blocks it is scaled to unit norm."""
         self.length = len(vector)
         unit = normalised(vector)
         if unit is None:
@@ -66,13 +70,13 @@ class Incoming:
         if len(self._held) * unit.nbytes >= MOST_HELD:
             self.flush()
 
-    def take(self, ids: Ids, vectors: NDArray[np.float32]) -> None:
-        """Take several."""
+    def add_all(self, ids: Ids, vectors: NDArray[np.float32]) -> None:
+        """Add several vectors (n, d)."""
         for model_id, vector in zip(ids.tolist(), vectors, strict=True):
             self.add(model_id, vector)
 
     def flush(self) -> None:
-        """Write what is held as a segment."""
+        """Write the vectors in memory as a segment."""
         if self._held:
             ids = sorted(self._held)
             vectors = Vectors(np.array(ids, dtype=np.int64), np.stack([self._held[model_id] for model_id in ids]))
@@ -80,11 +84,63 @@ class Incoming:
             self._held.clear()
 
 
+class UncentredVectors:
+    """Vectors with unit blocks in a temporary file, until the centre that is subtracted from them is known.
+
+    ``groups``: the group of each model. ``blocks``: blocks of a vector. The next publish removes the file of a killed
+    one.
+    """
+
+    def __init__(self, root: Path, base: str, representation: str) -> None:
+        self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.uncentred.tmp"
+        self.ids: list[int] = []
+        self.groups: list[str] = []
+        self.changed: list[NDArray[np.bool_]] = []  # the blocks that each model changed
+        self.length = 0
+        self.blocks = 0
+
+    def __enter__(self) -> Self:
+        self._file = self._path.open("w+b")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, model_id: int, vector: NDArray[np.float32], group: str, blocks: int) -> None:
+        """Add the vector (d,) of a record; of a zero vector only the length is noted."""
+        self.length, self.blocks = len(vector), blocks
+        if vector.any():
+            self._file.write(np.ascontiguousarray(vector, dtype="<f4").data)
+            self.ids.append(model_id)
+            self.groups.append(group)
+            self.changed.append(np.asarray(vector.reshape(blocks, -1).any(axis=1)))
+
+    def chunks(self) -> Iterator[tuple[Ids, list[str], NDArray[np.float32]]]:
+        """Ids, groups and vectors, some at a time, in the order in which they were added."""
+        self._file.flush()
+        self._file.seek(0)
+        step = rows_of_block(self.length)
+        for start in range(0, len(self.ids), step):
+            ids = np.array(self.ids[start : start + step], dtype=np.int64)
+            read = self._file.read(4 * self.length * len(ids))
+            vectors = np.frombuffer(read, dtype="<f4").reshape(len(ids), self.length)
+            yield ids, self.groups[start : start + step], with_unit_blocks(vectors, self.blocks)
+
+
+def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
+    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
+    shaped = vectors.astype(np.float64).reshape(len(vectors), blocks, -1)
+    norms = np.linalg.norm(shaped, axis=2, keepdims=True)
+    unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
+    return unit.reshape(len(vectors), -1).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Change:
-    """What a publish did to the vectors: ids whose vector is new or another, and ids whose former one is gone.
+    """What a publish changed: ids with a new vector, and ids whose former vector is no longer valid.
 
-    ``index`` knows no compressed one: lists of neighbours are exact.
+    ``index`` has no compressed index, because the lists of neighbours are exact.
     """
 
     index: VectorIndex
@@ -93,7 +149,7 @@ class Change:
 
 
 class PublishedVectors:
-    """What the database says of the vectors of one (base, representation), and how it is changed."""
+    """The published vectors of one (base, representation), and how a publish changes them."""
 
     def __init__(
         self,
@@ -112,11 +168,11 @@ class PublishedVectors:
         self.say = say
         self.asked = asked
         found = read_published(tables.connection, base, representation.name)
-        # What is added later is searched as what was there before it.
+        # A representation that is added later is searched like the default one.
         like = found or read_published(tables.connection, base, DEFAULT)
         self.choice = like.choice if like is not None else IndexChoice()
         self.representation = representation.of_length(self.choice.changed(asked).budget)
-        # Vectors of another version, rank or length never meet: all are computed again from the records.
+        # Vectors of different versions, ranks or lengths cannot be compared: recompute all of them from the records.
         self.is_new = found is None or (found.version, found.rank, representation.of_length(found.choice.budget)) != (
             representation.version, rank, self.representation,
         )  # fmt: skip
@@ -129,32 +185,32 @@ class PublishedVectors:
         self.centre = kept.centre if kept else None
 
     def ids(self) -> Ids:
-        """Ids of all models that have a vector now, ascending."""
+        """Ids of all models that have a vector, ascending."""
         return _ids(model_id for one in self.segments for model_id in OpenSegment(self.root, one).ids.tolist())
 
     def change(
-        self, incoming: Incoming, stale: Iterable[int], *, is_anew: bool = False, purged: bool = False
+        self, writer: VectorWriter, stale: Iterable[int], *, is_anew: bool = False, purged: bool = False
     ) -> Change | None:
-        """Add what came in; former vectors of the ``stale`` ids count no more, or with ``is_anew`` none of them.
+        """Add the vectors of ``writer``. Former vectors of the ``stale`` ids are removed, or all with ``is_anew``.
 
-        ``purged``: segments that hold such a vector are written anew without it. None where nothing changes.
+        ``purged``: also rewrite the segments that contain removed vectors. None if nothing changes.
         """
-        added = _ids(incoming.ids)
+        added = _ids(writer.ids)
         removed = self._withdraw(self.ids() if is_anew else _ids(stale))
         choice = self.choice.changed(self.asked)
         is_other = choice != self.choice
         if not (self.is_new or is_other or len(added) or len(removed)):
             return None
-        incoming.flush()
+        writer.flush()
         if is_anew:
             self.segments, self.compressed = [], None
-        blocks = incoming.blocks or self.masks.blocks
-        self.masks = _with(self.masks, blocks, np.union1d(removed, added), incoming.kinds)
-        self.centre = incoming.centre or self.centre
-        # Without a vector there is no length yet: that of the first one that comes counts.
-        self.length = (self.length if self.segments else None) or incoming.length or self.length or 1
+        blocks = writer.blocks or self.masks.blocks
+        self.masks = _with(self.masks, blocks, np.union1d(removed, added), writer.kinds)
+        self.centre = writer.centre or self.centre
+        # As long as there are no vectors the length is not known.
+        self.length = (self.length if self.segments else None) or writer.length or self.length or 1
         self.choice = choice
-        self.segments += incoming.segments
+        self.segments += writer.segments
         self._merge()
         if purged:
             self._purge()
@@ -166,7 +222,7 @@ class PublishedVectors:
         return Change(VectorIndex(opened, self.length, masks=self.masks), added, removed)
 
     def _withdraw(self, stale: Ids) -> Ids:
-        """Name the stale ids as removed in the segments that hold them; those that any held."""
+        """Mark the stale ids as removed in the segments that contain them, and return those that were found."""
         found = [np.zeros(0, dtype=np.int64)]
         if not len(stale):
             return found[0]
@@ -178,7 +234,7 @@ class PublishedVectors:
         return np.unique(np.concatenate(found))
 
     def _merge(self) -> None:
-        """Segments of like size become one, those in the compressed index and those beside it apart."""
+        """Merge segments of similar size; those in the compressed index are never merged with others."""
         for in_compressed in (True, False):
             while True:
                 group = [one for one in self.segments if one.in_compressed == in_compressed]
@@ -201,7 +257,7 @@ class PublishedVectors:
         self.segments = kept
 
     def _joined(self, segments: Sequence[Segment]) -> Segment | None:
-        """One new segment with what counts of several; None where nothing does."""
+        """A new segment with the valid vectors of several; None if there are none."""
         vectors = joined([OpenSegment(self.root, one).vectors() for one in segments], self.length or 1)
         if not len(vectors):
             return None
@@ -270,9 +326,11 @@ class PublishedVectors:
         }
 
 
-def _with(masks: Masks, blocks: int, gone: Ids, coming: Mapping[bytes, Sequence[int]]) -> Masks:
-    """Masks without some models and with others."""
-    members = {kind: np.setdiff1d(ids, gone) for kind, ids in masks.members().items()} if masks.blocks == blocks else {}
+def _with(masks: Masks, blocks: int, removed: Ids, coming: Mapping[bytes, Sequence[int]]) -> Masks:
+    """The masks without the models ``removed`` and with those ``coming``."""
+    members = (
+        {kind: np.setdiff1d(ids, removed) for kind, ids in masks.members().items()} if masks.blocks == blocks else {}
+    )
     for kind, ids in coming.items():
         members[kind] = np.union1d(members.get(kind, np.zeros(0, np.int64)), np.array(ids, dtype=np.int64))
     return Masks.of(blocks, members)

@@ -1,4 +1,4 @@
-"""What disagrees in an atlas: files that are missing or altered, rows without files, files without rows."""
+"""`index verify`: files that are missing or altered, rows without files, files without rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from indexer.deltas.stored_base import StoredBase, base_in
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
-from indexer.publish import database_checksum
-from indexer.publish.lineage_table import read_lineage
 from indexer.publish.origin import fetched_again, read_origin
-from indexer.publish.predictions_table import read_predictions
 from indexer.publish.profile_tables import depth_vectors
-from indexer.publish.table_checks import damaged_in_words, problems_of_tables
+from indexer.publish.staging import HINT, damage
+from indexer.publish.stored_answers import ANSWERS, read_answers
 from indexer.records.identity import Identity
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
@@ -32,13 +30,32 @@ from indexer.vectors.published import Published, read_centre, read_published
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, blocks
 
-# What to do about an atlas of one's own stands last in what is told, behind a colon, a semicolon or a full stop.
+# The advice at the end of a message, after a colon, semicolon or full stop. It is for an atlas of one's own.
 _ADVICE = re.compile(r"[:;.] [^:;.]*(?:index (?:rebuild|build|publish)|build\(|again: ).*\Z", re.DOTALL)
+
+# Columns that refer to fine_tunes.model_id: (table, column).
+_REFERENCES = (
+    *(
+        (table, "model_id")
+        for table in ("records", "tags", "model_datasets", "evaluations", "deltas", "fused_matrices", "predictions")
+    ),
+    ("neighbours", "model_id"),
+    ("neighbours", "neighbour_id"),
+)
+# Tables with a column ``base`` that refers to bases.base.
+_OF_BASES = (
+    "fine_tunes",
+    "representations",
+    "rejected_listing_rows",
+    "internal.segments",
+    "internal.removed_vectors",
+    "internal.compressed_indexes",
+)
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Something that is not as the atlas says: ``kind`` groups, ``what`` names it, ``problem`` explains."""
+    """A problem of an atlas: its ``kind``, the file or model (``what``), and the ``problem`` as a sentence."""
 
     kind: str
     what: str
@@ -50,11 +67,11 @@ class Disagreement:
 
 
 def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
-    """Everything that disagrees: files that are missing or altered, rows without files, files without rows.
+    """All problems: files that are missing or altered, rows without files, files without rows.
 
-    A database that cannot be read is told as that, and the other files are checked all the same. Of a pulled atlas what
-    was not pulled is not missing, and what is damaged has to be pulled again. Raises AtlasError where there is none,
-    or one of another schema.
+    If the database cannot be read the other files are still checked. In a pulled atlas, files that were not pulled are
+    not missing, and damaged files have to be pulled again. Raises AtlasError if there is no atlas, or if it has
+    another schema.
     """
     folder.require()
     origin = read_origin(folder)
@@ -69,13 +86,13 @@ def verify(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: N
 
 
 def _all_of(folder: AtlasFolder, progress: Callable[[str], None], *, has_records: bool) -> list[Disagreement]:
-    """The same; without records neither those nor bases and listings, which travel with them."""
+    """The same; without records, neither those nor bases and listings are checked, as they are pulled together."""
     progress("the database")
-    problem = database_checksum.damage(folder)
+    problem = damage(folder)
     found = [] if problem is None else [Disagreement("database", folder.database.name, problem)]
     try:
         with Reading(folder.database) as connection:
-            found += [Disagreement("database", what, told) for what, told in problems_of_tables(connection)]
+            found += [Disagreement("database", what, why) for what, why in problems_of_tables(connection)]
             published = _Published.read(connection)
     except AtlasError as error:
         if problem is None:
@@ -95,13 +112,13 @@ def _all_of(folder: AtlasFolder, progress: Callable[[str], None], *, has_records
         found.extend(_check_listings(folder, published, is_known))
     else:
         found.extend(_check_all_vectors(folder, published, progress, None))
-    found.extend(_check_told(folder, published))
+    found.extend(_check_answers(folder, published))
     return found
 
 
 @dataclass(frozen=True)
 class _Published:
-    """What the database says of the files beside it."""
+    """The files that the database refers to, and what they should contain."""
 
     models: Sequence[dict[str, Any]]
     vectors: Sequence[Published]
@@ -140,7 +157,7 @@ class _Published:
 def _check_records(
     folder: AtlasFolder, published: _Published, progress: Callable[[str], None], is_known: bool
 ) -> Iterator[Disagreement]:
-    """Every record and what stands in place of one, then the vectors that should have been made of them."""
+    """Every record and failure, then the vectors that should have been made from the records."""
     store = RecordStore(folder)
     without: dict[str, set[int]] = {one.representation: set() for one in published.vectors}
     named: set[str] = set()
@@ -162,7 +179,7 @@ def _check_records(
         if (record.identity.model, record.identity.base, record.identity.digest) != (
             row["model"], row["base"], row["record_key"],
         ):  # fmt: skip
-            yield Disagreement("record", row["model"], "its record is that of another model: run `index rebuild`")
+            yield Disagreement("record", row["model"], "its record belongs to a different model: run `index rebuild`")
     yield from _check_all_vectors(folder, published, progress, without)
     yield from _check_profiles(folder, published.profiles)
     yield from _check_unnamed(store, named, current, is_known)
@@ -179,7 +196,7 @@ def _check_all_vectors(
     progress: Callable[[str], None],
     without: Mapping[str, set[int]] | None,
 ) -> Iterator[Disagreement]:
-    """``without``: by representation, models whose records do not hold it; None where records are not here."""
+    """``without``: for each representation, models whose records do not hold it; None if there are no records."""
     for one in published.vectors:
         progress(f"vectors of {one.base}, {one.representation}")
         rows = {row["model_id"] for row in published.models if row["base"] == one.base and row["record_key"]}
@@ -196,7 +213,7 @@ def _check_all_vectors(
 def _check_unnamed(
     store: RecordStore, named: set[str], current: set[tuple[str, str]], is_known: bool
 ) -> Iterator[Disagreement]:
-    """Records that no row names, but for those that a later commit of the same model has replaced."""
+    """Records that no row names, except those replaced by a later commit of the same model."""
     for digest in store.digests():
         if digest in named:
             continue
@@ -210,12 +227,12 @@ def _check_unnamed(
 
 
 def _is_removed(folder: AtlasFolder, identity: Identity) -> bool:
-    """Whether a person took the model out and kept its record."""
+    """Whether the user removed the model and kept its record."""
     return identity.model in Listing(folder.listing(identity.base)).removed
 
 
 def _check_profiles(folder: AtlasFolder, named: Collection[str]) -> Iterator[Disagreement]:
-    """Every profile against its checksum, and the files against the rows."""
+    """Check every profile against its checksum, and the files against the rows."""
     store = ProfileStore(folder)
     there = set(store.digests())
     for digest in sorted(set(named) - there):
@@ -231,7 +248,7 @@ def _check_profiles(folder: AtlasFolder, named: Collection[str]) -> Iterator[Dis
                 "profile", profile.identity.model, "its profile is not in the database: run `index publish`"
             )
         if profile.identity.digest != digest:
-            yield Disagreement("profile", digest, "its file is that of another profile")
+            yield Disagreement("profile", digest, "its file belongs to a different profile")
 
 
 def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagreement]:
@@ -245,11 +262,11 @@ def _check_base(folder: AtlasFolder, base: str, commit: str) -> Iterator[Disagre
         if (stored.base, stored.commit) != (base, commit):
             yield Disagreement("base", base, f"{path.name} holds {stored.base} at {stored.commit}")
     except AtlasError:
-        return  # told already
+        return  # reported already
 
 
 def _check_other_bases(folder: AtlasFolder, published: _Published) -> Iterator[Disagreement]:
-    """Files of earlier commits, and of bases that are not published."""
+    """Check files of earlier commits, and of bases that are not published."""
     named = {folder.base(row["base"], row["commit"]) for row in published.bases}
     for path in sorted(folder.bases.glob("[!.]*.safetensors")):
         if path not in named:
@@ -260,7 +277,7 @@ def _check_base_file(path: Path) -> Iterator[Disagreement]:
     stored = StoredBase(path)
     try:
         stored.check(afresh=True)
-        stored.layout  # noqa: B018 - opened for its checks
+        stored.layout  # noqa: B018 - checked when it is read
         if not stored.has_checksum:
             _check_norms(path)
     except AtlasError as error:
@@ -270,7 +287,7 @@ def _check_base_file(path: Path) -> Iterator[Disagreement]:
 
 
 def _check_norms(path: Path) -> None:
-    """Of a base without a checksum: every matrix against the norm that was noted of it. Raises ValueError."""
+    """Check every matrix of a base without a checksum against its stored norm. Raises ValueError."""
     import torch
 
     from indexer.deltas.base import BaseMatrices
@@ -286,52 +303,49 @@ def _check_norms(path: Path) -> None:
 
 
 def _check_listings(folder: AtlasFolder, published: _Published, is_known: bool) -> Iterator[Disagreement]:
-    """Every line, every base with its listing and every listing with its base, every published model listed."""
+    """Check every line, that bases and listings match, and that every published model is listed."""
     bases = {folder.listing(row["base"]): row["base"] for row in published.bases}
     for path, base in bases.items():
         if not path.is_file():
-            told = f"its listing {path.name} is missing: run `index rebuild`, which takes what else is known, and then"
-            yield Disagreement("listing", base, f"{told} `index build --base {base}`")
+            repair = f"run `index rebuild`, which uses all other sources, and then `index build --base {base}`"
+            yield Disagreement("listing", base, f"its listing {path.name} is missing: {repair}")
     for path in sorted(folder.listings.glob("*.jsonl")):
         base = bases.get(path, path.stem.replace("--", "/", 1))
-        mend = f"run `index rebuild`, which keeps what can be read, and then `index build --base {base}`"
+        repair = f"run `index rebuild`, which keeps what can be read, and then `index build --base {base}`"
         try:
             listing = Listing(path)
             problems = listing.problems()
-            yield from (Disagreement("listing", path.name, f"{problem}; {mend}") for problem in problems)
+            yield from (Disagreement("listing", path.name, f"{problem}; {repair}") for problem in problems)
             listed = {model.id for model in listing.models()}
         except AtlasError as error:
             yield Disagreement("listing", path.name, error.message)
             continue
         if path not in bases:
             if is_known:
-                told = f"is the listing of no base of this atlas: run `index build --base {base}`, or remove it"
-                yield Disagreement("listing", path.name, told)
+                why = f"does not belong to a base of this atlas: run `index build --base {base}`, or remove it"
+                yield Disagreement("listing", path.name, why)
             continue
         missing = [row["model"] for row in published.models if row["base"] == base and row["model"] not in listed]
         if missing:
-            told = f"lacks {len(missing)} models that are published ({missing[0]} …)"
-            yield Disagreement("listing", path.name, f"{told}; {mend}")
+            why = f"lacks {len(missing)} models that are published ({missing[0]} …)"
+            yield Disagreement("listing", path.name, f"{why}; {repair}")
 
 
-def _check_told(folder: AtlasFolder, published: _Published) -> Iterator[Disagreement]:
-    """Every line of what `query lineage --all` and `query predict --store` kept."""
-    kinds = (
-        ("lineage", folder.lineages, read_lineage, "query lineage --all"),
-        ("predictions", folder.predicted, read_predictions, "query predict --undocumented --store"),
-    )
+def _check_answers(folder: AtlasFolder, published: _Published) -> Iterator[Disagreement]:
+    """Check every line of the files of stored answers."""
     bases = {folder.lineage(row["base"]).name: row["base"] for row in published.bases}
-    for kind, where, read, command in kinds:
-        for path in sorted(where.glob("*.jsonl")):
+    for kind in ANSWERS:
+        for path in sorted(kind.folder(folder).glob("*.jsonl")):
             base = bases.get(path.name, path.stem.replace("--", "/", 1))
-            mend = f"run `{command} --base {base}`, which writes it anew, or remove it"
-            yield from (Disagreement(kind, path.name, f"{problem}; {mend}") for problem in read(path)[1])
+            repair = f"run `{kind.command} --base {base}`, which writes it again, or remove it"
+            problems = read_answers(kind, path)[1]
+            yield from (Disagreement(kind.table, path.name, f"{problem}; {repair}") for problem in problems)
 
 
 def _check_vectors(
     folder: AtlasFolder, published: Published, needed: set[int], allowed: set[int], off_centre: Sequence[str]
 ) -> Iterator[Disagreement]:
-    """Every file against its checksum and its rows, and the models that have a vector against those that should."""
+    """Check every file against its checksum and its rows, and which models have a vector."""
     damaged = False
     for file in published.files:
         try:
@@ -368,7 +382,7 @@ def _off_centre(published: Published, connection: Connection) -> tuple[str, ...]
 
 
 def _centre_problems(published: Published, connection: Connection) -> Iterator[str]:
-    """Where vectors were centred with something else than the centre that is published, or not all with the same."""
+    """Whether all vectors were centred with the published centre."""
     versions = {one.centre for one in published.segments}
     if versions - {published.centre}:
         yield "holds vectors of several centres"
@@ -376,30 +390,75 @@ def _centre_problems(published: Published, connection: Connection) -> Iterator[s
         return
     centre = read_centre(connection, published.base, published.representation)
     if centre is None:
-        yield "names a centre that is not there"
+        yield "names a centre that is missing"
         return
     if centre.version != published.centre:
-        yield f"names the centre {published.centre}, and the one that is there is {centre.version}"
+        yield f"names the centre {published.centre}, but the stored one is {centre.version}"
     if any(one.blocks.size != published.length for one in centre.groups.values()):
-        yield f"has vectors of {published.length} numbers, and a centre of others"
+        yield f"has vectors of {published.length} numbers, and a centre of another length"
 
 
 def _problems(published: Published, index: VectorIndex) -> Iterator[str]:
-    """Where the rows contradict each other or the files."""
+    """Contradictions between the rows, or between rows and files."""
     if published.count != len(index):
         yield f"holds {len(index)} vectors; there should be {published.count}"
     for one in index.segments:
         if not np.isin(one.segment.removed, one.stored.ids).all():
-            yield f"{one.segment.file.name} does not hold all that was removed from it"
+            yield f"{one.segment.file.name} lacks vectors that are marked as removed from it"
         if index.masks.blocks and not _are_masks_right(one):
-            yield f"{one.segment.file.name} holds models that changed other matrices than is said"
+            yield f"{one.segment.file.name} holds models that changed other matrices than their masks say"
         if one.segment.in_compressed and index.compressed is None:
-            yield f"{one.segment.file.name} is said to be in a compressed index, and there is no compressed index"
+            yield f"{one.segment.file.name} is marked as being in a compressed index, but there is none"
 
 
 def _are_masks_right(one: OpenSegment) -> bool:
-    """Whether the blocks that are said to be changed are those that hold anything."""
+    """Whether the blocks marked as changed are those that are not zero."""
     return all(
         np.array_equal(changed_blocks(block.matrix, one.masks.blocks), one.masks.rows(block.ids))
         for block in blocks([one.vectors()])
     )
+
+
+def problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Pairs (table or model, problem) of tables that are unreadable or contradict each other. Reads every value.
+
+    Raises AtlasError if the catalogue itself is damaged.
+    """
+    tables = [
+        name if schema == "main" else f"{schema}.{name}"
+        for schema, name in connection.execute(
+            "SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = current_database() "
+            "AND NOT internal ORDER BY ALL"
+        ).fetchall()
+    ]
+    unreadable = set()
+    for name in tables:
+        quoted = ".".join('"' + part.replace('"', '""') + '"' for part in name.split(".", 1))
+        try:
+            # DuckDB reads only what a query uses: a hash of whole rows uses every value.
+            connection.execute(f"SELECT bit_xor(hash(one)) FROM {quoted} AS one").fetchall()
+        except AtlasError as error:
+            unreadable.add(name)
+            yield name, damaged_in_words(error)
+    for model, base in connection.execute(
+        "SELECT model, base FROM fine_tunes GROUP BY model, base HAVING count(*) > 1 ORDER BY ALL"
+    ).fetchall():
+        yield model, f"has several rows for {base}: {HINT}"
+    for table, column, others, key in _checked(set(tables) - unreadable):
+        ((count,),) = connection.execute(
+            f"SELECT count(*) FROM {table} WHERE {column} NOT IN (SELECT {key} FROM {others})"
+        ).fetchall()
+        if count:
+            yield table, f"{count} rows name a {column} that {others} has not: {HINT}"
+
+
+def _checked(tables: set[str]) -> Iterator[tuple[str, str, str, str]]:
+    references = [(table, column, "fine_tunes", "model_id") for table, column in _REFERENCES]
+    references += [(table, "base", "bases", "base") for table in _OF_BASES]
+    return (one for one in references if {one[0], one[2]} <= tables)
+
+
+def damaged_in_words(error: Exception) -> str:
+    """DuckDB's error about a damaged file as one sentence, and how to repair it."""
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    return f"is damaged: {first[:200]}; {HINT}"

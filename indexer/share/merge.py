@@ -16,11 +16,10 @@ from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.listing import join_listings
-from indexer.publish.kept_rank import held
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
-from indexer.publish.remembered import Before
-from indexer.publish.told_lines import Line, read_told, write_told
+from indexer.publish.previous_atlas import PreviousAtlas, published_rank
+from indexer.publish.stored_answers import ANSWERS, Line, read_lines, write_lines
 from indexer.records.store import RecordStore
 from indexer.share.contents import packable
 from indexer.storage.atomic_files import link_or_copy
@@ -109,7 +108,7 @@ def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, Store
                 f"{name} is there at two commits: {places}; their vectors cannot be compared.",
                 f"Bring one up to date first: index build --base {name}",
             )
-        published = [(source, held(source, name)) for source, _ in having if source.database.is_file()]
+        published = [(source, published_rank(source, name)) for source, _ in having if source.database.is_file()]
         ranks = {found.rank: source for source, found in published if found is not None}
         if len(ranks) > 1:
             places = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
@@ -162,27 +161,27 @@ def _join_lines(
 ) -> None:
     """Join the lines of stored lineage and predictions."""
     for name in sorted({name for one in bases for name in one}):
-        for path_of in (AtlasFolder.lineage, AtlasFolder.predictions):
+        for path_of in (kind.path for kind in ANSWERS):
             joined: list[Line] = []
             for source in sources:
-                lines, problems = read_told(path_of(source, name))
+                lines, problems = read_lines(path_of(source, name))
                 joined += lines
                 for problem in problems[:1]:
                     say(f"{path_of(source, name)}: {problem}; the other lines are used")
             if joined:
-                write_told(path_of(target, name), joined)
+                write_lines(path_of(target, name), joined)
 
 
-def _joined_before(sources: Sequence[AtlasFolder]) -> Before:
+def _joined_before(sources: Sequence[AtlasFolder]) -> PreviousAtlas:
     """What is published now: all representations of all of them, and how each base is searched."""
-    found = [Before.read(one) for one in sources]
+    found = [PreviousAtlas.read(one) for one in sources]
     aliases: dict[str, tuple[str, ...]] = {}
     for one in found:
         for base, names in one.aliases.items():
             aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
     representations = dict.fromkeys(name for one in found for name in one.representations)
     choices = {base: choice for one in reversed(found) for base, choice in one.choices.items()}
-    return Before(list(representations), choices, aliases, {})
+    return PreviousAtlas(list(representations), choices, aliases, {})
 
 
 def _remove_all(target: AtlasFolder) -> None:

@@ -25,7 +25,7 @@ from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
 from indexer.network.session import our_progress_bars
-from indexer.publish.database_checksum import note_coming
+from indexer.publish.staging import note_checksum
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
@@ -380,7 +380,7 @@ def _put_in_place(
         if path != DATABASE and source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             source.replace(target)
-    note_coming(folder, staging / DATABASE)
+    note_checksum(folder, staging / DATABASE)
     folder.database.with_name(f"{DATABASE}.wal").unlink(missing_ok=True)  # it belonged to the previous one
     (staging / DATABASE).replace(folder.database)
     sync_folder(folder.root)

@@ -27,7 +27,7 @@ from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
 from indexer.listing.listing_state import Line
-from indexer.publish.remembered import BY_RECORD
+from indexer.publish.previous_atlas import BY_RECORD
 from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import CARRIED, files_in, known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest

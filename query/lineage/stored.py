@@ -96,7 +96,7 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     Answers with a ``failure`` are skipped, so that the earlier answer stays. The query layer only reads: the indexer
     writes, under its lock. ``atlas`` then shows the new state. Raises AtlasError if another process is writing.
     """
-    from indexer.publish.told import store_lineage
+    from indexer.publish.stored_answers import LINEAGE, store_answers
 
     keys = {
         row["model"]: row["record_key"]
@@ -129,7 +129,7 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
                 }
             )
     if lines:
-        store_lineage(atlas.folder, base, {line["model"] for line in lines}, lines)
+        store_answers(atlas.folder, LINEAGE, base, {line["model"] for line in lines}, lines)
         atlas.refresh()
     return len(lines)
 

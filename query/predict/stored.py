@@ -18,7 +18,7 @@ def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
     indexer, which alone writes, behind its lock. ``atlas`` then shows the new generation. Raises AtlasError where
     somebody else is writing.
     """
-    from indexer.publish.told import store_predictions
+    from indexer.publish.stored_answers import PREDICTIONS, store_answers
 
     kept = 0
     for base in sorted({one.base for one in predictions}):
@@ -30,7 +30,7 @@ def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
         if held:
             now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
             lines = [line | {"record_key": keys[line["model"]], "answered_at": now} for line in _lines(held)]
-            store_predictions(atlas.folder, base, [one.model for one in held], lines)
+            store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in held], lines)
             kept += len(held)
     if kept:
         atlas.refresh()

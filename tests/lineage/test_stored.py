@@ -104,7 +104,7 @@ def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkey
 
 def test_edges_of_an_older_version_stay_and_answer_nothing(forest, trees, own, monkeypatch):
     use_endpoint(monkeypatch, NOBODY)
-    from indexer.publish.lineage_table import read_lineage
+    from indexer.publish.stored_answers import LINEAGE, read_answers
     from query.lineage.stored import stored_lineage
 
     (file,) = (own / "lineage").glob("*.jsonl")
@@ -112,7 +112,7 @@ def test_edges_of_an_older_version_stay_and_answer_nothing(forest, trees, own, m
     file.write_text(
         "".join(json.dumps({k: v for k, v in one.items() if k not in ("sum", "probability")}) + "\n" for one in lines)
     )
-    assert read_lineage(file)[1] == []
+    assert read_answers(LINEAGE, file)[1] == []
     ran = Shell(trees.endpoint, own.parent)("index", "rebuild")
     assert ran.code == 0, ran.err
     assert len(edges(own)) == len(lines)

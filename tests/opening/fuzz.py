@@ -183,7 +183,7 @@ def bend_database(path: Path, chance: random.Random) -> None:
 
 def bend(atlas: AtlasFolder, kind: str, path: Path, chance: random.Random) -> None:
     """Bend one file of the atlas; its database's checksum fits again, as its maker can see to it."""
-    from indexer.publish import database_checksum
+    from indexer.publish.staging import note_checksum
 
     content = path.read_bytes()
     if chance.random() < 0.25:
@@ -198,7 +198,7 @@ def bend(atlas: AtlasFolder, kind: str, path: Path, chance: random.Random) -> No
         path.write_bytes(bent_bytes(content, chance))
     if kind == "database":
         atlas.checksums.unlink(missing_ok=True)
-        database_checksum.note_coming(atlas, path)
+        note_checksum(atlas, path)
 
 
 def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
@@ -206,8 +206,8 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
     from indexer.deltas.stored_base import StoredBase
     from indexer.listing.listing import Listing
     from indexer.profiles.store import read_profile
-    from indexer.publish import database_checksum
-    from indexer.publish.lineage_table import read_lineage
+    from indexer.publish.staging import damage
+    from indexer.publish.stored_answers import LINEAGE, read_answers
     from indexer.records.record import read_identity, read_record
     from indexer.records.store import RecordStore
 
@@ -230,8 +230,8 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
         "record": [lambda: read_record(path), identity],
         "outcome": [lambda: RecordStore(atlas).checked_outcome(path.stem)],
         "profile": [lambda: read_profile(path)],
-        "lineage": [lambda: read_lineage(path)],
-        "checksums": [lambda: database_checksum.damage(atlas)],
+        "lineage": [lambda: read_answers(LINEAGE, path)],
+        "checksums": [lambda: damage(atlas)],
     }
     _all_told(ways.get(kind, []))
 

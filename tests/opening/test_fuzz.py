@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 from indexer.listing import listing as listings
 from indexer.listing.listing import Listing
 from indexer.profiles.store import read_profile
-from indexer.publish.lineage_table import read_lineage
+from indexer.publish.stored_answers import LINEAGE, read_answers
 from indexer.records.record import read_record
 from indexer.records.store import RecordStore
 from tests.every_kind import make_every_kind
@@ -73,7 +73,7 @@ def test_a_file_of_holes_is_not_read_into_memory(every, tmp_path, kind):
     with path.open("wb") as file:
         file.truncate(1 << 40)
     if kind == "lineage":
-        assert "has more than" in read_lineage(path)[1][0]
+        assert "has more than" in read_answers(LINEAGE, path)[1][0]
         return
     ways = {"record": read_record, "profile": read_profile}
     with pytest.raises((AtlasError, OSError)):
@@ -99,7 +99,7 @@ def test_a_pipe_hangs_nobody(every, tmp_path, kind):
     path = tmp_path / files_by_kind(AtlasFolder(every))[kind][0].name
     os.mkfifo(path)
     if kind == "lineage":
-        assert "is a pipe" in read_lineage(path)[1][0]
+        assert "is a pipe" in read_answers(LINEAGE, path)[1][0]
         return
     with pytest.raises(AtlasError):
         read_profile(path) if kind == "profile" else StoredBase(path).check()

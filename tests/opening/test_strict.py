@@ -7,7 +7,7 @@ import os
 import duckdb
 import pytest
 
-from indexer.publish.strictness import verify_strictly
+from indexer.publish.deep_verification import verify_deeply
 from indexer.publish.verification import verify
 
 
@@ -18,7 +18,7 @@ def change(atlas, statement: str) -> None:
 
 
 def test_a_good_atlas_is_what_it_says(atlas):
-    assert verify_strictly(atlas) == []
+    assert verify_deeply(atlas) == []
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_good_atlas_is_what_it_says(atlas):
 )  # fmt: skip
 def test_what_was_bent_is_found(atlas, statement, kind):
     change(atlas, statement)
-    assert {one.kind for one in verify_strictly(atlas)} == {kind}
+    assert {one.kind for one in verify_deeply(atlas)} == {kind}
 
 
 def test_a_vector_that_its_record_does_not_make_is_found(atlas):
@@ -55,7 +55,7 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
     faiss.write_index(forged, str(path))
     change(atlas, f"UPDATE internal.segments SET faiss_sha256 = '{file_sha256(path)}'")
     assert verify(atlas) == []
-    kinds = {one.kind for one in verify_strictly(atlas)}
+    kinds = {one.kind for one in verify_deeply(atlas)}
     assert kinds == {"vectors", "neighbours"}
 
 
@@ -64,5 +64,5 @@ def test_what_is_no_file_is_found_by_name(atlas, tmp_path):
     os.mkfifo(atlas.records / "pipe")
     (tmp_path / "elsewhere").write_text("{}")
     (atlas.bases / "elsewhere").symlink_to(tmp_path / "elsewhere")
-    found = {one.what for one in verify_strictly(atlas) if one.kind == "file"}
+    found = {one.what for one in verify_deeply(atlas) if one.kind == "file"}
     assert found == {"listing/pipe.jsonl", "records/pipe", "bases/elsewhere"}

@@ -20,9 +20,9 @@ from tests.world import BASE
 CRASH = """
 import os, sys
 import indexer.publish.centring as centring
-import indexer.publish.neighbour_table as neighbour_table
-import indexer.publish.arriving as arriving
-import indexer.publish.sibling as sibling
+import indexer.publish.neighbours as neighbours
+import indexer.publish.staging as staging
+import indexer.publish.vector_update as vector_update
 import indexer.publish.vectors as vectors
 from indexer.builds.options import BuildOptions
 from indexer.builds.report import Watcher
@@ -40,13 +40,13 @@ elif point == "vectors written":
 elif point == "vectors named":
     vectors.PublishedVectors._write = after(vectors.PublishedVectors._write)
 elif point == "neighbours":
-    neighbour_table.NeighbourTable.change = die
+    neighbours.NeighbourTable.change = die
 elif point == "backgrounds":
-    arriving.renew_null_similarity = die
+    vector_update.renew_null_similarity = die
 elif point == "commit":
-    sibling._put_in_place = die
+    staging._put_in_place = die
 elif point == "renamed":
-    sibling._put_in_place = after(sibling._put_in_place)
+    staging._put_in_place = after(staging._put_in_place)
 publish_records(sys.argv[1], [], BuildOptions(relations=RELATIONS), Watcher())
 """
 

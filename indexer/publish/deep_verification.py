@@ -1,7 +1,9 @@
-"""Whether an atlas is what schema.sql and its records say, for one that somebody else made: all is computed again.
+"""`index verify --strict`: everything is recomputed, for an atlas that somebody else made.
 
-The database's catalog against schema.sql; every file of the folder, which must be a file; every row of a record and
-every vector against the record they were made from; every list of neighbours against the vectors, by brute force.
+Checked are the catalog of the database against schema.sql; that the folder contains only files and folders; the rows
+and vectors of every model against its record; the centres against their members; and the lists of neighbours against
+the vectors, by brute force. One record is in memory at a time, and files are never written: that is why the atlas is
+not rebuilt elsewhere and compared.
 """
 
 from __future__ import annotations
@@ -22,34 +24,35 @@ from indexer.database.door import attached
 from indexer.database.failures import failures_told
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.publish.centre_checks import check_centre
 from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
 from indexer.publish.verification import Disagreement, verify
 from indexer.records.record import Record
 from indexer.records.representation import REPRESENTATIONS, representation_named
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable
-from indexer.vectors.centre import Centre
+from indexer.vectors.centre import ADAPTER, GROUPS, Centre, GroupCentre, centre_of
 from indexer.vectors.masks import changed_blocks, divisors, shared_blocks
 from indexer.vectors.published import Published, read_centre, read_published
 from indexer.vectors.segments import Vectors, normalised
 
-# What two machines may differ by in a cosine, and in a number of a unit vector.
+# Largest difference between two machines in a cosine, or in a number of a unit vector.
 TOLERANCE = 1e-4
 
-# The same of a number that is kept in 16 bits, of blocks that may be as short as one number, and was centred again.
+# The same for numbers stored in 16 bits and centred again, in blocks as short as one number.
 TOLERANCE_OF_HALVES = 2e-3
 
-# Set after the record was written into its row, from other models: they are not in the record.
-# And the last digit of a signature's numbers is a matter of the machine.
+# The same for a centre, which may be the mean of vectors stored in 16 bits.
+TOLERANCE_OF_CENTRES = 1e-3
+
+# Columns that depend on other models and not only on the record; the last digits of a signature depend on the machine.
 _FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of", "signature", "initialisation"}
 _BLOCK = 1024
 
 
-def verify_strictly(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
-    """All that ``verify`` finds, and all that is not as schema.sql and the records say.
+def verify_deeply(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
+    """All problems that ``verify`` finds, and everything that differs from schema.sql and the records.
 
-    What is refused when it is opened is told as disagreements, and nothing of such a database is asked.
+    The tables of a database that a reader would refuse are not queried.
     """
     folder.require()
     found = [*_files(folder), *_catalog(folder.database)]
@@ -67,7 +70,7 @@ def verify_strictly(folder: AtlasFolder, progress: Callable[[str], None] = lambd
 def _catalog(path: Path) -> Iterator[Disagreement]:
     log = path.with_name(path.name + ".wal")
     if os.path.lexists(log):
-        yield Disagreement("file", log.name, "lies beside the database: changes that came through no publish")
+        yield Disagreement("file", log.name, "is a write-ahead log: the database was changed by another program")
         return
     try:
         with failures_told(path), attached(path) as connection:
@@ -78,11 +81,11 @@ def _catalog(path: Path) -> Iterator[Disagreement]:
     for problem in found.problems:
         yield Disagreement("database", path.name, problem)
     for name in found.other_views:
-        yield Disagreement("definition", name, "is not the view that schema.sql makes (it is never used)")
+        yield Disagreement("definition", name, "differs from the view in schema.sql (it is never used)")
 
 
 def _files(folder: AtlasFolder) -> Iterator[Disagreement]:
-    """Links that lead out of the folder, pipes, sockets and devices."""
+    """Report links that lead out of the folder, pipes, sockets and devices."""
     root = folder.root.resolve()
     for parent, folders, files in os.walk(folder.root):
         for name in sorted([*folders, *files]):
@@ -104,22 +107,22 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
     opened: dict[tuple[str, str], Vectors] = {}
     for one in published:
         if one.representation not in REPRESENTATIONS:
-            yield Disagreement("vectors", printable(one.representation, 60), "is no representation of this version")
+            yield Disagreement("vectors", printable(one.representation, 60), "is not a representation of this version")
             continue
         try:
             opened[one.base, one.representation] = one.opened(folder.root).vectors()
         except AtlasError:
-            continue  # told by `verify`
+            continue  # reported by `verify`
     centres: dict[tuple[str, str], Centre | None] = {}
     for one in published:
         if one.centre is not None:
             try:
                 centre = read_centre(connection, one.base, one.representation)
             except AtlasError:
-                continue  # told by `verify`
+                continue  # reported by `verify`
             progress(f"the centre of {one.base}, {one.representation}")
             centres[one.base, one.representation] = centre
-            yield from check_centre(folder, connection, one, centre)
+            yield from _check_centre(folder, connection, one, centre)
     store = RecordStore(folder)
     for row in connection.rows(
         "SELECT model_id, model, base, fine_tunes.record_key, initialisation FROM fine_tunes "
@@ -130,9 +133,9 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
         try:
             record = store.read(row["record_key"])
         except (AtlasError, TypeError):
-            continue  # told by `verify`
+            continue  # reported by `verify`
         if record.identity.digest != row["record_key"]:
-            yield Disagreement("record", what, "its record is of another identity than its name says")
+            yield Disagreement("record", what, "its record has another identity than its file name")
         yield from _facts(connection, row["model_id"], row["record_key"], what, record)
         for one in published:
             vectors = opened.get((one.base, one.representation))
@@ -146,7 +149,7 @@ def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str],
 
 
 def _facts(connection: Connection, model_id: int, key: str, what: str, record: Record) -> Iterator[Disagreement]:
-    """The rows of a model against its record."""
+    """Check the rows of a model against its record."""
     made = {
         "records": [record_row(model_id, record, key)],
         "deltas": delta_rows(model_id, record),
@@ -162,7 +165,7 @@ def _facts(connection: Connection, model_id: int, key: str, what: str, record: R
             mine = place.get((row.get("stack"), row.get("layer"), row.get("family")), {})
             other = [name for name in row if name not in _FROM_OTHERS and not _same(mine.get(name), row[name])]
             if other:
-                yield Disagreement("row", what, f"{table} says another {', '.join(sorted(other))} than its record")
+                yield Disagreement("row", what, f"{table} has another {', '.join(sorted(other))} than its record")
                 break
 
 
@@ -173,7 +176,7 @@ def _same(held: Any, made: Any) -> bool:
         return len(held) == len(made) and all(_same(one, other) for one, other in zip(held, made, strict=True))
     if isinstance(made, dict) and isinstance(held, dict):
         return {**made} == held
-    if hasattr(held, "isoformat"):  # columns hold UTC without saying so
+    if hasattr(held, "isoformat"):  # the columns are UTC without a time zone
         return str(made)[:19].replace("T", " ") == held.isoformat(sep=" ")[:19]
     return bool(held == made)
 
@@ -187,16 +190,16 @@ def _vector(
     uncentred = representation.vector(record)
     expected, held = normalised(uncentred), vectors.row(model_id)
     if expected is None or held is None:
-        return  # missing and superfluous ones are told by `verify`
+        return  # missing and extra vectors are reported by `verify`
     if held.shape == expected.shape and centre is not None:
         expected = centre.centred(uncentred[None, :], group)[0]
     tolerance = TOLERANCE if centre is None else TOLERANCE_OF_HALVES
     if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
-        yield Disagreement("vectors", what, f"its vector ({one.representation}) is not the one its record makes")
+        yield Disagreement("vectors", what, f"its vector ({one.representation}) differs from that of its record")
 
 
 def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) -> Iterator[Disagreement]:
-    """Every list against all similarities: so many rows, ranks from 1, the nearest ones, with their cosines."""
+    """Check every list against all similarities: its length, ranks, members and cosines."""
     rows = connection.execute(
         "SELECT model_id::BIGINT AS model_id, rank::BIGINT AS rank, neighbour_id::BIGINT AS neighbour_id, similarity "
         "FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
@@ -219,7 +222,7 @@ def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) 
         for offset, model_id in enumerate(ids[start : start + _BLOCK].tolist()):
             first, last = np.searchsorted(owners, [model_id, model_id + 1])
             places = np.searchsorted(ids, near[first:last])
-            told = np.asarray(rows["similarity"])[first:last]
+            stored = np.asarray(rows["similarity"])[first:last]
             row = cosines[offset]
             row[start + offset] = -2.0
             best = np.sort(row)[::-1][:wanted]
@@ -227,12 +230,63 @@ def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) 
                 last - first == wanted
                 and np.array_equal(rows["rank"][first:last], np.arange(1, wanted + 1))
                 and len(np.unique(places)) == wanted
-                and np.allclose(row[places], told, atol=TOLERANCE)
-                and np.allclose(told, best, atol=TOLERANCE)
+                and np.allclose(row[places], stored, atol=TOLERANCE)
+                and np.allclose(stored, best, atol=TOLERANCE)
             )
             if not is_right:
                 wrong.append(model_id)
     if wrong:
         yield Disagreement(
-            "neighbours", base, f"{len(wrong)} lists are not those of the vectors ({name}; first id {wrong[0]})"
+            "neighbours", base, f"{len(wrong)} lists do not match the vectors ({name}; first id {wrong[0]})"
         )
+
+
+def _check_centre(
+    folder: AtlasFolder, connection: Connection, published: Published, centre: Centre | None
+) -> Iterator[Disagreement]:
+    """Check the centre of every group against the mean of its members, if their records are still present."""
+    if centre is None or published.representation not in REPRESENTATIONS:
+        return
+    what = f"{published.base}, {published.representation}"
+    for group, stored in centre.groups.items():
+        members = connection.rows(
+            "SELECT record_key, vote FROM internal.centre_members WHERE base = ? AND representation = ? "
+            "AND vector_group = ? ORDER BY model_id",
+            (published.base, published.representation, group),
+        )
+        if len(members) != stored.models:
+            why = f"the centre of group {group} was made from {stored.models} models, but {len(members)} are named"
+            yield Disagreement("centre", what, why)
+            continue
+        made = _centre_from(folder, published, members, None if group in GROUPS else centre.groups[ADAPTER])
+        if made is None:
+            continue
+        is_same = made.blocks.shape == stored.blocks.shape and np.allclose(
+            made.blocks, stored.blocks, atol=TOLERANCE_OF_CENTRES
+        )
+        if not is_same or not np.array_equal(made.votes, stored.votes):
+            why = f"the centre of group {group} is not the mean of the models it was made from"
+            yield Disagreement("centre", what, why)
+
+
+def _centre_from(
+    folder: AtlasFolder, published: Published, members: list[dict[str, Any]], above: GroupCentre | None
+) -> GroupCentre | None:
+    """The centre of these models; None if a record is missing or holds no factors.
+
+    ``above``: the centre of all adapters, if these models are those of one initialisation.
+    """
+    blocks = published.masks.blocks
+    if not members:
+        return GroupCentre.nothing(blocks, published.length // blocks)
+    store = RecordStore(folder)
+    representation = representation_named(published.representation, published.choice.budget)
+    vectors = []
+    for member in members:
+        try:
+            vectors.append(representation.vector(store.read(member["record_key"])).astype(np.float32))
+        except (AtlasError, TypeError):
+            return None
+    if any(len(vector) != published.length for vector in vectors):
+        return None
+    return centre_of(np.stack(vectors), [one["vote"] for one in members], blocks, above)

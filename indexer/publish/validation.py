@@ -1,7 +1,8 @@
-"""Whether rows fit the tables they are meant for: every limit follows from the types in schema.sql.
+"""Checks that values fit the columns of schema.sql before they are inserted.
 
-What a row holds came from strangers: a card, a config.json, a record of somebody else's making. DuckDB would refuse
-a value that its column cannot hold, and the whole publish with it; so each model's rows are looked at beforehand.
+Rows contain untrusted data: cards, config.json, records made elsewhere. DuckDB would refuse a value that does not fit
+and the whole publish would fail, so the rows of each model are checked first. Arrow's own conversion is too lenient
+for that: it takes 1.0 and bytes for other types, NaN and infinity for numbers, zero bytes and texts of any length.
 """
 
 from __future__ import annotations
@@ -27,45 +28,45 @@ MOST_CHARACTERS = 1 << 20
 MOST_ITEMS = 1 << 16
 
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-_EXACT_INTEGER = 1 << 53  # a larger one in a column of floating-point numbers is refused on its way in
+_EXACT_INTEGER = 1 << 53  # Arrow refuses a larger integer in a column of floats
 _BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64}
 
-# What is wrong with the values of a column; None where they all fit. Null is always among what fits.
+# What is wrong with the values of a column, None if nothing is. Nulls are checked elsewhere.
 Check = Callable[[Sequence[Any]], str | None]
 
 
-class Misfit(ValueError):
+class InvalidValue(ValueError):
     """A value that its column cannot hold; the message names the column and the value."""
 
 
-class Fitting:
-    """The columns of every table of schema.sql, and whether rows fit them."""
+class ColumnValidator:
+    """Checks rows against the columns of the tables in schema.sql."""
 
     def __init__(self) -> None:
         self._columns = columns()
 
     def check(self, table: str, rows: Sequence[Row]) -> None:
-        """Raises Misfit for the first value that does not fit; ``rows`` all have the same columns."""
+        """Raises InvalidValue for the first value that does not fit. All ``rows`` have the same columns."""
         for column in rows[0] if rows else ():
             problem = self._problem(table, column, [row[column] for row in rows])
             if problem is not None:
-                raise Misfit(f"{table}.{column} cannot hold it: {problem}")
+                raise InvalidValue(f"{table}.{column} cannot hold it: {problem}")
 
-    def without_misfits(self, table: str, row: Row) -> tuple[Row, list[str]]:
-        """The row with null in place of what does not fit, and the columns where that is so.
+    def with_nulls(self, table: str, row: Row) -> tuple[Row, list[str]]:
+        """The row with null in place of each value that does not fit, and the names of those columns.
 
-        Raises Misfit where a column that must not be null does not fit.
+        Raises InvalidValue if such a column must not be null.
         """
         odd = [column for column, value in row.items() if self._problem(table, column, [value]) is not None]
         cleaned = {**row, **dict.fromkeys(odd)}
         self.check(table, [cleaned])
         return cleaned, odd
 
-    def those_that_fit(self, table: str, rows: Sequence[Row]) -> list[Row]:
-        """The rows without those that do not fit."""
+    def valid_rows(self, table: str, rows: Sequence[Row]) -> list[Row]:
+        """The rows that fit."""
         try:
             self.check(table, rows)
-        except Misfit:
+        except InvalidValue:
             return [row for row in rows if self._fits(table, row)]
         return list(rows)
 
@@ -76,15 +77,15 @@ class Fitting:
         check, is_nullable = self._columns[table][column]
         present = [value for value in values if value is not None]
         if len(present) < len(values) and not is_nullable:
-            return "there is none"
+            return "it is missing"
         return check(present)
 
 
 @cache
 def columns() -> dict[str, dict[str, tuple[Check, bool]]]:
-    """By table and column, what values it can hold and whether null is one of them.
+    """For every table and column, its check and whether it may be null.
 
-    From schema.sql alone: a database that somebody else made is not asked what it can hold.
+    Taken from schema.sql: the database may have been made by somebody else.
     """
     import duckdb
 
@@ -120,7 +121,7 @@ def _whole(bits: int) -> Check:
         odd = _other_than(values, int)
         if odd is None and values and (min(values) < least or max(values) > most):
             odd = min(values) if min(values) < least else max(values)
-            return f"{told(odd)} is no whole number of {bits} bits"
+            return f"{told(odd)} is not a {bits}-bit integer"
         return odd
 
     return check
@@ -136,17 +137,17 @@ def _floating(largest: float, name: str) -> Check:
                 sizes = np.abs(np.array(values, dtype=np.float64))
             except OverflowError:
                 return "a number of more than 308 digits"
-        # A NaN is not smaller than anything.
+        # Written so that NaN is refused too.
         if not bool((sizes <= largest).all()):
-            return f"{told(next(one for one in values if not abs(one) <= largest))} is beyond a {name}"
+            return f"{told(next(one for one in values if not abs(one) <= largest))} is not a {name}"
         if any(type(one) is int and abs(one) > _EXACT_INTEGER for one in values):
-            return "a whole number that is not exact"
+            return "an integer that is not exact as a float"
         return None
 
     return check
 
 
-_float = _floating(_LARGEST_FLOAT, "float32")
+_float = _floating(_LARGEST_FLOAT, "finite float32")
 _double = _floating(float(np.finfo(np.float64).max), "finite number")
 
 
@@ -169,7 +170,7 @@ def _text(values: Sequence[Any]) -> str | None:
             try:
                 text.encode()
             except UnicodeEncodeError:
-                return "a text with half a character (a lone surrogate)"
+                return "a text with a lone surrogate"
         if "\0" in text:
             return "a text with a zero byte"
     return None
@@ -184,7 +185,7 @@ def _json(values: Sequence[Any]) -> str | None:
         for text in values if odd is None else ():
             _text_of_json(json.loads(text, parse_constant=refuse))
     except (ValueError, RecursionError):
-        return "no JSON that everybody can read"
+        return "invalid JSON"
     return odd
 
 
@@ -220,18 +221,15 @@ def _structured(fields: dict[str, Check]) -> Check:
 
 
 def _other_than(values: Iterable[Any], *kinds: type) -> str | None:
-    """What of these is none of the ``kinds``, exactly: True is no whole number."""
+    """What is wrong with values that are not exactly of these ``kinds``: True is not an int."""
     if set(map(type, values)) <= set(kinds):
         return None
     odd = next(one for one in values if type(one) not in kinds)
-    return f"a {type(odd).__name__} where a {kinds[0].__name__} belongs"
+    return f"a {type(odd).__name__} instead of {kinds[0].__name__}"
 
 
 def plain_json(value: Any) -> Any:
-    """A stranger's JSON with nothing in it that only Python takes for JSON.
-
-    NaN and infinities become null, halves of characters U+FFFD.
-    """
+    """Untrusted JSON made valid: NaN and infinities become null, lone surrogates U+FFFD."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):

@@ -1,0 +1,253 @@
+"""The atlas as it was published before: its models, representations and ranks, for a rebuild or another publish.
+
+The database may be missing, damaged or of another schema; whatever can be read is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.database.reading import earlier_rows
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import AtlasError
+from indexer.listing.listing import ListedModel
+from indexer.publish.rows import Entry
+from indexer.records.identity import SVD_METHODS, Identity
+from indexer.records.representation import DEFAULT
+from indexer.records.store import RecordStore
+from indexer.vectors.choice import IndexChoice
+
+# Models that an error message names; the others are only counted.
+MOST_NAMES = 5
+
+# ``claimed_by`` of models known only from a stored record or failure.
+BY_RECORD = "record"
+
+# The rank if neither the user nor the atlas determines one.
+USUAL_RANK = 8
+
+
+@dataclass(frozen=True)
+class PreviousAtlas:
+    """The atlas as described by its database of any schema; empty if that is missing or damaged.
+
+    ``models``: by base and id, the key of the published record, or None.
+    """
+
+    representations: Sequence[str] = ()
+    choices: dict[str, IndexChoice] = field(default_factory=dict)
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    models: dict[tuple[str, str], str | None] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: AtlasFolder) -> PreviousAtlas:
+        """Each table is read separately, so that a damaged one does not affect the others."""
+        representations = _rows_of(folder, "representations", "FROM representations ORDER BY representation")
+        return cls(
+            list(dict.fromkeys(row["representation"] for row in representations)),
+            _choices(representations),
+            {
+                row["base"]: tuple(row["aliases"])
+                for row in _rows_of(folder, "bases", "SELECT base, aliases FROM bases")
+            },
+            {
+                (row["base"], row["model"]): row["record_key"]
+                for row in _rows_of(
+                    folder, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id"
+                )
+            },
+        )
+
+    def missing_after(self, entries: Iterable[Entry], damaged: Collection[str]) -> list[tuple[str, str]]:
+        """The (base, model) pairs that a rebuild from these entries would lose.
+
+        A model whose record is ``damaged`` is not counted, because the next build reads it again, unless no model of
+        its base is left.
+        """
+        after = {(entry.base, entry.listed.id): entry.record_key is not None for entry in entries}
+        had, has = Counter(base for (base, _), key in self.models.items() if key), Counter[str]()
+        has.update(base for (base, _), is_indexed in after.items() if is_indexed)
+        return [
+            (base, model)
+            for (base, model), key in self.models.items()
+            if (base, model) not in after
+            or (key is not None and not after[base, model] and (key not in damaged or (had[base] and not has[base])))
+        ]
+
+
+def rebuild_refused(lost: Sequence[tuple[str, str]], without_base: Collection[str], root: object) -> AtlasError:
+    """The error raised when a rebuild would lose models. ``without_base``: bases whose matrices are missing."""
+    names = ", ".join(model for _, model in lost[:MOST_NAMES])
+    more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
+    bases = sorted({base for base, _ in lost})
+    why = [f"the block matrices of {base} are missing or damaged" for base in sorted(without_base) if base in bases]
+    why = why or ["their records are missing"]
+    commands = " and ".join(f"`index build --base {base}`" for base in bases)
+    return AtlasError(
+        f"A rebuild of {root} would take {len(lost)} models out of it: {names}{more}; {', '.join(why)}.",
+        f"Nothing was changed. Bring the files back, or run {commands}, which fetches what is missing; "
+        "`index rebuild --force` goes on without.",
+    )
+
+
+def known_models(
+    folder: AtlasFolder, base: str, listed: Collection[str], identities: Iterable[tuple[Identity, str]]
+) -> list[ListedModel]:
+    """The models of a base that are not ``listed``, according to the database or else to the records.
+
+    ``identities``: those of records and failures, each with a time in ISO 8601.
+    """
+    found = {one.id: one for one in _listed(folder, base, listed)}
+    for identity, when in identities:
+        if identity.base == base and identity.model not in listed and identity.model not in found:
+            found[identity.model] = _of_identity(identity, when)
+    return list(found.values())
+
+
+def _of_identity(identity: Identity, when: str) -> ListedModel:
+    try:
+        seen = _utc(datetime.fromisoformat(when))
+    except ValueError:
+        seen = datetime.now(UTC)
+    row = {"id": identity.model, "sha": identity.commit}
+    return ListedModel(identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen)
+
+
+def _listed(folder: AtlasFolder, base: str, listed: Collection[str]) -> Iterator[ListedModel]:
+    """Rows of fine_tunes in the form of a listing of the Hub."""
+    rows = _rows_of(folder, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
+    wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
+    if not wanted:
+        return
+    tags, datasets = _grouped(folder, "tags", "tag"), _grouped(folder, "model_datasets", "raw")
+    for row in wanted:
+        number, now = row["model_id"], datetime.now(UTC)
+        row_of_hub = {
+            "id": row["model"],
+            "sha": row["commit"],
+            "createdAt": _spelt(row["created"]),
+            "lastModified": _spelt(row["modified"]),
+            "downloads": row["downloads"],
+            "likes": row["likes"],
+            "gated": row["gated"],
+            "private": row.get("private"),  # a column since schema 6
+            "pipeline_tag": row["pipeline_tag"],
+            "library_name": row["library"],
+            "tags": tags.get(number, []),
+            "cardData": {
+                name: value
+                for name, value in (
+                    ("license", row["licence"]),
+                    ("language", row["languages"]),
+                    ("datasets", datasets.get(number)),
+                )
+                if value
+            },
+        }
+        yield ListedModel(
+            row["model"],
+            {name: value for name, value in row_of_hub.items() if value not in (None, [], {})},
+            row["relation"],
+            row["claimed_by"] or BY_RECORD,
+            row["parent"] or base,
+            _utc(row["first_seen"] or now),
+            _utc(row["last_seen"] or now),
+            bool(row.get("deleted_at_hub", row.get("gone"))),
+        )
+
+
+def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, Any]]:
+    """Rows of one table; empty if it cannot be read."""
+    return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
+
+
+def _grouped(folder: AtlasFolder, table: str, column: str) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for row in _rows_of(folder, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
+        found.setdefault(row["model_id"], []).append(row[column])
+    return found
+
+
+def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
+    """The index choice of each base."""
+    return {
+        row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"], row.get("budget"))
+        for row in representations
+        if row["representation"] == DEFAULT and "index_choice" in row
+    }
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _spelt(moment: datetime | None) -> str | None:
+    return None if moment is None else _utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True)
+class PublishedRank:
+    """The rank of the records that a base is published with, and the number of its vectors in all representations.
+
+    ``budget``: the requested length of a vector, approximately; None if none was requested.
+    """
+
+    rank: int
+    vectors: int
+    budget: int | None = None
+
+
+def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
+    """The rank of a published base; None if it has no vectors or the database cannot be read."""
+    found = earlier_rows(folder.database, ["representations"], ["FROM representations"])
+    rows = [row for row in (found or [[]])[0] if row["base"] == base and row["rank"] and row["vectors"]]
+    if not rows:
+        return None
+    # Databases of older schemas have no budget.
+    budget = next((row.get("budget") for row in rows if row["representation"] == DEFAULT), None)
+    return PublishedRank(min(row["rank"] for row in rows), sum(row["vectors"] for row in rows), budget)
+
+
+def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
+    """Raises AtlasError if the base is published at another rank: vectors of two ranks cannot be compared."""
+    found = published_rank(folder, base)
+    if found is not None and found.rank != rank:
+        raise AtlasError(
+            f"This atlas holds {base} at rank {found.rank}, and vectors of rank {rank} cannot be mixed with them.",
+            f"Use `rank={found.rank}`, or another `atlas`.",
+        )
+
+
+def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) -> int:
+    """The rank ``asked`` for, else the published one, else that of the records.
+
+    Raises AtlasError if the rank asked for is not the published one, or if none was asked for and the records differ.
+    """
+    if asked is not None:
+        check_rank(folder, base.base, asked)
+        return asked
+    found = published_rank(folder, base.base)
+    if found is not None:
+        return found.rank
+    ranks = _ranks_of_records(folder, base)
+    if len(ranks) > 1:
+        found_ranks = " and ".join(f"rank {rank} ({count})" for rank, count in sorted(ranks.items()))
+        raise AtlasError(
+            f"{base.base} has records of {found_ranks}: only those of one rank can be published.",
+            f"Say which: index publish --rank {ranks.most_common(1)[0][0]}",
+        )
+    return next(iter(ranks), USUAL_RANK)
+
+
+def _ranks_of_records(folder: AtlasFolder, base: StoredBase) -> Counter[int]:
+    """Number of records of each rank that a publish of ``base`` could use."""
+    return Counter(
+        identity.spec.rank
+        for identity in RecordStore(folder).identities()
+        if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd in SVD_METHODS
+    )

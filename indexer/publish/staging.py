@@ -1,0 +1,255 @@
+"""The staged copy of the database that a publish changes, how it replaces the original, and its checksum.
+
+``atlas.duckdb`` is the one pointer to everything published: a copy is changed, synced and renamed over it. An atlas
+that is killed at any moment holds the state before or after.
+
+Two files cannot be renamed at once, so ``checksums.json`` is written before the rename and names the databases before
+and after. The database of an older atlas without that file is checked by reading it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
+from indexer.database import catalog
+from indexer.database.door import NAME, attached_for_writing, quoted, use
+from indexer.database.reading import earlier_rows
+from indexer.publish.tables import Tables
+from indexer.records.identity import canonical_json
+from indexer.regular_files import read_regular
+from indexer.storage.atomic_files import copy_file, sync_folder, write_atomically
+from indexer.storage.checksummed_jsonl import add_checksum, has_checksum, parse_checksummed
+from indexer.storage.checksums import file_sha256
+from indexer.version import __version__
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+# A database larger than this is compacted once more than this share of it is free.
+BLOATED_BYTES = 64 << 20
+BLOATED_SHARE = 0.5
+
+# The smallest memory limit that DuckDB gets. What does not fit is spilled to disk, but blocks in use cannot be.
+LEAST_MEMORY = 128 << 20
+
+HINT = "run `index rebuild`, which makes it again from listing and records"
+
+# Tables that name files of vectors.
+_NAMING = ("internal.segments", "internal.compressed_indexes")
+
+_MOST_CHECKSUM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StagedDatabase:
+    """The copy that a publish works on. ``kept_ids``: if it starts empty, the old ids by model and base."""
+
+    connection: duckdb.DuckDBPyConnection
+    kept_ids: dict[tuple[str, str], int]
+
+
+@contextmanager
+def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | None = None) -> Iterator[StagedDatabase]:
+    """A staged database with an open transaction; a block without an error publishes it as the next generation."""
+    with staged_database(folder, afresh, memory) as staging:
+        staging.connection.execute("BEGIN")
+        yield staging
+        Tables(staging.connection).run(
+            "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
+            [datetime.now(UTC), __version__],
+        )
+        staging.connection.execute("COMMIT")
+        staging.connection.execute("CHECKPOINT")
+
+
+@contextmanager
+def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None) -> Iterator[StagedDatabase]:
+    """A private copy of the database, renamed over the original if the block ends without an error.
+
+    ``afresh`` starts with an empty database instead; only the ids of the original are kept, if it can be read, and no
+    id is ever given to another model. ``memory``: limit of DuckDB in bytes, at least ``LEAST_MEMORY``; the rest is
+    spilled to disk. None: DuckDB's own limit.
+
+    Raises AtlasError if the original is damaged, has another schema, or has objects that schema.sql does not make: a
+    copy would keep them, and run them.
+    """
+    copy = folder.root / f".atlas.{os.getpid()}.duckdb"
+    _remove_leftovers(folder)
+    named = None if folder.database.exists() else frozenset[str]()
+    kept_ids: dict[tuple[str, str], int] = {}
+    next_id = 1
+    try:
+        if folder.database.exists():
+            copy_file(folder.database, copy, through_links=True)
+            if afresh:
+                named = _named_before(copy)
+                kept_ids, next_id = _ids_in(copy)
+                copy.unlink()
+        is_new = not copy.exists()
+        limits = _limits(copy, memory)
+        connection = attached_for_writing(copy, settings=limits)
+        try:
+            if is_new:
+                use(connection)
+                connection.execute(schema_sql())
+                connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
+            else:
+                _use_verified(connection, folder.database)
+                named = _named_files(connection)
+            yield StagedDatabase(connection, kept_ids)
+            named = None if named is None else named | _named_files(connection)
+            is_bloated = _is_bloated(connection)
+        finally:
+            connection.close()
+        if is_bloated:
+            _compact(copy, limits)
+        _put_in_place(folder, copy)
+    finally:
+        _collect(folder, named)  # also after a failure: on a full disk the next publish needs the space
+        copy.unlink(missing_ok=True)
+        copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
+        shutil.rmtree(_spill(copy), ignore_errors=True)
+
+
+def _use_verified(connection: duckdb.DuckDBPyConnection, original: Path) -> None:
+    """Use a copy that has the schema of schema.sql; foreign views and macros are replaced by our own."""
+    found = catalog.examine(connection, original)
+    catalog.refuse(original, found)
+    use(connection)
+    catalog.replace_others(connection, found)
+
+
+def _limits(copy: Path, memory: int | None) -> list[str]:
+    spilled = f"SET temp_directory = {quoted(_spill(copy))}"
+    return [spilled] if memory is None else [spilled, f"SET memory_limit = '{max(memory, LEAST_MEMORY) >> 10}KiB'"]
+
+
+def _spill(copy: Path) -> Path:
+    """The folder for data that does not fit into memory; DuckDB creates it when it needs it."""
+    return copy.with_name(f"{copy.name}.tmp")
+
+
+def _is_bloated(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether a large file consists mostly of free space left by deleted rows."""
+    block_size, total, free = connection.execute(
+        "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
+        "WHERE database_name = current_database()"
+    ).fetchall()[0]
+    return total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total
+
+
+def _compact(database: Path, limits: Sequence[str]) -> None:
+    """Write everything into a new file, including comments, views and macros."""
+    fresh = database.with_name(f"{database.stem}.compact{database.suffix}")
+    fresh.unlink(missing_ok=True)
+    try:
+        with attached_for_writing(fresh, settings=limits, beside={"bloated": database}) as connection:
+            connection.execute(f"COPY FROM DATABASE bloated TO {NAME}")
+        fresh.replace(database)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
+    with copy.open("rb") as file:
+        os.fsync(file.fileno())
+    note_checksum(folder, copy)
+    # A write-ahead log that another program left belongs to the original; no reader could open the copy with it.
+    folder.database.with_name(folder.database.name + ".wal").unlink(missing_ok=True)
+    copy.replace(folder.database)
+    sync_folder(folder.root)
+
+
+def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
+    """Remove FAISS files that are not ``named``; None: the names are unknown, so all files stay.
+
+    After a publish the files of the previous generation are named too, because its readers may be opening them.
+    """
+    if named is None:
+        return
+    for path in folder.root.glob("*.faiss"):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
+    """The FAISS files that the staged database names."""
+    names = [f"SELECT faiss_file FROM {NAME}.{table}" for table in _NAMING]
+    return frozenset(name for (name,) in connection.execute(" UNION ".join(names)).fetchall())
+
+
+def _named_before(database: Path) -> frozenset[str] | None:
+    """The FAISS files that a copy of any schema names; None if it cannot be read."""
+    found = earlier_rows(database, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
+    return None if found is None else frozenset(row["faiss_file"] for rows in found for row in rows)
+
+
+def _ids_in(database: Path) -> tuple[dict[tuple[str, str], int], int]:
+    """The ids by model and base in a copy of any schema, and the first id that was never used."""
+    statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
+    rows, given = earlier_rows(database, ("fine_tunes", "atlas_info"), statements) or ([], [])
+    ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
+    return ids, max([1, *(row["next_model_id"] for row in given), *(1 + model_id for model_id in ids.values())])
+
+
+def _remove_leftovers(folder: AtlasFolder) -> None:
+    """Remove the files of a killed publish; the lock of the writer guarantees that nobody uses them."""
+    for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
+        for path in folder.root.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def note_checksum(folder: AtlasFolder, coming: Path) -> None:
+    """Accept ``coming`` as the next database: from now on both checksums are valid. Raises OSError."""
+    rows = [_checksum_row(coming)]
+    if folder.database.is_file() and damage(folder) is None:
+        rows.insert(0, _checksum_row(folder.database))
+    write_atomically(folder.checksums, add_checksum(canonical_json({"databases": rows})))
+
+
+def damage(folder: AtlasFolder) -> str | None:
+    """What is wrong with the database file as a whole, as a sentence; None if it is intact or has no checksum."""
+    if not folder.checksums.is_file():
+        return None
+    noted = _noted_checksums(folder)
+    if not noted:
+        return f"{folder.checksums.name} is damaged: {HINT}"
+    size = folder.database.stat().st_size
+    if size not in {row["bytes"] for row in noted}:
+        expected = " or ".join(str(row["bytes"]) for row in noted)
+        return f"is damaged, or was changed by another program: {size} bytes instead of {expected}; {HINT}"
+    if _checksum_row(folder.database) not in noted:
+        return f"is damaged, or was changed by another program: its checksum does not match; {HINT}"
+    return None
+
+
+def _checksum_row(database: Path) -> dict[str, Any]:
+    return {"bytes": database.stat().st_size, "sha256": file_sha256(database)}
+
+
+def _noted_checksums(folder: AtlasFolder) -> list[dict[str, Any]]:
+    """The rows of the file; empty if it cannot be read."""
+
+    def is_valid(row: Any) -> bool:
+        is_row = isinstance(row, dict) and row.keys() == {"bytes", "sha256"}
+        return is_row and type(row["bytes"]) is int and isinstance(row["sha256"], str)
+
+    try:
+        content = read_regular(folder.checksums, most=_MOST_CHECKSUM_BYTES)
+        return (
+            [row for row in parse_checksummed(content)["databases"] if is_valid(row)] if has_checksum(content) else []
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

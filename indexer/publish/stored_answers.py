@@ -1,0 +1,203 @@
+"""Stored answers: the lineage and the predictions that an atlas keeps.
+
+Nothing in the database may be the only copy, so each base has a JSON lines file per kind of answer. A line names its
+models and the records that the answer was computed from. The table is made from the lines whose records are still
+current: a model that has been read again has no stored answer until it is asked about again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from indexer.atlas import AtlasFolder
+from indexer.database.reading import Reading
+from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.publish.staging import staged_publish
+from indexer.publish.tables import Row, Tables
+from indexer.publish.validation import ColumnValidator
+from indexer.regular_files import read_regular
+from indexer.storage.atomic_files import write_atomically
+from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
+
+Line = dict[str, Any]
+
+_MOST_BYTES = 256 << 20
+_MOST_PROBLEMS = 100
+
+# Old keys of lines, from before schema 7.
+_RENAMED = {"told": "answered_at", "because": "evidence"}
+
+
+@dataclass(frozen=True)
+class AnswerKind:
+    """One kind of stored answer: its table, the command that computes it and the file that keeps it."""
+
+    table: str
+    command: str
+    folder: Callable[[AtlasFolder], Path]
+    path: Callable[[AtlasFolder, str], Path]
+    columns: tuple[str, ...]
+    checked: Callable[[Line], Line]
+
+
+def read_answers(kind: AnswerKind, path: Path) -> tuple[list[Line], list[str]]:
+    """The readable lines, with ``answered_at`` as a naive UTC time, and what is wrong with the others.
+
+    Whether the values fit the columns of the table is checked when they are inserted.
+    """
+    return read_lines(path, kind.checked)
+
+
+def read_lines(path: Path, checked: Callable[[Line], Line] = dict) -> tuple[list[Line], list[str]]:
+    """The readable lines, and what is wrong with the others by line number; both empty if there is no file.
+
+    ``checked`` converts a line; it raises one of WRONG_KINDS if the line is malformed.
+    """
+    try:
+        content = read_regular(path, most=_MOST_BYTES)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"cannot be read: {error.strerror}"]
+    lines: list[Line] = []
+    problems: list[str] = []
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        if not raw:
+            continue
+        try:
+            lines.append(checked({_RENAMED.get(key, key): value for key, value in parse_checksummed(raw).items()}))
+        except WRONG_KINDS as error:
+            if len(problems) < _MOST_PROBLEMS:
+                problems.append(f"line {number} cannot be read: {error}"[:300])
+    if content and not content.endswith(b"\n"):
+        problems.append("its last line is cut short")
+    return lines, problems
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write the file atomically, one checksummed JSON object per line. Raises OSError."""
+    text = (json.dumps(dict(line), sort_keys=True, allow_nan=False) for line in lines)
+    write_atomically(path, b"".join(add_checksum(one) + b"\n" for one in text))
+
+
+def store_answers(
+    folder: AtlasFolder, kind: AnswerKind, base: str, models: Iterable[str], lines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replace the stored answers of ``models`` with ``lines``, in the file and in the table.
+
+    ``lines`` have the columns of the table, but ``model`` instead of ``model_id``; for lineage also ``parent`` and
+    ``parent_key``, the record of the parent (both null for the base), instead of ``parent_id``. ``answered_at`` is in
+    ISO 8601. Only the table is written: vectors and other tables are not touched. The database is still replaced by
+    a changed copy, because DuckDB does not let one process write a file that another one reads.
+
+    Raises AtlasError if another process holds the lock of the writer, or if the atlas cannot be written.
+    """
+    with folder.require().locked(kind.command):
+        with Reading(folder.database) as connection:
+            if not connection.rows("SELECT base FROM bases WHERE base = ?", (base,)):
+                raise AtlasError(f"Nothing is published for {base}.", f"Run: index build --base {base}")
+        path, asked = kind.path(folder, base), set(models)
+        write_lines(path, [*(line for line in read_lines(path)[0] if line.get("model") not in asked), *lines])
+        with staged_publish(folder) as staging:
+            renew_answers(kind, Tables(staging.connection), folder, base, ColumnValidator())
+
+
+def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
+    """Remove a model from the files of a base: its own lines, and its name in the lines of others."""
+    for kind in ANSWERS:
+        path = kind.path(folder, base)
+        before, _ = read_lines(path)
+        after = [_without(line, model) for line in before if model not in (line.get("model"), line.get("parent"))]
+        if after != before:
+            write_lines(path, after)
+
+
+def _without(line: Line, model: str) -> Line:
+    lists: Line = {name: [one for one in line[name] if one != model] for name in ("same", "models") if name in line}
+    return {**line, **lists}
+
+
+def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: str, validator: ColumnValidator) -> None:
+    """Rewrite the rows of one base from its file.
+
+    Lines whose model or parent has another record now are skipped, and so are lines that cannot be read or do not fit
+    the table, because the file may come from somebody else.
+    """
+    indexed = tables.indexed(base)
+    tables.delete_of_base(kind.table, base)
+    rows: list[Row] = []
+    for line in read_answers(kind, kind.path(folder, base))[0]:
+        child, parent = indexed.get(line["model"]), indexed.get(line.get("parent") or "")
+        parent_key = line.get("parent_key")
+        if child is None or child[1] != line["record_key"]:
+            continue
+        if parent_key is not None and (parent is None or parent[1] != parent_key):
+            continue
+        row = {name: line[name] for name in kind.columns} | {"model_id": child[0]}
+        if kind is LINEAGE:
+            row["parent_id"] = parent[0] if parent and parent_key else None
+        rows.append(row)
+    tables.insert(kind.table, validator.valid_rows(kind.table, rows))
+
+
+_LINEAGE_NUMBERS = ("coefficient", "left")
+_LINEAGE_NAMES = ("model", "record_key", "parent", "parent_key", "kind", "method", "card", "direction", "evidence")
+_LINEAGE_KEYS = frozenset((*_LINEAGE_NAMES, *_LINEAGE_NUMBERS, "same", "bytes_read", "answered_at"))
+
+
+def _lineage_line(line: Line) -> Line:
+    """Raises one of WRONG_KINDS if this is not a line that this program writes."""
+    if not line.keys() >= _LINEAGE_KEYS:
+        raise ValueError("not a line of a lineage")
+    if not all(line[name] is None or isinstance(line[name], str) for name in _LINEAGE_NAMES):
+        raise ValueError("invalid name")
+    # Lines of version 0.1 and before have no probability.
+    probability = line.get("probability")
+    numbers: Line = {name: float(line[name]) for name in _LINEAGE_NUMBERS}
+    numbers["probability"] = None if probability is None else float(probability)
+    return line | numbers | {"answered_at": _naive_utc(line["answered_at"])}
+
+
+_PREDICTION_COLUMNS = (
+    "record_key", "rank", "dataset", "probability", "votes", "agreement", "authors", "vectors", "head", "declared",
+    "calibrated", "models", "representation", "k", "answered_at",
+)  # fmt: skip
+
+
+def _prediction_line(line: Line) -> Line:
+    """Raises one of WRONG_KINDS if this is not a line that this program writes."""
+    if not line.keys() >= {"model", *_PREDICTION_COLUMNS} or not isinstance(line["model"], str):
+        raise ValueError("not a line of a prediction")
+    return line | {"answered_at": _naive_utc(line["answered_at"])}
+
+
+def _naive_utc(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
+
+
+LINEAGE = AnswerKind(
+    "lineage",
+    "query lineage --all",
+    lambda folder: folder.lineages,
+    AtlasFolder.lineage,
+    (
+        "record_key", "kind", "method", "coefficient", "left", "card", "direction", "evidence", "same", "bytes_read",
+        "answered_at", "probability",
+    ),
+    _lineage_line,
+)  # fmt: skip
+PREDICTIONS = AnswerKind(
+    "predictions",
+    "query predict --undocumented --store",
+    lambda folder: folder.predicted,
+    AtlasFolder.predictions,
+    _PREDICTION_COLUMNS,
+    _prediction_line,
+)
+ANSWERS = (LINEAGE, PREDICTIONS)

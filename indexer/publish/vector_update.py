@@ -1,0 +1,150 @@
+"""The new vectors of a publish: for every representation of a base, from the records into segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from indexer.atlas import AtlasFolder
+from indexer.publish.centring import Centring
+from indexer.publish.neighbours import NeighbourTable
+from indexer.publish.null_similarity import renew_null_similarity
+from indexer.publish.profile_tables import depth_vectors
+from indexer.publish.publication import Publication, SkippedModels
+from indexer.publish.rows import RecordRows, record_rows
+from indexer.publish.tables import Row, Tables
+from indexer.publish.validation import ColumnValidator, InvalidValue
+from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWriter
+from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.store import RecordStore
+
+
+class VectorUpdate:
+    """The vectors of one representation: those published, and the writer of the new ones."""
+
+    def __init__(self, vectors: PublishedVectors, writer: VectorWriter | UncentredVectors) -> None:
+        self.vectors, self.writer = vectors, writer
+        self.name = vectors.representation.name
+        self.without = 0  # models whose record does not hold this representation
+
+    @property
+    def of_profiles(self) -> bool:
+        """Whether the vectors come from depth profiles instead of records."""
+        return self.vectors.representation.of_profiles
+
+    def add(self, model_id: int, found: RecordRows) -> None:
+        """Add the vector of one model, if its record holds this representation."""
+        vector = found.vectors.get(self.name)
+        if vector is None:
+            self.without += 1
+        elif isinstance(self.writer, UncentredVectors):
+            self.writer.add(model_id, vector, found.group, found.blocks)
+        else:
+            self.writer.add(model_id, vector)
+
+
+class VectorUpdates:
+    """The vector updates of one base within a publish. Uncentred vectors wait in files that are removed on exit.
+
+    ``added``: representations to publish besides the default and those published before. Models whose record cannot
+    be published are added to ``skipped``.
+    """
+
+    def __init__(
+        self,
+        folder: AtlasFolder,
+        tables: Tables,
+        publication: Publication,
+        added: Sequence[str],
+        validator: ColumnValidator,
+        skipped: SkippedModels,
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder, self.tables, self.publication = folder, tables, publication
+        self.validator, self.skipped, self.say = validator, skipped, say
+        self.base = publication.base.base
+        self.all: list[VectorUpdate] = []
+        self._added = added
+        self._waiting = ExitStack()
+
+    def __enter__(self) -> VectorUpdates:
+        published = self.tables.rows(
+            "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
+        )
+        root, publication = self.folder.root, self.publication
+        with ExitStack() as waiting:
+            for name in dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added]):
+                representation = representation_named(name)
+                vectors = PublishedVectors(
+                    root, self.tables, self.base, representation, publication.rank, self.say, publication.index
+                )
+                writer: VectorWriter | UncentredVectors = VectorWriter(root, self.base, vectors.representation)
+                if representation.centred:
+                    writer = waiting.enter_context(UncentredVectors(root, self.base, name))
+                self.all.append(VectorUpdate(vectors, writer))
+            self._waiting = waiting.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.close()
+
+    def read_all(self, update: VectorUpdate) -> None:
+        """Add the vectors of every record, for a representation that is new or has another length."""
+        signatures: list[Row] = []
+        store = RecordStore(self.folder)
+        for model_id, model, record_key in self.tables.rows(
+            "SELECT model_id, model, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed' "
+            "ORDER BY model_id",
+            [self.base],
+        ):
+            try:
+                found = record_rows(
+                    model_id, record_key, self.publication.base, store, self.validator, [update.vectors.representation]
+                )
+            except InvalidValue as why:
+                self.skipped.models[model] = why
+                continue
+            update.add(model_id, found)
+            signatures.append({"model_id": model_id, "signature": found.tables["records"][0]["signature"]})
+        if update.name == DEFAULT:
+            self.tables.run("CREATE OR REPLACE TEMP TABLE signed (model_id INTEGER, signature VARCHAR)")
+            self.tables.insert("signed", signatures)
+            self.tables.run(
+                "UPDATE records SET signature = signed.signature FROM signed WHERE signed.model_id = records.model_id"
+            )
+            self.tables.run("DROP TABLE signed")
+
+    def publish(self, stale: Sequence[int], ids: Iterable[int], has_new_profiles: bool) -> None:
+        """Write the FAISS files, their rows and the neighbours, without the vectors of ``stale`` ids.
+
+        ``ids``: all models of the base. The vectors of profiles are scaled by all profiles, so each new profile changes
+        all of them.
+        """
+        for update in self.all:
+            if not update.of_profiles:
+                self._publish_records(update, stale)
+            elif has_new_profiles or stale or update.vectors.is_new or self.publication.index:
+                assert isinstance(update.writer, VectorWriter)
+                for model_id, vector in depth_vectors(self.tables.rows, self.base).items():
+                    update.writer.add(model_id, vector)
+                self._change(update, update.writer, list(ids), moved=False)
+
+    def _publish_records(self, update: VectorUpdate, stale: Sequence[int]) -> None:
+        if update.without:
+            self.say(f"{self.base}, {update.name}: models left out, as their records hold no factors: {update.without}")
+        writer, moved = update.writer, False
+        if isinstance(writer, UncentredVectors):
+            removed = np.array(sorted(set(stale)), dtype=np.int64)
+            writer, moved = Centring(self.tables, update.vectors, self.say).centred(writer, removed)
+        self._change(update, writer, stale, moved=moved)
+
+    def _change(self, update: VectorUpdate, writer: VectorWriter, stale: Sequence[int], *, moved: bool) -> None:
+        """``moved``: the centre has moved, and ``writer`` holds all vectors of the base."""
+        change = update.vectors.change(writer, stale, is_anew=moved, purged=self.publication.purged)
+        if change is None:
+            return
+        NeighbourTable(self.tables, self.base, update.name).change(change.index, change.added, change.removed)
+        if moved:
+            renew_null_similarity(self.tables, self.base, update.name, change.index)
