@@ -284,7 +284,7 @@ def test_a_publish_that_fails_leaves_no_file_behind_nor_what_a_killed_one_left(a
             atlas.publish(*atlas.entries)
     assert {path.name for path in atlas.folder.root.iterdir()} == before
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.copyfile", fail_to_copy)
+        patch.setattr("shutil.copyfileobj", fail_to_copy)
         patch.setattr("fcntl.ioctl", fail_to_copy)
         with pytest.raises(OSError, match="No space"):
             atlas.publish(*atlas.entries)

@@ -275,7 +275,7 @@ def test_a_base_of_which_only_one_is_forced_out_leaves_the_other(atlas):
 def test_a_listing_without_a_base_is_told(atlas):
     shutil.copy(atlas.listing(BASE), atlas.listings / "org--third.jsonl")
     (found,) = verify(atlas)
-    assert "is the listing of no base" in found.problem
+    assert "does not belong to a base" in found.problem
     assert "`index build --base org/third`" in found.problem
 
 

@@ -89,12 +89,12 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
         ),
         (
             "UPDATE internal.compressed_indexes SET faiss_file = NULL WHERE representation = 'input'",
-            "no compressed index",
+            "but there is none",
         ),
         (
             "INSERT INTO internal.removed_vectors SELECT base, representation, segment, 999 FROM internal.segments "
             "WHERE representation = 'input'",
-            "does not hold",
+            "lacks vectors",
         ),
     ],
 )
