@@ -25,8 +25,8 @@ from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import is_hub_id, is_local_id
 from indexer.network.session import our_progress_bars
-from indexer.publish.staging import note_checksum
 from indexer.publish.origin import Origin, read_origin, write_origin
+from indexer.publish.staging import note_checksum
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
