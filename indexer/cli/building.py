@@ -17,8 +17,7 @@ from indexer.cli.options import (
 )
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
-from indexer.console.ranges import FiniteRange
-from indexer.console.terminal import atlas_option, emit, output_options
+from indexer.console.terminal import FiniteRange, atlas_option, emit, output_options
 from indexer.errors import AtlasError, require
 from indexer.names import EXECUTORS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.console.completion import complete_base
-from indexer.console.ranges import FiniteRange
+from indexer.console.terminal import FiniteRange
 from indexer.names import DISCOVERIES, SORTS
 
 if TYPE_CHECKING:

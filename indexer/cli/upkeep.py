@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from indexer.cli.options import index_options, length_option
+from indexer.console.advice import for_command_line
 from indexer.console.terminal import atlas_option, emit, output_options, say
-from indexer.console.typed import as_typed
 from indexer.quantities import size_in_words
 
 ROWS = ("csv", "jsonl")  # formats that print one kind of row
@@ -71,7 +71,7 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
     from indexer.publish.verification import verify as verify_atlas
 
     found = verify_deeply(AtlasFolder(atlas)) if strict else verify_atlas(AtlasFolder(atlas))
-    rows = [one.as_row() | {"problem": as_typed(one.problem)} for one in found]
+    rows = [one.as_row() | {"problem": for_command_line(one.problem)} for one in found]
     emit(
         rows if output in ROWS else {"ok": not found, "disagreements": rows},
         output,

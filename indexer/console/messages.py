@@ -1,6 +1,6 @@
-"""What is said on stderr: remarks, progress, and how much of either a person wants to hear.
+"""What is printed on stderr: remarks and progress.
 
-Strings that come from the Hub are shown without anything that moves a cursor, hides or reorders.
+Strings from the Hub are printed without anything that moves a cursor, hides or reorders text.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any, Self
 
 import click
 
-from indexer.console.rate import RecentRate
 from indexer.quantities import duration_in_words
 
 PLAIN_PROGRESS_SECONDS = 10.0
+# Weight of the latest update in a rate: some twenty updates count. Several workers finish in bursts.
+_SMOOTHING = 0.05
 
 
 @dataclasses.dataclass
 class Verbosity:
-    """How much a person wants to hear, for the whole process."""
+    """How much to print on stderr, for the whole process."""
 
     quiet: bool = False
     verbose: bool = False
@@ -34,13 +35,13 @@ verbosity = Verbosity()
 
 
 # Characters without a shape of their own: they hide text, turn its direction or join what is apart (Unicode's
-# Default_Ignorable_Code_Point, but for those in the categories that `clean` looks at anyway).
+# Default_Ignorable_Code_Point, except for those in the categories that `clean` checks anyway).
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _MOST_MARKS = 3  # accents on one letter; more are drawn over other lines
 
 
 def clean(text: str, keep_lines: bool = False) -> str:
-    """Text without anything that moves a cursor, hides, or reorders: such characters are shown as escapes."""
+    """Escape every character that moves a cursor, hides, or reorders text."""
     if text.isascii() and text.isprintable():
         return text
     shown, marks = [], 0
@@ -65,7 +66,7 @@ def is_coloured(stream: Any) -> bool:
 
 
 def say(sentence: str) -> None:
-    """A line on stderr that a person should see, unless they asked for quiet."""
+    """Print a line on stderr, unless --quiet was given."""
     if verbosity.quiet:
         return
     if Progress.is_drawn:
@@ -77,26 +78,54 @@ def say(sentence: str) -> None:
 
 
 def say_over_the_bar(sentence: str) -> None:
-    """The same from a process whose parent may be drawing a bar: that is wiped away, and drawn again later."""
+    """The same in a worker process, whose parent may be drawing a bar: the bar is wiped, and drawn again later."""
     if not verbosity.quiet:
         click.echo(("\r\x1b[K" if sys.stderr.isatty() else "") + clean(sentence), err=True)
 
 
 def say_more(sentence: str) -> None:
-    """A line on stderr for a person who asked for more."""
+    """Print a line on stderr if --verbose was given."""
     if verbosity.verbose:
         say(sentence)
 
 
+class Rate:
+    """Units and sizes per second, as moving averages: a slow start is soon forgotten."""
+
+    def __init__(self) -> None:
+        from tqdm.std import EMA
+
+        self._seconds, self._units, self._size = (EMA(_SMOOTHING) for _ in range(3))
+        self._last = time.monotonic()
+
+    def note(self, units: int, size: float = 0.0) -> None:
+        """``units`` more are done, ``size`` in all."""
+        now = time.monotonic()
+        self._seconds(now - self._last)
+        self._units(units)
+        self._size(size)
+        self._last = now
+
+    @property
+    def units_per_second(self) -> float | None:
+        """None before anything is done."""
+        return self._units() / self._seconds() if self._seconds() > 0 else None
+
+    @property
+    def size_per_second(self) -> float | None:
+        """None before anything is done."""
+        return self._size() / self._seconds() if self._seconds() > 0 else None
+
+
 class Progress:
-    """A bar on stderr where that is a terminal, else a plain line now and then."""
+    """A bar if stderr is a terminal, else a plain line now and then."""
 
     is_drawn = False  # whether a bar is on the terminal now
 
     def __init__(self, total: int | None, what: str) -> None:
         self.what, self.total, self.done, self.note = what, total, 0, ""
-        self.rate = RecentRate()
-        self._started = self._last = self._told = time.monotonic()
+        self.rate = Rate()
+        self._started = self._last = self._printed = time.monotonic()
         self._bar: Any = None
         if self.may_draw():
             self._bar = self._drawn()
@@ -115,17 +144,17 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """From the start to what was done last."""
+        """From the start to the latest update."""
         return self._last - self._started
 
     @property
     def seconds_left(self) -> float | None:
-        """By the rate of late; None where that, or how much there is to do, is not known."""
+        """By the recent rate; None if that or the total is not known."""
         rate = self.rate.units_per_second
-        return None if rate is None or self.total is None else max(0, self.total - self.done) / rate
+        return None if not rate or self.total is None else max(0, self.total - self.done) / rate
 
     def update(self, count: int = 1, note: str = "", size: float = 0.0) -> None:
-        """``count`` more are done, of ``size`` bytes in all; ``note`` stands behind the numbers."""
+        """``count`` more units are done, of ``size`` bytes in all; ``note`` is printed after the numbers."""
         self.done += count
         self.note = note
         self.rate.note(count, size)
@@ -133,30 +162,30 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(clean(note), refresh=False)
             self._bar.update(count)
-        elif self._last - self._told >= PLAIN_PROGRESS_SECONDS:
-            self._tell()
+        elif self._last - self._printed >= PLAIN_PROGRESS_SECONDS:
+            self._print()
 
     def close(self) -> None:
-        """Finish the bar, or say the last line; once."""
+        """Finish the bar, or print the last line; once."""
         if self._bar is not None:
             self._bar.close()
             Progress.is_drawn = False
         elif self.done:
-            self._tell()
+            self._print()
         self._bar, self.done = None, 0
 
     def words(self) -> list[str]:
-        """What a plain line says behind the count."""
+        """What a plain line says after the count."""
         left = self.seconds_left
-        told = [f"about {duration_in_words(left)} left"] if left and self.done else []
-        return [*told, self.note] if self.note else told
+        words = [f"about {duration_in_words(left)} left"] if left and self.done else []
+        return [*words, self.note] if self.note else words
 
     def _drawn(self) -> Any:
         from tqdm import tqdm
 
         return tqdm(total=self.total, desc=clean(self.what), file=sys.stderr, dynamic_ncols=True, unit="")
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _print(self) -> None:
+        self._printed = time.monotonic()
         count = f"{self.what}: {self.done}" + (f" of {self.total}" if self.total is not None else "")
         say(", ".join([count, *self.words()]))

@@ -1,6 +1,6 @@
 """What is printed on stdout: an object or many, as table, JSON, JSON lines or CSV.
 
-A table is cut to a terminal's width, ids excepted, and never when it is piped; a CSV cannot carry a formula.
+On a terminal a table is cut to the width, except for ids; piped output is never cut. A CSV cannot carry a formula.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import click
 from indexer.console.messages import clean, is_coloured, say
 from indexer.names import is_hub_id
 
-ROOM_FOR_TEXT = 24  # columns that a text should have before other columns are left out for it
-NARROWEST_TEXT = 8  # columns of a terminal below which a text column says nothing
+ROOM_FOR_TEXT = 24  # characters; before a text is cut to less, optional columns are dropped
+NARROWEST_TEXT = 8  # characters; no text column is narrower
 
 
 def emit(
@@ -32,8 +32,8 @@ def emit(
 ) -> None:
     """Print an object (a mapping, a dataclass) or many as table, json, jsonl or csv.
 
-    An iterator is printed as it goes where the format is jsonl. ``columns`` names them for a table and a CSV
-    even where there is no row. ``optional_columns``: columns left out of a table on a narrow terminal, the first first.
+    As jsonl, the items of an iterator are printed as they come. ``columns``: of a table and a CSV, also without rows.
+    ``optional_columns``: those that a table drops on a narrow terminal, in this order.
     """
     is_one = isinstance(result, Mapping) or dataclasses.is_dataclass(result)
     rows = (as_plain(row) for row in ([result] if is_one else result))
@@ -90,7 +90,7 @@ def as_plain(value: Any) -> Any:
 
 
 def _json(plain: Any, indent: int | None = None) -> str:
-    # ASCII: whatever hides in a string is spelt out.
+    # ASCII: characters that hide are escaped.
     return json.dumps(plain, ensure_ascii=True, indent=indent, allow_nan=False)
 
 
@@ -103,7 +103,7 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-# A spreadsheet runs what begins like this (the wide forms in some locales).
+# A spreadsheet runs a cell that begins like this (with the wide forms in some locales).
 _FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -112,7 +112,7 @@ def _csv(rows: Sequence[Any], columns: Sequence[str] | None) -> str:
     """RFC 4180: a header, commas, CRLF."""
     structs: set[str] = set()
     rows = [_flat(row, structs) for row in rows]
-    # An object's own column is empty: its values are in columns of their own.
+    # The column of an object is empty: its values have columns of their own.
     names = [name for name in _names(rows, columns) if name not in structs or any(row.get(name) for row in rows)]
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\r\n")
@@ -141,7 +141,7 @@ def _csv_cell(value: Any) -> Any:
     if isinstance(value, list):
         if any(isinstance(item, dict | list) for item in value):
             return _json(value)
-        # Some spreadsheets take the semicolon for the border of a cell: each item must be harmless alone.
+        # Some spreadsheets split cells at semicolons, so each item must be harmless alone.
         return ";".join(str(_csv_cell(item)) for item in value)
     return _csv_text(value) if isinstance(value, str) else value
 
@@ -157,77 +157,106 @@ def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> 
     return list(dict.fromkeys([*(columns or ()), *(name for row in rows for name in row)]))
 
 
-def _table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, optional_columns: Sequence[str] = ()
-) -> list[str]:
-    """A line for each row; on a terminal too narrow for that, a line for each value. The columns left out.
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """One column of a table, as text."""
 
-    Numbers and ids are whole, and so is the first text, which names the row; other text may be cut. Before more than
-    ROOM_FOR_TEXT is cut from, columns are left out; then the names of columns of numbers are cut in their middle.
+    name: str
+    cells: Sequence[str]
+    is_number: bool
+    is_whole: bool  # never cut
+
+    @property
+    def head(self) -> str:
+        return clean(self.name)
+
+    @property
+    def width(self) -> int:
+        return max(map(_width, (self.head, *self.cells)))
+
+    @property
+    def preferred(self) -> int:
+        """The width for which optional columns are dropped."""
+        return self.width if self.is_whole else max(_width(self.head), min(self.width, ROOM_FOR_TEXT))
+
+    @property
+    def narrowest(self) -> int:
+        """The width below which the table becomes a line for each value. The name of a number column may be cut."""
+        if self.is_number:
+            return max([NARROWEST_TEXT, *map(_width, self.cells)])
+        return self.width if self.is_whole else NARROWEST_TEXT
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[_Column]:
+    """Numbers, ids and the first text column, which names the row, are whole; other text may be cut."""
+    columns: list[_Column] = []
+    for name in names:
+        values = [row.get(name) for row in rows]
+        is_number = all(map(_is_number, values))
+        is_first_text = not is_number and all(one.is_number for one in columns)
+        is_whole = is_number or is_first_text or _are_ids(values)
+        columns.append(_Column(name, [cell_text(value) for value in values], is_number, is_whole))
+    return columns
+
+
+def _table(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None, optional_columns: Sequence[str] = ()
+) -> list[str]:
+    """Print a line for each row, or a line for each value on a terminal too narrow for that.
+
+    Returns the dropped columns. On a terminal optional columns are dropped while text has less than ROOM_FOR_TEXT; then
+    text is cut, then the names of number columns, in their middle.
     """
-    names = _names(rows, columns)
-    kept = _with_room(rows, names, optional_columns)
-    cells = [[cell_text(row.get(name)) for name in kept] for row in rows]
-    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in kept]
-    heads = [clean(name) for name in kept]
-    widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
-    is_whole = _whole(rows, kept, is_numeric)
-    least = [
-        max([NARROWEST_TEXT, *(_width(row[at]) for row in cells)]) if number else width if whole else NARROWEST_TEXT
-        for at, (width, whole, number) in enumerate(zip(widths, is_whole, is_numeric, strict=True))
-    ]
-    fitted = _fitted(widths, least)
-    if fitted is None:  # a line for each value has room for all columns
-        for one in rows:
-            told = ((clean(name), cell_text(one.get(name))) for name in names)
-            _write("\n".join(f"{name}: {cell}" for name, cell in told if cell) + "\n\n")
-        return []
-    for line in ([_shortened(*head) for head in zip(heads, fitted, strict=True)], *cells):
-        shown = "  ".join(map(_padded, line, fitted, is_numeric)).rstrip()
-        _write((click.style(shown, bold=True) if line not in cells and is_coloured(sys.stdout) else shown) + "\n")
-    return [clean(name) for name in names if name not in kept]
+    columns = _columns(rows, _names(rows, names))
+    kept = list(columns)
+    widths = [one.width for one in columns]
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns
+        for name in optional_columns:
+            if sum(one.preferred + 2 for one in kept) - 2 <= room:
+                break
+            kept = [one for one in kept if one.name != name]
+        kept = kept or columns
+        fitted = _fitted(kept, room)
+        if fitted is None:
+            for at in range(len(rows)):
+                lines = [f"{one.head}: {one.cells[at]}" for one in columns if one.cells[at]]
+                _write("\n".join(lines) + "\n\n")
+            return []
+        widths = fitted
+    heads = [_shortened(one.head, width) for one, width in zip(kept, widths, strict=True)]
+    for number, line in enumerate([heads, *zip(*(one.cells for one in kept), strict=True)]):
+        text = "  ".join(map(_padded, line, widths, [one.is_number for one in kept])).rstrip()
+        _write((click.style(text, bold=True) if number == 0 and is_coloured(sys.stdout) else text) + "\n")
+    return [one.head for one in columns if one not in kept]
+
+
+def _fitted(columns: Sequence[_Column], room: int) -> list[int] | None:
+    """Widths that fit ``room``: the widest text is cut first, none below its narrowest. None if that is impossible."""
+    widths, narrowest = [one.width for one in columns], [one.narrowest for one in columns]
+    room -= 2 * (len(columns) - 1)
+    if sum(widths) <= room:
+        return widths
+    for most in range(max(widths), NARROWEST_TEXT - 1, -1):
+        fitted = [min(width, max(most, least)) for width, least in zip(widths, narrowest, strict=True)]
+        if sum(fitted) <= room:
+            return fitted
+    return None
 
 
 def _shortened(head: str, width: int) -> str:
-    """The name of a column, cut in its middle where it is too long: what tells names apart is often their end."""
+    """The name of a column, cut in its middle if it is too long: similar names often differ at their end."""
     if _width(head) <= width or not head.isascii():
         return head
     end = (width - 1) // 2
     return f"{head[: width - 1 - end]}…{head[len(head) - end :]}"
 
 
-def _whole(rows: Sequence[Mapping[str, Any]], names: Sequence[str], is_numeric: Sequence[bool]) -> list[bool]:
-    """Which columns are never cut."""
-    first_text = is_numeric.index(False) if False in is_numeric else None
-    return [
-        number or column == first_text or _are_ids([row.get(name) for row in rows])
-        for column, (name, number) in enumerate(zip(names, is_numeric, strict=True))
-    ]
-
-
-def _with_room(rows: Sequence[Mapping[str, Any]], names: list[str], optional_columns: Sequence[str]) -> list[str]:
-    """The columns that a terminal has room for, those left out that tell least; all where that does not help."""
-    if not sys.stdout.isatty():
-        return names
-    is_numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
-    needed = {
-        name: max(_width(text) if whole or at == 0 else min(_width(text), ROOM_FOR_TEXT)
-                  for at, text in enumerate([clean(name), *(cell_text(row.get(name)) for row in rows)]))
-        for name, whole in zip(names, _whole(rows, names, is_numeric), strict=True)
-    }  # fmt: skip
-    kept = list(names)
-    for name in (name for name in optional_columns if name in needed):
-        if sum(needed[one] + 2 for one in kept) - 2 <= shutil.get_terminal_size().columns:
-            break
-        kept.remove(name)
-    return kept or names
-
-
 def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str = "") -> list[str]:
-    """One object: a line for each value, then the objects and the tables in it, each under its name."""
+    """Print one object: a line for each value, then the objects and the tables in it, each below its name."""
     left_out: list[str] = []
     nested = {name: value for name, value in row.items() if isinstance(value, dict) or _is_table(value)}
-    # A name with nothing beside it reads as if something were missing.
+    # A name without a value would look as if something were missing.
     values = {
         clean(name): cell_text(value) if value != [] else "none" for name, value in row.items() if name not in nested
     }
@@ -250,7 +279,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
-    """Whether a column holds Hub ids, which are there to be copied; an owner in one tells them from plain words."""
+    """Whether a column holds Hub ids, which people copy; plain words have no owner before a slash."""
     texts = [value for value in values if value is not None]
     return all(isinstance(text, str) and is_hub_id(text) for text in texts) and any("/" in text for text in texts)
 
@@ -263,7 +292,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(Z|[+-]\d\d:\d\
 
 
 def cell_text(value: Any) -> str:
-    """A value as a person reads it in a table, without anything that could move a cursor."""
+    """A value as text in a table, without anything that could move a cursor."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -283,23 +312,8 @@ def cell_text(value: Any) -> str:
     return clean(str(value))
 
 
-def _fitted(widths: Sequence[int], least: Sequence[int]) -> Sequence[int] | None:
-    """Widths that fit the terminal, none below its ``least``; None where that is not possible.
-
-    Piped output is never cut.
-    """
-    if not sys.stdout.isatty():
-        return widths
-    room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1)
-    for most in range(max(widths), NARROWEST_TEXT - 1, -1):
-        fitted = [min(width, max(most, narrowest)) for width, narrowest in zip(widths, least, strict=True)]
-        if sum(fitted) <= room:
-            return fitted
-    return None if sum(widths) > room else widths
-
-
 def _width(text: str) -> int:
-    """Columns that ``text`` takes on a terminal."""
+    """The width of ``text`` on a terminal, in columns."""
     if text.isascii():
         return len(text)
     return sum(
@@ -313,7 +327,7 @@ def _width(text: str) -> int:
 
 
 def _padded(text: str, width: int, to_the_right: bool) -> str:
-    """``text``, which is clean, in exactly ``width`` columns."""
+    """``text``, which is clean, cut or padded to ``width`` columns."""
     if _width(text) > width:
         while text and _width(text) > width - 1:
             text = text[:-1]

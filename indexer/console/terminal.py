@@ -1,7 +1,7 @@
-"""How both command lines behave: the options they share, and how an error ends them.
+"""What both command lines share: options, and how an error ends them.
 
-Data goes to stdout (``indexer.console.output``), everything else to stderr (``indexer.console.messages``). A library
-error is one line that says what to do.
+Data goes to stdout (``indexer.console.output``), everything else to stderr (``indexer.console.messages``). An error of
+the library is printed as one line that says what to do.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
 import re
 import signal
@@ -19,15 +20,15 @@ from typing import Any, TypeVar
 
 import click
 
+from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
-from indexer.console.streams import replace_closed_streams
-from indexer.console.typed import as_typed
 from indexer.errors import AtlasError, BadArgument, ModelError
 from indexer.version import __version__
 
 __all__ = [
     "AtlasGroup",
+    "FiniteRange",
     "Progress",
     "as_plain",
     "atlas_option",
@@ -39,11 +40,23 @@ __all__ = [
     "say_more",
 ]
 
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _ATLAS = f"{__name__}.atlas"  # where a group keeps its own --atlas for its commands
 
 FORMATS = ("table", "json", "jsonl", "csv")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """click's range of floats without infinities and NaN, which is in every range as all its comparisons are false."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; anything else is a usage error."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
 
 
 def atlas_option(command: Command) -> Command:
@@ -84,7 +97,7 @@ def output_options(command: Command) -> Command:
     return option(wrapped)  # type: ignore[return-value]
 
 
-def _manner_options(hidden: bool) -> list[click.Option]:
+def _verbosity_options(hidden: bool) -> list[click.Option]:
     def note(_context: click.Context, option: click.Parameter, is_set: bool) -> None:
         if is_set:
             setattr(verbosity, str(option.name), True)
@@ -109,7 +122,7 @@ def _keep_atlas(context: click.Context, _option: click.Parameter, value: str | N
 
 
 class AtlasGroup(click.Group):
-    """A group of commands whose errors are one line, and whose ``-q``, ``-v`` and ``--debug`` may stand anywhere."""
+    """A group of commands with one-line errors, whose ``-q``, ``-v`` and ``--debug`` may follow any command."""
 
     def __init__(self, *arguments: Any, examples: Mapping[str, str] | None = None, **options: Any) -> None:
         self.examples = dict(examples or {})
@@ -119,21 +132,21 @@ class AtlasGroup(click.Group):
             click.Option(["--atlas"], metavar="DIR", expose_value=False, callback=_keep_atlas,
                          help="The atlas's folder; it may also follow the command.")
         )  # fmt: skip
-        self.params += _manner_options(hidden=False)
+        self.params += _verbosity_options(hidden=False)
         click.version_option(__version__, package_name="vectors-in-the-wild")(self)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, taught the group's manners."""
+        """The command, with the options of the group and its example."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and all(option.name != "debug" for option in command.params):
             taken = {text for option in command.params for text in option.opts}
-            command.params += [one for one in _manner_options(hidden=True) if not taken & set(one.opts)]
+            command.params += [one for one in _verbosity_options(hidden=True) if not taken & set(one.opts)]
         if command is not None and command.epilog is None and cmd_name in self.examples:
             command.epilog = f"\b\nExample:\n  {self.examples[cmd_name]}"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Every command with the whole first sentence of its help, wrapped: click would cut it."""
+        """Every command with the first sentence of its help, wrapped; click would cut it."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, _first_sentence(command.help or "")) for name, command in found if command and not command.hidden
@@ -142,7 +155,7 @@ class AtlasGroup(click.Group):
             formatter.write_dl(rows)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        """Read the words; ``--help`` prints here."""
+        """Parse the arguments; ``--help`` prints here."""
         with _carried():
             return super().make_context(*arguments, **options)
 
@@ -152,7 +165,7 @@ class AtlasGroup(click.Group):
             return super().invoke(ctx)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run, turning every way of ending into an exit code and at most one or two lines."""
+        """Run the command; every way of ending becomes an exit code and at most two lines."""
         replace_closed_streams()
         verbosity.quiet = verbosity.verbose = verbosity.debug = False
         options["standalone_mode"] = False
@@ -161,8 +174,8 @@ class AtlasGroup(click.Group):
             sys.stdout.flush()
         except BaseException as error:
             code = _ended_by(error.__cause__ if isinstance(error, _CarriedError) and error.__cause__ else error)
-        _hush(sys.stdout)
-        _hush(sys.stderr)
+        _silence(sys.stdout)
+        _silence(sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -171,12 +184,27 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[.:]) |[:;] ", paragraph)[0].rstrip(".:") + "."
 
 
+def replace_closed_streams() -> None:
+    """Put the null device in place of every standard stream that is closed, descriptor and all.
+
+    Python has None for such a stream. A free descriptor is worse: the next file that is opened gets it, and receives
+    whatever is written to standard error.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is not None:
+            continue
+        descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so `number` unless another file has it
+        os.set_inheritable(descriptor, descriptor == number)  # workers write to the same place
+        stream = os.fdopen(descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+
+
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, taken like Ctrl-C."""
+    """SIGTERM, handled like Ctrl-C."""
 
 
 def handle_sigterm() -> None:
-    """From now on SIGTERM (of a batch system, of systemd) ends a command as Ctrl-C does, not in the midst of it."""
+    """Let SIGTERM (from a batch system or systemd) end a command as Ctrl-C does, instead of killing it at once."""
 
     def stop(_number: int, _frame: object) -> None:
         raise Terminated
@@ -187,7 +215,7 @@ def handle_sigterm() -> None:
 
 
 class _CarriedError(Exception):
-    """Carries its cause past click, which would answer it in a way of its own."""
+    """Carries its cause past click, which would handle it differently."""
 
 
 @contextlib.contextmanager
@@ -199,7 +227,7 @@ def _carried() -> Iterator[None]:
 
 
 def _ended_by(error: BaseException) -> int:
-    """Say what happened, in a line, and choose the exit code."""
+    """Print what happened, in one line, and choose the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, click.exceptions.Exit):
@@ -207,7 +235,7 @@ def _ended_by(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError) and _is_reader_gone():
         return 0
     if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
-        _complain(f"Stopped: {error}" if str(error) else "Stopped. What was done stays; run it again to go on.", "")
+        _print_error(f"Stopped: {error}" if str(error) else "Stopped. What was done stays; run it again to go on.", "")
         return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
         assert isinstance(error, click.ClickException)
@@ -218,11 +246,11 @@ def _ended_by(error: BaseException) -> int:
 
         click.echo(clean("".join(traceback.format_exception(error)), keep_lines=True), err=True, nl=False)
     if isinstance(error, click.ClickException):
-        _complain(error.format_message())
+        _print_error(error.format_message())
         if isinstance(error, click.UsageError) and error.ctx:
             click.echo(f"Try: {error.ctx.command_path} --help", err=True)
         return error.exit_code
-    _complain(explain(error))
+    _print_error(explain(error))
     return 2 if isinstance(error, BadArgument) else 1
 
 
@@ -240,17 +268,17 @@ def explain(error: BaseException) -> str:
     """One line for a person: what is wrong, and what to do."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     if isinstance(error, AtlasError):
-        return as_typed(str(error))
+        return for_command_line(str(error))
     if isinstance(error, ModelError):
         return f"{error.detail.rstrip('.')}."
     if isinstance(error, MemoryError):
         return "There is not enough memory. Use fewer --workers, or a machine with more."
-    quoted = re.search(r'file "([^"]+)"', text)  # libraries that write files say where only in words
+    quoted = re.search(r'file "([^"]+)"', text)  # libraries that write files name the file only in the message
     name = getattr(error, "filename", None) or (quoted[1] if quoted else None)
     at = f" at {os.fsdecode(name)}" if isinstance(name, str | bytes | os.PathLike) else ""
     if isinstance(error, OSError) and error.errno in _OS_ERRORS:
         return _OS_ERRORS[error.errno].format(at=at)
-    if "No space left on device" in text:  # libraries have exceptions of their own for it
+    if "No space left on device" in text:  # some libraries raise their own exceptions for it
         return _OS_ERRORS[errno.ENOSPC].format(at=at)
     if "Could not set lock on file" in text or "database is locked" in text:
         holder = re.search(r"PID (\d+)", str(error))
@@ -261,20 +289,20 @@ def explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.rstrip('.')}. Run with --debug for the traceback."
 
 
-def _complain(sentence: str, prefix: str = "Error: ") -> None:
+def _print_error(sentence: str, prefix: str = "Error: ") -> None:
     line = clean(" ".join(sentence.split()))
     click.echo(click.style(prefix, fg="red") + line if prefix else line, err=True, color=is_coloured(sys.stderr))
 
 
 def _is_reader_gone() -> bool:
-    """Whether a pipe that we write to was closed; else a BrokenPipeError was about some other connection."""
+    """Whether the reader closed a pipe that we write to; otherwise a BrokenPipeError is about another connection."""
     import select
 
     for stream in (sys.stdout, sys.stderr):
         try:
             poll = select.poll()
             poll.register(stream.fileno(), 0)
-            if poll.poll(0):  # asked for nothing, it still tells of an end that is closed
+            if poll.poll(0):  # a closed end is reported although no event was requested
                 return True
         except (OSError, ValueError):  # no file behind it
             continue
@@ -283,8 +311,8 @@ def _is_reader_gone() -> bool:
     return False
 
 
-def _hush(stream: Any) -> None:
-    """Keep the interpreter from complaining, on its way out, about what cannot be written any more."""
+def _silence(stream: Any) -> None:
+    """Keep the interpreter from printing an error at exit about output that cannot be written."""
     try:
         stream.flush()
     except (OSError, ValueError):

@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import NEIGHBOURS
+from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
 from indexer.console.output import as_plain
 from indexer.console.terminal import explain
-from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
 from query.depth.profiled import read_profiled
 from query.layers.layers import stored_layers
@@ -154,4 +154,4 @@ def error_in_words(error: Exception) -> str:
         error = error.__cause__  # the same without the name of an argument
     told, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
     kept = [one for one in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(one)]
-    return clean(as_typed(" ".join([told.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]
+    return clean(for_command_line(" ".join([told.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import click
 
-from indexer.console.streams import read_stdin
+from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
-from indexer.console.typed import as_typed
 from indexer.errors import AtlasError
 from query.batches import Answered
 
@@ -18,7 +20,27 @@ STDIN = "-"
 MOST_STDIN = 64 << 20
 LONGEST_LINE = 4096  # characters, the longest path that Linux takes
 MOST_NOTES = 20  # about all models of a batch together
+SILENCE_SECONDS = 600.0
 T = TypeVar("T")
+
+
+def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:
+    """All of stdin. Raises AtlasError if it has more than ``most`` bytes, or nothing comes for ``seconds``."""
+    try:
+        descriptor = sys.stdin.fileno()
+    except io.UnsupportedOperation:  # a stream in memory, as notebooks and tests have it
+        found = sys.stdin.buffer.read(most + 1)
+    else:
+        found = bytearray()
+        while len(found) <= most:
+            if not select.select([descriptor], [], [], seconds)[0]:
+                raise AtlasError(f"Nothing came on stdin for {seconds:g} s.", "Check the program that writes to it.")
+            if not (piece := os.read(descriptor, 1 << 16)):
+                break
+            found += piece
+    if len(found) > most:
+        raise AtlasError(f"stdin holds more than {most:,} bytes.", "Send less at a time.")
+    return bytes(found)
 
 
 def names_on_stdin() -> list[str]:
@@ -51,12 +73,12 @@ def print_batch(
                     notes.extend(_noted(one.asked, note) for note in getattr(one.answer, "notes", ()))
                 else:
                     failed.append(one.asked)
-                    yield {"asked": one.asked, "error": as_typed(one.error)}
+                    yield {"asked": one.asked, "error": for_command_line(one.error)}
                 progress.update(1)
 
     emit(rows(), output)
     for note in notes[:MOST_NOTES]:
-        say(as_typed(note))
+        say(for_command_line(note))
     if len(notes) > MOST_NOTES:
         say(f"… and {len(notes) - MOST_NOTES:,} more notes")
     if failed:

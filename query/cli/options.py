@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from indexer.console.advice import for_command_line
 from indexer.console.completion import complete_base, complete_representation
 from indexer.console.terminal import clean, emit, say
-from indexer.console.typed import as_typed
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -108,12 +108,12 @@ def print_result(
              columns=result.COLUMNS if shown == [] else None, optional_columns=result.OPTIONAL_COLUMNS)  # fmt: skip
     elif output == "json":
         told = result.to_json() if whole is None else whole
-        told = told | {"notes": [as_typed(note) for note in told["notes"]]} if _has_notes(told) else told
+        told = told | {"notes": [for_command_line(note) for note in told["notes"]]} if _has_notes(told) else told
         emit({**told, **written} if isinstance(told, dict) else told, output)
     else:
         emit(result.to_rows() if rows is None else rows, output, columns=result.COLUMNS)
     for note in dict.fromkeys(result.notes):
-        say(as_typed(note))
+        say(for_command_line(note))
 
 
 def _has_notes(told: Any) -> bool:
@@ -122,7 +122,7 @@ def _has_notes(told: Any) -> bool:
 
 def print_sentence(sentence: str) -> None:
     """A sentence and an empty line; broken where a terminal ends, whole where it is piped."""
-    words = clean(as_typed(sentence).replace("\u00a0", " "))
+    words = clean(for_command_line(sentence).replace("\u00a0", " "))
     is_terminal = sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, LONGEST_LINE)
     click.echo((textwrap.fill(words, width, break_on_hyphens=False) if is_terminal else words) + "\n")

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.console.completion import complete_model
-from indexer.console.ranges import FiniteRange
-from indexer.console.streams import read_stdin
-from indexer.console.terminal import AtlasGroup, atlas_option, emit, output_options, say
+from indexer.console.terminal import AtlasGroup, FiniteRange, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
-from query.cli.batch import STDIN, names_on_stdin, print_batch
+from query.cli.batch import STDIN, names_on_stdin, print_batch, read_stdin
 from query.cli.browse import browse
 from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indexer.console.completion import complete_model
-from indexer.console.ranges import FiniteRange
-from indexer.console.terminal import atlas_option, output_options, say
+from indexer.console.terminal import FiniteRange, atlas_option, output_options, say
 from query.cli.batch import STDIN, names_on_stdin
 from query.cli.options import (
     Question,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from indexer.console.typed import as_typed
+from indexer.console.advice import for_command_line
 from indexer.errors import AtlasError
 from query.report.markup import Column, Html, Part, code, element, joined, listed, model, table
 
@@ -100,14 +100,14 @@ class Writer:
 
     def lack(self, reason: AtlasError | str) -> None:
         """Say in a line what is missing here, and why."""
-        sentence = as_typed(str(reason))
+        sentence = for_command_line(str(reason))
         self.missing.append(sentence)
         self.add(element("p", sentence, class_="missing"))
 
     def notes(self, sentences: Iterable[str]) -> None:
         """What a study says of its own limits."""
         for sentence in sentences:
-            self.add(element("p", "Note: ", as_typed(sentence), class_="note"))
+            self.add(element("p", "Note: ", for_command_line(sentence), class_="note"))
 
     def table(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
+from indexer.console.advice import IN_BACKTICKS, for_command_line, parse_call
 from indexer.console.terminal import as_plain
-from indexer.console.typed import as_called, as_typed
 from indexer.errors import AtlasError, ModelError
 from indexer.names import is_hub_id
 from query.atlas import Atlas
@@ -71,15 +72,33 @@ class Tools:
             found = self.all[tool](**arguments)
             return bounded(cast(Answer, {"summary": found["summary"], **found})), ""  # the sentence comes first
         except AtlasError as error:
-            names = {name: list(inspect.signature(one).parameters) for name, one in self.all.items()}
-            message = as_called(error.message, names) or as_typed(error.message)
+            message = self._for_agents(error.message) or for_command_line(error.message)
             # An agent cannot follow advice about the command line.
-            hint = "" if _OPTION.search(error.hint) else as_called(error.hint, names)
+            hint = "" if _OPTION.search(error.hint) else self._for_agents(error.hint)
             return None, f"{message} {hint}".strip()
         except ModelError as error:
             return None, f"{error.detail.rstrip('.')}."
         except OSError as error:
             return None, f"The atlas could not be read: {error.strerror or type(error).__name__}."
+
+    def _for_agents(self, text: str) -> str:
+        """``text`` with calls in backticks as tool calls; "" if it names a function that is not a tool."""
+        arguments = {name: list(inspect.signature(tool).parameters) for name, tool in self.all.items()}
+        calls = [call for code in IN_BACKTICKS.findall(text) if (call := parse_call(code)) is not None]
+        if any(name and name.removeprefix("atlas.") not in arguments for name, _, _ in calls):
+            return ""
+
+        def as_tool(found: re.Match[str]) -> str:
+            call = parse_call(found[1])
+            if call is None:
+                return found[1]
+            name, places, named = call
+            tool = name.removeprefix("atlas.")
+            given = dict(zip(arguments[tool], places, strict=False)) | named if tool else named
+            words = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+            return f"{tool}({words})" if tool else words
+
+        return IN_BACKTICKS.sub(as_tool, text)
 
     @property
     def _atlas(self) -> Atlas:

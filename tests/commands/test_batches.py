@@ -13,13 +13,13 @@ import duckdb
 import pytest
 
 from indexer.builds.profile_worker import ProfileUnit
-from indexer.console.streams import read_stdin
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
 from query import Atlas
+from query.cli.batch import read_stdin
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_wrong_arguments_are_one_plain_line_in_the_tools_own_words(made):
     assert found[2].startswith("similar has no argument neighbours; it has model, k,")
     assert "k" in found[3]
     assert "explain" in found[3]
-    assert 'Leave count out, or use method="kmeans".' in found[7]
+    assert 'Omit it, or use method="kmeans".' in found[7]
     assert 'sql(statement="SHOW TABLES")' in found[8]
     assert found[9].endswith("raise seconds.")
     assert found[10] == "org/tiny-base is the base itself, not a model tuned from it."
