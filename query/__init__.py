@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from query.depth.depth import Depth
     from query.depth.study import DepthStudy
     from query.export import ModelVectors
-    from query.features.features import FeatureGrid
-    from query.invert.invert import ImagesBack, WordsBack
-    from query.layers.layers import Layers
+    from query.features import FeatureGrid
+    from query.invert import ImagesBack, WordsBack
+    from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
     from query.map.map import ModelMap
     from query.predict.calibration import Evaluation
@@ -43,9 +43,9 @@ _MODULES = {
     "Depth": "query.depth.depth",
     "DepthStudy": "query.depth.study",
     "Evaluation": "query.predict.calibration",
-    "FeatureGrid": "query.features.features",
-    "ImagesBack": "query.invert.invert",
-    "Layers": "query.layers.layers",
+    "FeatureGrid": "query.features",
+    "ImagesBack": "query.invert",
+    "Layers": "query.layers",
     "Lineage": "query.lineage.result",
     "Lineages": "query.lineage.result",
     "ModelMap": "query.map.map",
@@ -59,7 +59,7 @@ _MODULES = {
     "ShownModel": "query.show",
     "SimilarModels": "query.similar",
     "SqlResult": "query.sql",
-    "WordsBack": "query.invert.invert",
+    "WordsBack": "query.invert",
 }
 
 __all__ = [

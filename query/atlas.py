@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from query.depth.depth import depth as _depth
     from query.depth.study import depth_study as _depth_study
     from query.export import model_vectors as _vectors
-    from query.features.features import features as _features
-    from query.invert.invert import invert as _invert
-    from query.layers.layers import layers as _layers
+    from query.features import features as _features
+    from query.invert import invert as _invert
+    from query.layers import layers as _layers
     from query.lineage.lineage import lineage as _lineage
     from query.lineage.result import Lineages
     from query.map.map import model_map as _map
@@ -86,9 +86,9 @@ class Atlas(AtlasReader):
         depth = _Question("query.depth.depth:depth")
         depth_study = _Question("query.depth.study:depth_study")
         vectors = _Question("query.export:model_vectors")
-        features = _Question("query.features.features:features")
-        invert = _Question("query.invert.invert:invert")
-        layers = _Question("query.layers.layers:layers")
+        features = _Question("query.features:features")
+        invert = _Question("query.invert:invert")
+        layers = _Question("query.layers:layers")
         lineage = _Question("query.lineage.lineage:lineage")
         map = _Question("query.map.map:model_map")
         evaluate_prediction = _Question("query.predict.calibration:evaluate")

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
-from query.layers.layers import layers_of
-from query.layers.parts import Part
+from query.layers import Part, layers_of
 from query.lookup import ResolvedModel, resolve_model, sharing_initialisation, unrelated_notes, with_vector
 from query.results import Result
 from query.similar import similarity_of

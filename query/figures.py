@@ -194,8 +194,8 @@ def show_pixels(panel: Any, image: Any) -> None:
     panel.set_yticks([])
 
 
-def change_bars(panel: Any, shares: Any, colours: Any) -> None:
-    """A bar for each row of patches, the top one at the top; the dashed line is an even share."""
+def row_bars(panel: Any, shares: Any, colours: Any) -> None:
+    """A bar for each row of patches, from the top; the dashed line is an even share."""
     import numpy as np
 
     panel.barh(np.arange(len(shares)), shares, color=colours.palette[0], height=0.8)

@@ -19,14 +19,12 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.machine import available_memory
 from indexer.names import ModelRef
 from indexer.network.session import install_session
-from indexer.profiles.asking import ProbeChoice, fitting_probe
 from indexer.profiles.layers import States
-from indexer.profiles.make import make_profile
-from indexer.profiles.measure import Asked
-from indexer.profiles.probes import Probe
+from indexer.profiles.measure import ProfileRequest, make_profile
+from indexer.profiles.probes import Probe, ProbeChoice, matching_probe
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, Subject, read_subject, read_weights
-from indexer.profiles.tokens import Tokens
+from indexer.profiles.tokenizer import IsolatedTokenizer
 from indexer.profiles.weights import FullWeights
 
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
@@ -60,12 +58,12 @@ class ProfileWorker:
     """
 
     atlas: Path
-    asked: Asked
+    request: ProfileRequest
     probe_name: str
     inputs: NDArray[Any]
     base: Source
     states: Mapping[int, NDArray[np.float32]]
-    tokens: Tokens | None
+    tokenizer: IsolatedTokenizer | None
     choice: ProbeChoice
     device: str
     memory: int | None = None
@@ -74,11 +72,9 @@ class ProfileWorker:
     @classmethod
     def of(cls, probe: Probe, states: States, **rest: Any) -> ProfileWorker:
         """From the probe and h_l as tensors."""
-        inputs = probe.ids if probe.ids is not None else probe.pixels
-        assert inputs is not None
         return cls(
             probe_name=probe.name,
-            inputs=inputs.numpy(),
+            inputs=probe.values.numpy(),
             states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
             **rest,
         )
@@ -99,18 +95,18 @@ class ProfileWorker:
                 unit.source,
                 lambda: _base_weights(self.base),
                 device=self.device,
-                tokens=self.tokens,
+                tokenizer=self.tokenizer,
                 memory=available_memory() if self.memory is None else self.memory,
             )
             shared = self.probe
-            probe = fitting_probe(self.choice, subject, shared, self.tokens)
+            probe = matching_probe(self.choice, subject, shared, self.tokenizer)
             states: States | None = None
             # Not by hash: two vocabularies of one size draw the same ids for other words.
             if probe is shared:
                 states = {layer: torch.from_numpy(found).to(self.device) for layer, found in self.states.items()}
             else:
                 subject = subject.noted(OWN_VOCABULARY)
-            store_profile(self.atlas, unit.identity, subject, probe, self.asked, states, self.on_progress)
+            store_profile(self.atlas, unit.identity, subject, probe, self.request, states, self.on_progress)
         except ModelError as error:
             return Result(unit, error)
         except AtlasError as error:
@@ -131,7 +127,7 @@ def store_profile(
     identity: ProfileIdentity,
     subject: Subject,
     probe: Probe,
-    asked: Asked,
+    request: ProfileRequest,
     base: States | None = None,
     on_progress: OnProgress | None = None,
 ) -> States:
@@ -143,7 +139,7 @@ def store_profile(
             on_progress(identity.model, what, layer)
 
     profile, states = make_profile(
-        identity, subject, probe, asked, base=base, earlier=store.find(identity), progress=progress, keep=store.write
+        identity, subject, probe, request, base=base, earlier=store.find(identity), progress=progress, keep=store.write
     )
     store.write(profile)
     return states

@@ -27,11 +27,11 @@ from indexer.listing.listing import Listing
 from indexer.machine import available_memory, check_device
 from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
-from indexer.profiles.asking import ProbeChoice, checked_asked, layers_in
 from indexer.profiles.layers import chosen_layers
-from indexer.profiles.measure import Asked
+from indexer.profiles.measure import ProfileRequest, parse_layers
+from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import WORKING_BYTES, Source, Subject, kept_base, read_subject
+from indexer.profiles.subject import WORKING_BYTES, Source, Subject, download_base, read_subject
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.quantities import duration_in_words, size_in_words
@@ -66,15 +66,14 @@ class ProfileArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """The options of `index profile`, checked. ``asked`` and ``probe`` say what is measured.
+    """The options of `index profile`, checked. ``request`` and ``probe`` say what is measured.
 
     ``limit``: only this many models, most downloads first. ``workers``: at most this many processes, as many as fit
     into ``memory`` bytes (None: what is free).
     """
 
-    asked: Asked = field(default_factory=Asked)
+    request: ProfileRequest = field(default_factory=ProfileRequest)
     probe: ProbeChoice = field(default_factory=ProbeChoice)
-    recipe: str = "default"
     with_untrained: bool = False
     limit: int | None = None
     device: str = "cpu"
@@ -86,11 +85,11 @@ class ProfileOptions:
         """Check what a caller wrote. Raises AtlasError where options contradict each other."""
         given: dict[str, Any] = dict(arguments)
         layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
-        recipe, seed = given.get("recipe", "default"), given.pop("seed", 0)
-        asked = {name: given.pop(name) for name in ("recover", "exact", "shift", "steps", "rate") if name in given}
+        seed, measures = given.pop("seed", 0), ("recover", "exact", "recipe", "shift", "steps", "rate")
+        request = {name: given.pop(name) for name in measures if name in given}
         if layers is not None and not isinstance(layers, str):
             layers = ",".join(map(str, layers))
-        given["asked"] = checked_asked(layers=layers_in(layers), recipe=recipe, seed=seed, **asked)
+        given["request"] = ProfileRequest(layers=parse_layers(layers), seed=seed, **request)
         given["probe"] = ProbeChoice(
             given.get("probe"), None if text is None else Path(text), tuple(Path(one) for one in images), seed
         )
@@ -154,7 +153,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
     layers = work.layer_count()
     # From the tokens that pass through the blocks: candidates, the regression, gradients.
     tokens = 48 * 32 * 16 + max(2560, 4 * work.width) + 2 * 8 * 128 * (layers + 1) / 2
-    if options.asked.recover:
+    if options.request.recover:
         tokens += 30 * 3 * 256 * layers / 2
     numbers = work.stored.block_bytes / work.stored.item_bytes
     each = OVERHEAD_SECONDS + 2 * numbers * tokens / FLOPS
@@ -166,7 +165,7 @@ def profile_plan(folder: AtlasFolder, base: str, models: Sequence[str], options:
         "unchanged": len(work.units) - len(due),
         "layers": layers,
         "bytes": sum(unit.weight_bytes for unit in due),
-        "steps": layers * (30 if options.asked.recover else 0),
+        "steps": layers * (30 if options.request.recover else 0),
         "seconds": round(seconds),
         "time": duration_in_words(seconds),
         "atlas": str(folder.root),
@@ -213,8 +212,7 @@ class _Profiling:
 
     def identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
         """The identity of a profile with these options."""
-        asked, chosen = self.options.asked, self.options.probe
-        settings = {"shift": asked.shift, "steps": asked.steps, "rate": asked.rate}  # they change numbers
+        request, chosen = self.options.request, self.options.probe
         return ProfileIdentity(
             subject=subject,
             model=model,
@@ -223,15 +221,15 @@ class _Profiling:
             base_commit=self.commit,
             probe=chosen.name(self.takes_images),
             probe_source=chosen.source,
-            seed=asked.seed,
-            recipe=self.options.recipe,
-            asked=(*asked.names, *(f"{name}={value:g}" for name, value in settings.items() if value is not None)),
-            layers=asked.layers or (),
+            seed=request.seed,
+            recipe=request.recipe,
+            asked=request.terms,
+            layers=request.layers or (),
         )
 
     def layer_count(self) -> int:
         """How many layers of each model are measured."""
-        return len(self.options.asked.layers or chosen_layers(self.depth))
+        return len(self.options.request.layers or chosen_layers(self.depth))
 
     def _is_done(self, identity: ProfileIdentity) -> bool:
         found = self.store.find(identity)
@@ -297,24 +295,24 @@ class _Profiling:
     def _worker(self, baselines: Sequence[ProfileIdentity], on_progress: Any, memory: int | None) -> ProfileWorker:
         """Profile the baselines and make the worker for all models. The base is freed when this returns."""
         torch.set_num_threads(1)
-        options, asked = self.options, self.options.asked
+        options, request = self.options, self.options.request
         source, base = self._read_base()
         probe = options.probe.probe(base)
-        chosen = asked.layers or tuple(chosen_layers(base.layers.depth))
+        chosen = request.layers or tuple(chosen_layers(base.layers.depth))
         base.layers.check(chosen)
         self.is_new = True  # from here on there are complete layers to publish, even after an interruption
         for identity in baselines:
-            subject = base if identity.subject == "base" else base.twin(asked.seed, options.device)
-            store_profile(self.folder.root, identity, subject, probe, asked, None, on_progress)
+            subject = base if identity.subject == "base" else base.twin(request.seed, options.device)
+            store_profile(self.folder.root, identity, subject, probe, request, None, on_progress)
         with torch.no_grad():
             states = base.layers.states(probe.inputs(base.layers), chosen)
         return ProfileWorker.of(
             probe,
             states,
             atlas=self.folder.root,
-            asked=asked,
+            request=request,
             base=source,
-            tokens=base.tokens,
+            tokenizer=base.tokenizer,
             choice=options.probe,
             device=options.device,
             memory=memory if memory is not None else options.memory,
@@ -322,7 +320,8 @@ class _Profiling:
 
     def _read_base(self) -> tuple[Source, Subject]:
         try:
-            source = kept_base(Source(ModelRef.of_atlas(self.base), self.commit))
+            source = Source(ModelRef.of_atlas(self.base), self.commit)
+            download_base(source)
             return source, read_subject(source, device=self.options.device, memory=self._budget())
         except AtlasError:
             raise

@@ -1,7 +1,6 @@
 """Depth profiles: what each layer of a model keeps of its input, and how broadly it looks.
 
-``Layers(stem, blocks)`` takes any torch module; ``measure`` profiles it against a probe. Nothing here asks the Hub,
-but for ``loading``, which reads real checkpoints through the project's own readers.
+``Layers(stem, blocks)`` takes any torch module; ``measure`` profiles it with a probe.
 
 >>> from indexer.profiles import Layers, measure, random_probe         # doctest: +SKIP
 >>> layers = Layers(torch.nn.Embedding(4096, 128), blocks)              # doctest: +SKIP
@@ -10,6 +9,7 @@ but for ``loading``, which reads real checkpoints through the project's own read
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Layers", "image_probe", "measure", "random_probe"]
 
-_PLACES = {"Layers": "layers", "measure": "measure", "random_probe": "probes", "image_probe": "probes"}
+_MODULES = {"Layers": "layers", "measure": "measure", "random_probe": "probes", "image_probe": "probes"}
 
 
 def __getattr__(name: str) -> Any:
-    # torch is slow to load: only who measures waits for it.
-    if name in _PLACES:
-        from importlib import import_module
-
-        return getattr(import_module(f"indexer.profiles.{_PLACES[name]}"), name)
-    raise AttributeError(f"module 'indexer.profiles' has no attribute {name!r}")
+    # Imported on first use, because torch is slow to load.
+    if name not in _MODULES:
+        raise AttributeError(f"module 'indexer.profiles' has no attribute {name!r}")
+    return getattr(import_module(f"indexer.profiles.{_MODULES[name]}"), name)

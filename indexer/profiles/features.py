@@ -1,7 +1,7 @@
-"""What a neuron looks for: an image found by ascent on its activation, from almost nothing.
+"""Feature visualisation: the image that a neuron responds to, by gradient ascent on its activation from faint noise.
 
-One step for all pixels together: the gradient over its own root mean square. A step for every pixel by itself (Adam)
-moves each as far as the next, whatever it matters, and so shows a broad view where there is none.
+A step is the gradient over its root mean square, one norm for all pixels. Adam would move every pixel equally far,
+however little it matters, and so suggest a broad receptive field where there is none.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import torch
 
 from indexer.errors import AtlasError
-from indexer.profiles.draws import generator
-from indexer.profiles.layers import Layers, gradient_of, patches_of
+from indexer.profiles.layers import Layers, gradient_of, patchify
+from indexer.profiles.statistics import seeded_generator
 
 STEPS = 100
 JITTER = 2 / 32  # of the image's side
-SEED_TARGET_WEIGHT = {"words": 0.1, "images": 20.0}  # the seeds' c in c·Σ(200 − a)
+# The original study's c in c·Σ(200 − a).
+ORIGINAL_WEIGHT = {"words": 0.1, "images": 20.0}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some steps at one size (of the model's own): rates and blur go from the first to the second, evenly."""
+    """STEPS steps at ``scale`` times the model's image size; rates and blurs change linearly from first to second."""
 
     scale: float
     rates: tuple[float, float]
@@ -32,7 +33,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ascent:
-    """``is_plain``: steps along the gradient itself, times ``weight``; else over its root mean square, and clamped."""
+    """How to ascend. ``is_plain``: by ``weight`` times the gradient; else by the normalised gradient, then clamped.
+
+    The start is uniform noise in the range ``start``.
+    """
 
     stages: tuple[Stage, ...]
     start: tuple[float, float]
@@ -44,9 +48,9 @@ DEFAULT = Ascent((Stage(1, (0.1, 0.02), (0.8, 0.3), JITTER),), (0.45, 0.55))
 SHARP = Ascent((Stage(1, (0.05, 0.01), None),), (0.45, 0.55))
 
 
-def seed_ascent(takes_words: bool, is_plain: bool) -> Ascent:
-    """The seeds' own: three octaves with blur and jitter, or ``is_plain``: one without."""
-    weight = SEED_TARGET_WEIGHT["words" if takes_words else "images"]
+def original_ascent(takes_words: bool, is_plain: bool) -> Ascent:
+    """The original study's method: three octaves with blur and jitter, or (``is_plain``) one without."""
+    weight = ORIGINAL_WEIGHT["words" if takes_words else "images"]
     octaves = (
         Stage(1, (0.5, 0.4), (2.4, 0.8)),
         Stage(2.5, (0.4, 0.3), (1.5, 0.4)),
@@ -57,11 +61,11 @@ def seed_ascent(takes_words: bool, is_plain: bool) -> Ascent:
 
 @dataclass(frozen=True)
 class Feature:
-    """What a neuron looks for.
+    """The image found for a neuron (None: for all neurons together).
 
-    ``image`` (channels, height, width) from 0 to 1; ``activation`` of the asked neuron there, ``best_probe`` the
-    highest among the probe images; ``change_by_row`` and ``change_by_column``: the share of the squared change by row
-    of patches, from the top, and by column, from the left.
+    ``image`` (channels, height, width) from 0 to 1; ``activation``: the neuron's on that image, ``best_probe``: the
+    highest among the probe images; ``change_by_row`` and ``change_by_column``: the share of the squared change from the
+    start by row of patches, from the top, and by column, from the left.
     """
 
     layer: int
@@ -83,16 +87,16 @@ def find_features(
     seed: int = 0,
     probe: torch.Tensor | None = None,
 ) -> list[Feature]:
-    """An image for each neuron: its mean over patches, or at ``patch`` alone; None stands for all neurons together.
+    """An image for each neuron's mean activation over patches, or at ``patch`` alone; None: all neurons together.
 
-    Raises AtlasError where a neuron or a patch does not exist.
+    Raises AtlasError if a neuron or a patch does not exist.
     """
     assert layers.image_shape is not None
     shape = layers.image_shape
     with torch.no_grad():
         width = layers.state(torch.zeros(1, *shape, device=layers.device), layer).shape[-1]
-    _check(layers, neurons, patch, width)
-    drawn = torch.rand(shape, generator=generator(seed, "features")).to(layers.device)
+    _check_neurons(layers, neurons, patch, width)
+    drawn = torch.rand(shape, generator=seeded_generator(seed, "features")).to(layers.device)
     low, high = ascent.start
     start = (low + (high - low) * drawn).expand(len(neurons), *shape).clone()
     found = start.clone()
@@ -101,7 +105,11 @@ def find_features(
     final = _scaled(found, shape[1:])
     with torch.no_grad():
         reached = _activations(layers, layer, neurons, patch, final)
-        best = None if probe is None else _best(layers, layer, neurons, patch, probe)
+        best = None
+        if probe is not None:
+            images = probe.to(layers.device)
+            each = [_activations(layers, layer, [neuron] * len(images), patch, images) for neuron in neurons]
+            best = torch.stack(each).max(dim=1).values
     shares = [_shares(layers, (after - before)[None]) for after, before in zip(final, start, strict=True)]
     return [
         Feature(layer, neuron, final[place].clamp(0, 1).cpu(), float(reached[place]),
@@ -110,7 +118,7 @@ def find_features(
     ]  # fmt: skip
 
 
-def _check(layers: Layers, neurons: Sequence[int | None], patch: int | None, width: int) -> None:
+def _check_neurons(layers: Layers, neurons: Sequence[int | None], patch: int | None, width: int) -> None:
     assert layers.image_shape is not None
     assert layers.patch is not None
     for neuron in neurons:
@@ -125,12 +133,12 @@ def _climb(
     layers: Layers, layer: int, neurons: Sequence[int | None], patch: int | None, ascent: Ascent, stage: Stage,
     image: torch.Tensor, seed: int,
 ) -> torch.Tensor:  # fmt: skip
-    """One stage. Where its size is larger than the model's, a random crop is looked at in every step."""
+    """One stage. If its size is larger than the model's, each step uses a random crop."""
     assert layers.image_shape is not None
     side = layers.image_shape[1]
     size = round(stage.scale * side)
     found = _scaled(image, (size, size))
-    random = generator(seed, "jitter")
+    random = seeded_generator(seed, "jitter")
     most = round(stage.jitter * side)
     for step in range(STEPS):
         done = step / STEPS
@@ -155,7 +163,7 @@ def _activations(
     layers: Layers, layer: int, neurons: Sequence[int | None], patch: int | None, pixels: torch.Tensor,
     is_sum: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """One number for each image: image k is asked about neuron k."""
+    """One number per image: the activation of neuron k on image k."""
     hidden = layers.state(pixels, layer)
     hidden = hidden[:, hidden.shape[1] - layers.by_position(pixels[:1]).shape[1] :]
     if patch is not None:
@@ -164,18 +172,11 @@ def _activations(
     return torch.stack([one.sum() if is_sum else one.mean() for one in picked])
 
 
-def _best(
-    layers: Layers, layer: int, neurons: Sequence[int | None], patch: int | None, probe: torch.Tensor
-) -> torch.Tensor:
-    each = [_activations(layers, layer, [neuron] * len(probe), patch, probe.to(layers.device)) for neuron in neurons]
-    return torch.stack(each).max(dim=1).values
-
-
 def _shares(layers: Layers, change: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The squared change by row and by column of patches, each of sum 1."""
     assert layers.patch is not None
     across = change.shape[3] // layers.patch
-    squares = patches_of(change.double().square(), layers.patch).sum(dim=(0, 2)).reshape(-1, across)
+    squares = patchify(change.double().square(), layers.patch).sum(dim=(0, 2)).reshape(-1, across)
     shares = squares / squares.sum().clamp_min(1e-300)
     return tuple(shares.sum(dim=1).tolist()), tuple(shares.sum(dim=0).tolist())
 
@@ -190,7 +191,7 @@ def _scaled(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def _blurred(image: torch.Tensor, sigma: float) -> torch.Tensor:
-    """A Gaussian of three by three pixels."""
+    """Blurred with a 3 × 3 Gaussian kernel."""
     side = torch.exp(torch.tensor([-0.5, 0.0, -0.5], device=image.device) / sigma**2)
     side = side / side.sum()
     kernel = torch.outer(side, side).expand(image.shape[1], 1, 3, 3)

@@ -1,6 +1,6 @@
 """A model as a function of its input, layer by layer.
 
-h_l (l = 1 … L) is the output of block l, h_0 the input of the first block. The input is continuous: embeddings
+h_l (l = 1 … L) is the output of block l; h_0 is the input of the first block. The input is continuous: embeddings
 (sequences, positions, width) before anything is added to them, or pixels (images, channels, height, width).
 """
 
@@ -19,19 +19,24 @@ from indexer.errors import AtlasError
 Stem = Callable[[torch.Tensor], torch.Tensor]
 States = dict[int, torch.Tensor]
 
-# Behind a mask nothing moves at all; an untrained encoder moves by little.
+# A causal mask moves earlier outputs by nothing at all; an untrained encoder moves them by little, but by more.
 SAME = 1e-9
+TOKENS = 16  # of a sequence
+FEWEST_TOKENS = 4
+PIECE = 2048  # tokens of the vocabulary that are compared at once: 50,000 do not fit
+# Candidates kept beyond those asked for, so that float32 rounding cannot drop one of them before the exact sort.
+SPARE = 8
 
 
 class Layers:
-    """A stem and the blocks behind it.
+    """A stem and the blocks that follow it.
 
-    ``stem`` is an ``nn.Embedding`` (then the inputs are its rows), or anything that turns the continuous input into
-    h_0. ``vocabulary`` (tokens, width) holds what an input position may be, where inputs are tokens; ``special_ids``
-    are tokens that are never drawn. ``patch`` is the side of a patch in pixels where inputs are images of
-    ``image_shape`` (channels, height, width) with values in ``pixel_range``.
+    ``stem`` is an ``nn.Embedding`` (then the inputs are its rows), or any function from the continuous input to h_0.
+    ``vocabulary`` (tokens, width) holds the possible inputs of a position where inputs are tokens; ``special_ids`` are
+    tokens that are never drawn. For images, ``patch`` is the side of a patch in pixels, ``image_shape`` is (channels,
+    height, width) and values lie in ``pixel_range``.
 
-    A block is any module or function; where it returns a tuple, its first part counts.
+    A block is any module or function; of a tuple that it returns, the first element is used.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Layers:
     ) -> None:
         if isinstance(stem, nn.Embedding):
             special_ids = {*special_ids, *([] if stem.padding_idx is None else [stem.padding_idx])}
-            vocabulary, stem = stem.weight, _unchanged
+            vocabulary, stem = stem.weight, nn.Identity()
         self.stem: Stem = stem
         self.blocks = list(blocks)
         self.vocabulary = None if vocabulary is None else vocabulary.detach()
@@ -60,7 +65,7 @@ class Layers:
 
     @property
     def depth(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return len(self.blocks)
 
     @property
@@ -70,7 +75,7 @@ class Layers:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """The vocabulary (tokens, width). Raises AtlasError where inputs are images."""
+        """The vocabulary (tokens, width). Raises AtlasError if inputs are images."""
         if self.vocabulary is None:
             raise AtlasError("This model takes images: it has no words.", "Ask for pictures, or name a text model.")
         return self.vocabulary
@@ -85,7 +90,7 @@ class Layers:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device it computes on."""
         return torch.device("cpu") if self.vocabulary is None else self.vocabulary.device
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -95,14 +100,14 @@ class Layers:
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
         """h_l of the chosen layers; nothing deeper is computed.
 
-        Raises AtlasError where a layer does not exist.
+        Raises AtlasError if a layer does not exist.
         """
         self.check(chosen)
         found: States = {}
         hidden = self.stem(inputs)
         for layer in range(max(chosen, default=0) + 1):
             if layer:
-                # A copy: a block that works in place must not change what is kept, nor what was asked.
+                # A copy: a block that works in place must change neither the input nor an earlier layer's output.
                 hidden = first_part(self.blocks[layer - 1](hidden.clone()))
             if layer in chosen:
                 found[layer] = hidden
@@ -113,19 +118,19 @@ class Layers:
         return self.states(inputs, [layer])[layer]
 
     def check(self, chosen: Collection[int]) -> None:
-        """Raises AtlasError where one of the layers does not exist."""
+        """Raise AtlasError if one of the layers does not exist."""
         for layer in chosen:
             if not 0 <= layer <= self.depth:
                 raise AtlasError(f"There is no layer {layer}.", f"The layers are 1 to {self.depth}.")
 
     def by_position(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum what belongs to the inputs (n, …) by token or by patch: (n, positions)."""
+        """Sum values of the inputs' shape (n, …) by token or by patch: (n, positions)."""
         if self.patch is None:
             return values.sum(dim=-1)
-        return patches_of(values, self.patch).sum(dim=-1)
+        return patchify(values, self.patch).sum(dim=-1)
 
     def is_causal(self, positions: int) -> bool:
-        """Whether no position of so many sees a later one, found by changing the last token."""
+        """Whether no position of a sequence of this length sees a later one; tested by changing the last token."""
         if self.takes_images:
             return False
         generator = torch.Generator().manual_seed(0)
@@ -139,17 +144,137 @@ class Layers:
         return bool(moved <= SAME * before.norm())
 
 
-def gradient_of(value: torch.Tensor, inputs: torch.Tensor, *, again: bool = False) -> torch.Tensor:
-    """∂value/∂inputs; zero where nothing of the value hangs on them. ``again``: it will be asked for once more."""
+class HookedLayers(Layers):
+    """The layers of a real model, taken by forward hooks on its blocks.
+
+    ``run`` calls the model on the continuous input; ``blocks`` are modules of it, each called once, in order. The
+    forward pass stops after the deepest layer asked for. ``output_hidden_states`` would not do: its last entry comes
+    after a final norm in GPT-2 and Llama.
+    """
+
+    def __init__(self, run: Callable[[torch.Tensor], Any], blocks: Sequence[nn.Module], **facts: Any) -> None:
+        super().__init__(run, blocks, **facts)
+        self.run = run
+
+    def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
+        """h_l of the chosen layers: the input of the first block, and the outputs of the others."""
+        self.check(chosen)
+        found: States = {}
+        last = max(chosen, default=0)
+
+        def keep_input(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            found[0] = first_part(positional) if positional else named["hidden_states"]
+            if last == 0:
+                raise _DeepestLayerReached
+
+        def keep_output(layer: int) -> Callable[[nn.Module, Any, Any], None]:
+            def keep(module: nn.Module, received: Any, output: Any) -> None:
+                if layer in chosen:
+                    found[layer] = first_part(output)
+                if layer == last:
+                    raise _DeepestLayerReached
+
+            return keep
+
+        hooks = [self.blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]  # type: ignore[attr-defined]
+        hooks += [
+            block.register_forward_hook(keep_output(layer))  # type: ignore[attr-defined]
+            for layer, block in enumerate(self.blocks, start=1)
+            if layer in chosen
+        ]
+        try:
+            self.run(inputs)
+        except _DeepestLayerReached:
+            pass
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {layer: found[layer] for layer in sorted(chosen)}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's weights."""
+        return next(self.blocks[0].parameters()).device  # type: ignore[attr-defined]
+
+
+class _DeepestLayerReached(Exception):
+    """Stops a forward pass."""
+
+
+class PatchEmbeddedLayers(Layers):
+    """A language model's layers with a patch embedding in front: patches take the place of tokens.
+
+    ``stem`` turns pixels into embeddings (images, patches, width); positions are added as for tokens.
+    """
+
+    def __init__(self, stem: Stem, model: Layers, **facts: Any) -> None:
+        super().__init__(stem, model.blocks, **facts)
+        self.model = model
+
+    def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
+        """h_l of the language model."""
+        return self.model.states(self.stem(inputs), chosen)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the language model."""
+        return self.model.device
+
+
+def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
+    """How many tokens a sequence may have: ``wanted``, or less if the model has fewer positions.
+
+    Raises AtlasError if not even FEWEST_TOKENS fit.
+    """
+    for tokens in range(wanted, FEWEST_TOKENS - 1, -1):
+        try:
+            with torch.no_grad():
+                layers.state(layers.embed(layers.ordinary_ids[:1].expand(1, tokens)), 1)
+        except (IndexError, RuntimeError):
+            continue
+        return tokens
+    raise AtlasError(f"The model takes fewer than {FEWEST_TOKENS} tokens at a time.", "Choose another model.")
+
+
+def nearest_tokens(layers: Layers, points: torch.Tensor, count: int = 1) -> torch.Tensor:
+    """The ids (…, count) of the ordinary tokens nearest to ``points`` (…, width), nearest first (Euclidean).
+
+    Candidates are found in float32, piece by piece of the vocabulary, then sorted by their distances in float64, ties
+    by id.
+    """
+    flat = points.reshape(-1, points.shape[-1]).to(layers.tokens.dtype)
+    ids = layers.ordinary_ids.to(flat.device)
+    count = min(count, len(ids))
+    best = flat.new_full((len(flat), 0), 0.0)
+    found = ids.new_zeros((len(flat), 0))
+    for start in range(0, len(ids), PIECE):
+        piece = ids[start : start + PIECE]
+        rows = layers.tokens[piece]
+        distances = rows.square().sum(dim=1) - 2 * flat @ rows.T
+        best = torch.cat([best, distances], dim=1)
+        found = torch.cat([found, piece.expand(len(flat), -1)], dim=1)
+        best, places = best.topk(min(count + SPARE, best.shape[1]), dim=1, largest=False)
+        found = found.gather(1, places)
+    found = found.sort(dim=1).values
+    at_once = max(1, PIECE // max(1, found.shape[1]))
+    ordered = []
+    for some, near in zip(flat.split(at_once), found.split(at_once), strict=True):
+        distances = (layers.tokens[near].double() - some.double()[:, None]).square().sum(dim=2)
+        ordered.append(near.gather(1, distances.sort(dim=1, stable=True).indices))
+    return torch.cat(ordered)[:, :count].reshape(*points.shape[:-1], count)
+
+
+def gradient_of(value: torch.Tensor, inputs: torch.Tensor, *, keep_graph: bool = False) -> torch.Tensor:
+    """∂value/∂inputs; zero where the value does not depend on them."""
     if not value.requires_grad:
         return torch.zeros_like(inputs)
-    (found,) = torch.autograd.grad(value, inputs, retain_graph=again, allow_unused=True)
+    (found,) = torch.autograd.grad(value, inputs, retain_graph=keep_graph, allow_unused=True)
     return torch.zeros_like(inputs) if found is None else found
 
 
 @contextmanager
-def as_used(layers: Layers) -> Iterator[None]:
-    """Modules as they are used, not trained: no dropout; afterwards as they were."""
+def eval_mode(layers: Layers) -> Iterator[None]:
+    """Put all modules in evaluation mode (no dropout), and back afterwards."""
     modules = [one for one in (layers.stem, *layers.blocks) if isinstance(one, nn.Module)]
     training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
@@ -161,33 +286,29 @@ def as_used(layers: Layers) -> Iterator[None]:
             part.training = True
 
 
-def _unchanged(inputs: torch.Tensor) -> torch.Tensor:
-    return inputs
-
-
 def first_part(output: Any) -> torch.Tensor:
-    """What a block returns, or the first part of it."""
+    """The tensor that a block returns, or the first element of its tuple."""
     found = output[0] if isinstance(output, tuple | list) else output
     assert isinstance(found, torch.Tensor)
     return found
 
 
-def patches_of(pixels: torch.Tensor, side: int) -> torch.Tensor:
+def patchify(pixels: torch.Tensor, side: int) -> torch.Tensor:
     """Images (n, channels, height, width) as patches (n, patches, channels · side²), left to right, then down."""
     count, channels, height, width = pixels.shape
     cut = pixels.reshape(count, channels, height // side, side, width // side, side)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(count, (height // side) * (width // side), channels * side * side)
 
 
-def images_of(patches: torch.Tensor, side: int, shape: tuple[int, int, int]) -> torch.Tensor:
-    """The inverse of ``patches_of`` for images of ``shape`` (channels, height, width)."""
+def unpatchify(patches: torch.Tensor, side: int, shape: tuple[int, int, int]) -> torch.Tensor:
+    """The inverse of ``patchify`` for images of ``shape`` (channels, height, width)."""
     channels, height, width = shape
     cut = patches.reshape(-1, height // side, width // side, channels, side, side)
     return cut.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, height, width)
 
 
 def chosen_layers(depth: int, most: int = 12) -> list[int]:
-    """All layers up to ``most``, else that many evenly spaced, the last always."""
+    """All layers up to ``most``, else that many evenly spaced, always with the last."""
     if depth <= most:
         return list(range(1, depth + 1))
     return sorted({round(step * depth / most) for step in range(1, most + 1)})

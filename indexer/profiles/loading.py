@@ -1,7 +1,7 @@
-"""A real model as layers: its weights in the library's own class, never in code of its repository.
+"""Load a real model as layers: its weights in transformers' own class, never in code of its repository.
 
-The folder that transformers loads was written here from tensors that this project read; what it lacks, or what does
-not fit, is refused before a number of it is believed.
+transformers loads a folder that is written here, from tensors that this project read. Missing tensors and shapes that
+do not fit are refused before anything is measured.
 """
 
 from __future__ import annotations
@@ -22,35 +22,32 @@ import torch
 from torch import nn
 
 from indexer.architectures.architecture import load_architecture
-from indexer.errors import AtlasError, Skipped
-from indexer.profiles.hooked import HookedLayers
+from indexer.errors import Skipped
+from indexer.profiles.layers import HookedLayers
 from indexer.profiles.weights import FullWeights
 from indexer.untrusted import shown
 
-# What a model may take beside its own weights (positions, masks): more than that is a config that lies.
+# Memory that a model may take beyond its own weights (positions, masks). A config that asks for more is wrong.
 SPARE_BYTES = 256 << 20
 SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
-# A number of a config above this, and above every dimension of its weights, is no size that the model has.
+# A number in a config above this, and above every dimension of the weights, cannot be a size of the model.
 LARGEST_SIZE = 1 << 20
 # Inputs are padded to a multiple of these, however short they are.
 LARGEST_PADDING = 4096
-# Modules by tensor: activations and containers hold none. More than that is a loop that only the config asks for.
+# Modules per tensor: activations and containers have no tensors. A config that asks for more modules is wrong.
 MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
 LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
-# Numbers of a config that become no size; positions that become one are counted by `_size_by`.
+# Numbers in a config that are not sizes; positions that become a table are counted by `_size_by`.
 _NO_SIZE = re.compile("token_id|position|n_ctx|max_seq|theta|rope|rotary|seed|sliding_window|distance")
 _PADDING = re.compile("attention_window|block_size|block_length|radius|num_blocks|segment_means|landmarks")
-# Parts that no layer's output hangs on.
+# Parts that no layer's output depends on.
 _NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outputs", "pre_classifier", "final_logits")
-_REFUSED = {
-    "input_values": "it takes sound",
-    "input_features": "it takes sound",
-}
+_REFUSED = {"input_values": "it takes sound", "input_features": "it takes sound"}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """``stack`` is "encoder" where the model has two and the encoder's layers are meant, else empty."""
+    """A model in memory. ``stack`` is "encoder" if it has two stacks (``layers`` are the encoder's), else empty."""
 
     layers: HookedLayers
     model: Any
@@ -68,9 +65,9 @@ def load(
 ) -> LoadedModel:
     """Load a model and find its blocks.
 
-    ``special_ids`` beside those of the config; ``normalisation`` is mean and standard deviation of pixels by channel.
+    ``special_ids`` are added to those of the config; ``normalisation`` is mean and standard deviation of each channel.
     Raises Skipped: ``missing_tensors`` with their names, ``shape_mismatch``, ``unknown_architecture``,
-    ``layer_mismatch``, ``unsupported_input``, ``malformed`` where the config cannot be.
+    ``layer_mismatch``, ``unsupported_input``, ``malformed`` for an impossible config.
     """
     configuration = _configuration(weights)
     depths = _checked_depth(weights, configuration)
@@ -88,7 +85,7 @@ def untrained(
     special_ids: tuple[int, ...] = (),
     normalisation: tuple[list[float], list[float]] | None = None,
 ) -> LoadedModel:
-    """A model of this config with fresh weights: the yardstick beside a trained one."""
+    """A model of this config with fresh weights, as a baseline for a trained one."""
     from transformers import AutoModel
 
     configuration = _configuration(FullWeights({}, dict(config)))
@@ -114,18 +111,18 @@ def _configuration(weights: FullWeights) -> Any:
             return AutoConfig.for_model(str(model_type), **values)
     except Exception as error:
         text = shown(" ".join(str(error).split()), 160)
-        raise Skipped("malformed", f"its config.json is none that {model_type} can have: {text}") from error
+        raise Skipped("malformed", f"its config.json does not fit a {model_type}: {text}") from error
 
 
 def _check_sizes(model_type: str, values: Mapping[str, Any], largest: int) -> None:
-    """Refuse numbers that no model of these weights has, before a class of transformers makes lists of them.
+    """Refuse numbers that no model of these weights can have, before a class of transformers makes lists of them.
 
-    Names that the class does not know become attributes and nothing else: whatever they hold is left alone.
+    Names that the class does not know only become attributes, so their values are not checked.
     """
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        return  # transformers says so
+        return  # transformers refuses it
     known = CONFIG_MAPPING[model_type]
     names = {*inspect.signature(known.__init__).parameters, *known.attribute_map}
     for name, value in values.items():
@@ -143,7 +140,7 @@ def _check_sizes(model_type: str, values: Mapping[str, Any], largest: int) -> No
 
 
 def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
-    """Layers by stack as the tensors have them, which the config must confirm before anything is allocated."""
+    """Layers by stack according to the tensors. The config must agree before anything is allocated."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
     depth = load_architecture(str(weights.config["model_type"])).locate(shapes, weights.config).depth
     first = depth.get("encoder", depth.get("", 0))
@@ -158,13 +155,13 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
     positions = getattr(configuration, "max_position_embeddings", None)
     width = getattr(configuration, "hidden_size", None)
     numbers = sum(tensor.numel() for tensor in weights.tensors.values())
-    # Some classes work out a table of sines in Python, number by number. Rotary positions have no table.
+    # Some classes compute a table of sines in Python, number by number. Rotary positions have no table.
     if isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters"):
         if positions * width > numbers + SPARE_NUMBERS:
             what = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
             raise Skipped("shape_mismatch", f"by its config.json {what}")
     size = _size_by(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights.tensors))
-    # Half-precision weights are held as float32.
+    # Half-precision weights are loaded as float32.
     if size > 4 * weights.nbytes + SPARE_BYTES:
         raise Skipped(
             "shape_mismatch",
@@ -174,9 +171,9 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
 
 
 def _size_by(configuration: Any, most: int) -> int:
-    """Bytes that a model of this config takes, without allocating one.
+    """Bytes that a model of this config takes, without allocating them.
 
-    Raises Skipped where it is none, or has more than ``most`` modules: a module without numbers takes memory as well.
+    Raises Skipped if no model can be made, or it has more than ``most`` modules, which take memory even when empty.
     """
     from torch.nn.modules.module import register_module_module_registration_hook
     from transformers import AutoModel
@@ -193,7 +190,7 @@ def _size_by(configuration: Any, most: int) -> int:
             model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
     except Exception as error:
         text = shown(" ".join(str(error).split()), 160)
-        raise Skipped("malformed", f"its config.json makes no model: {text}") from error
+        raise Skipped("malformed", f"no model can be made from its config.json: {text}") from error
     finally:
         hook.remove()
     held = [*model.parameters(), *model.buffers()]
@@ -204,7 +201,7 @@ def _loaded(folder: str, configuration: Any) -> Any:
     from transformers import AutoModel
 
     try:
-        model, told = AutoModel.from_pretrained(
+        model, information = AutoModel.from_pretrained(
             folder,
             config=configuration,
             use_safetensors=True,
@@ -217,14 +214,14 @@ def _loaded(folder: str, configuration: Any) -> Any:
     except (RuntimeError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         text = shown(" ".join(str(error).split()), 200)
         reason = "shape_mismatch" if "size mismatch" in str(error) or "mismatched" in str(error) else "malformed"
-        raise Skipped(reason, f"its weights do not make a model: {text}") from error
-    missing = sorted(name for name in told["missing_keys"] if not set(name.split(".")) & set(_NEEDLESS))
+        raise Skipped(reason, f"its weights cannot be loaded: {text}") from error
+    missing = sorted(name for name in information["missing_keys"] if not set(name.split(".")) & set(_NEEDLESS))
     if missing:
         some = ", ".join(shown(name, 80) for name in missing[:3])
-        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, {some} first")
-    if told.get("mismatched_keys"):
+        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, for example {some}")
+    if information.get("mismatched_keys"):
         raise Skipped(
-            "shape_mismatch", f"{len(told['mismatched_keys'])} tensors have other shapes than its config says"
+            "shape_mismatch", f"{len(information['mismatched_keys'])} tensors have other shapes than its config says"
         )
     return model
 
@@ -241,20 +238,22 @@ def _as_layers(
     model = model.to(device).eval().requires_grad_(False)
     kind = getattr(model, "main_input_name", "input_ids")
     if kind in _REFUSED or hasattr(model.config, "num_frames"):
-        raise Skipped("unsupported_input", f"{_REFUSED.get(kind, 'it takes films')}; text and images are profiled")
+        raise Skipped(
+            "unsupported_input", f"{_REFUSED.get(kind, 'it takes video')}; only text and image models are profiled"
+        )
     stack = "encoder" if "encoder" in stacks else ""
     blocks = blocks_of(model, config, stack)
     if stack:
-        notes = (*notes, "the layers of its encoder; those of the decoder also hang on a second input")
+        notes = (*notes, "the layers of its encoder; those of the decoder also depend on a second input")
     part = model.get_encoder() if stack else model
     options = {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
     if kind == "pixel_values":
         return LoadedModel(_of_images(part, blocks, model.config, normalisation), model, config, stack, notes)
     if "inputs_embeds" not in inspect.signature(part.forward).parameters:
-        raise Skipped("unsupported_input", f"a {config.get('model_type')} cannot be asked by embeddings")
+        raise Skipped("unsupported_input", f"a {config.get('model_type')} does not take embeddings")
     embedding = model.get_input_embeddings()
     vocabulary = embedding.weight
-    if type(embedding) is not nn.Embedding:  # BART's scales what it looks up
+    if type(embedding) is not nn.Embedding:  # BART scales its embeddings
         with torch.no_grad():
             vocabulary = embedding(torch.arange(len(vocabulary), device=vocabulary.device))
     layers = HookedLayers(
@@ -267,9 +266,9 @@ def _as_layers(
 
 
 def blocks_of(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Module]:
-    """The block modules of one stack, by the architecture file that names their matrices.
+    """The block modules of one stack, found by the architecture file that names their matrices.
 
-    Raises Skipped where the architecture does not describe them, or one module stands for several layers.
+    Raises Skipped if the architecture does not describe them, or one module serves as several layers.
     """
     architecture = load_architecture(str(config.get("model_type")))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -286,11 +285,11 @@ def blocks_of(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Modu
 
 
 def _common(names: list[str]) -> str:
-    """The block that holds all these tensors: what they have in common, up to the block's number."""
+    """The path of the block that holds all these tensors: their common prefix, up to the block's number."""
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
     shared = [one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts)]
     while shared and not shared[-1].isdigit():
-        shared.pop()  # T5 keeps its sublayers in a list below the block
+        shared.pop()  # T5 has a list of sublayers inside the block
     return ".".join(shared)
 
 
@@ -316,7 +315,7 @@ def _of_images(
 
 
 def _special_ids(config: Mapping[str, Any]) -> set[int]:
-    """Ids that the config names for a purpose (padding, start, end, mask)."""
+    """Ids that the config names (padding, start, end, mask)."""
     found: set[int] = set()
     for name, value in config.items():
         if name.endswith("_token_id"):
@@ -324,17 +323,9 @@ def _special_ids(config: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def check_width(stem: int, model: int) -> None:
-    """Raises AtlasError where a stem's width is not the model's."""
-    if stem != model:
-        raise AtlasError(
-            f"The stem makes patches of width {stem}, the model's layers take {model}.", "Use `stem='image'`."
-        )
-
-
 @contextmanager
 def _quietly() -> Any:
-    """Without the remarks that transformers makes on what was not asked for."""
+    """Silence the warnings and progress bars of transformers."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -1,76 +1,115 @@
-"""One model against one probe: a row of measures for every layer."""
+"""Measure a model with a probe: a row of measures for every layer, and the profile made of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from indexer.errors import Failed
-from indexer.profiles.certificate import exact
-from indexer.profiles.draws import standard_error
-from indexer.profiles.layers import Layers, States, as_used, chosen_layers
-from indexer.profiles.likeness import likeness
-from indexer.profiles.neighbours import right
-from indexer.profiles.pictures import SeedImageRecipe, image_error, recover_images, recover_images_as_seed
+from indexer.errors import AtlasError, BadArgument, Failed
+from indexer.profiles.layers import Layers, States, chosen_layers, eval_mode, nearest_tokens
 from indexer.profiles.probes import Probe
-from indexer.profiles.reach import Reach, reaches
-from indexer.profiles.readable import Readout, fit_readout
+from indexer.profiles.receptive_field import ReceptiveField, receptive_fields
 from indexer.profiles.recovery import (
-    SeedRecipe,
+    ORIGINAL_IMAGES,
+    ORIGINAL_TEXT,
+    LinearReadout,
     blank_start,
     criterion,
+    decode_as_original,
+    exact_search,
+    fit_readout,
+    image_error,
     recover,
-    recover_as_seed,
-    words_as_seed,
-    words_of,
+    recover_as_original,
+    recover_images,
 )
-from indexer.profiles.spread import Spread, spread_of
+from indexer.profiles.statistics import Spread, accuracy, compare_with_base, spread_of, standard_error
+from indexer.profiles.store import Profile, ProfileIdentity, joined
+from indexer.profiles.subject import Subject
 from indexer.profiles.tolerance import Tolerance, tolerances
+from indexer.records.depth_measures import MEASURES
 
-# Sequences that gradients of reach are taken of: M is pooled over them.
-REACH_SEQUENCES = 8
+RECEPTIVE_FIELD_SEQUENCES = 8
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be measured beside what needs no gradient on the inputs of every step.
+class ProfileRequest:
+    """What to measure in addition to the default measures, and how.
 
-    ``shift`` is the σ of the criterion; ``steps`` and ``rate`` override the seeds' recipe.
+    ``recover``: recovery by descent; ``exact``: the certificate by search. ``recipe`` is default, or seed for the
+    original studies' method, whose ``steps`` and ``rate`` may be changed. ``layers``: only these. ``shift``: the σ of
+    the criterion. Raises AtlasError if these contradict each other.
     """
 
     recover: bool = False
     exact: bool = False
-    seed_recipe: bool = False
+    recipe: str = "default"
     layers: tuple[int, ...] | None = None
     seed: int = 0
     shift: float | None = None
     steps: int | None = None
     rate: float | None = None
 
+    def __post_init__(self) -> None:
+        if (self.steps is not None or self.rate is not None) and not self.is_original:
+            raise AtlasError("`steps` and `rate` are settings of the original studies' recipe.", "Add `recipe='seed'`.")
+
     @property
-    def names(self) -> list[str]:
-        """Which measures these are, for the profile's identity."""
-        extra = [name for name, is_asked in (("recover", self.recover), ("exact", self.exact)) if is_asked]
-        return ["default", *extra]
+    def is_original(self) -> bool:
+        """Whether the original studies' method is asked for."""
+        return self.recipe == "seed"
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The measures and the settings that change numbers, as part of a profile's identity."""
+        measures = [name for name in ("recover", "exact") if getattr(self, name)]
+        settings = {"shift": self.shift, "steps": self.steps, "rate": self.rate}
+        return ("default", *measures, *(f"{name}={value:g}" for name, value in settings.items() if value is not None))
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Layer numbers written like 1,6,12. Raises AtlasError on anything else."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+        raise BadArgument(f"`layers` {text[:40]!r} is not a valid list of layers.", "Write it like 1,6,12.")
+    found = tuple(sorted({int(part) for part in parts}))
+    if found[0] < 1:
+        raise BadArgument("There is no layer 0: that is the input of the first block.", "Layers count from 1.")
+    return found
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer; None is what was not asked, or says nothing here. ``rows``: the images' error by row of patches."""
+    """The measures of one layer and their standard errors; those that were not asked, or do not apply, are absent."""
 
     layer: int
     is_constant: bool
     spread: float
     values: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    rows: tuple[float, ...] = ()
+
+    def note(self, name: str, value: float | torch.Tensor, error: float | None = None) -> None:
+        """Add a measure: a value, or one for each sequence, whose mean and standard error are taken."""
+        if isinstance(value, torch.Tensor):
+            error = standard_error(value)
+            value = float(value.double().mean())
+        self.values[name] = value
+        if error is not None:
+            self.errors[name] = error
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows, and h_l of the probe by layer, against which fine-tunes are measured."""
+    """The rows, and h_l of the probe by layer, which fine-tunes are compared with."""
 
     rows: tuple[LayerRow, ...]
     states: States
@@ -79,7 +118,7 @@ class Measured:
 def measure(
     layers: Layers,
     probe: Probe,
-    asked: Asked | None = None,
+    request: ProfileRequest | None = None,
     *,
     base: States | None = None,
     done: Collection[int] = (),
@@ -88,126 +127,171 @@ def measure(
 ) -> Measured:
     """Profile a model.
 
-    ``base``: h_l of its base on the same probe, for drift and cka. ``done`` are layers that need not be measured;
-    ``keep`` is told every row as soon as it is whole. Raises Failed("not_finite") at the first layer whose outputs
-    overflow, AtlasError where a layer does not exist.
+    ``base``: h_l of its base for the same probe, for drift and cka. ``done``: layers that need not be measured.
+    ``keep`` is called with every row as soon as it is complete. Raises Failed("not_finite") at the first layer whose
+    outputs overflow, AtlasError if a layer does not exist.
     """
-    asked = asked or Asked()
-    chosen = list(asked.layers) if asked.layers is not None else chosen_layers(layers.depth)
+    request = request or ProfileRequest()
+    chosen = list(request.layers) if request.layers is not None else chosen_layers(layers.depth)
     layers.check(chosen)
     work = [layer for layer in chosen if layer not in done]
     rows = []
     if not layers.takes_images and not torch.isfinite(layers.tokens).all():
         raise Failed("not_finite", "its embeddings hold NaN or infinite values")
-    with as_used(layers):
+    with eval_mode(layers):
         inputs = probe.inputs(layers)
         with torch.no_grad():
             states = layers.states(inputs, chosen)
-        _refuse_overflow(states)
-        subject = _Subject(layers, probe, inputs, states, asked)
-        subject.prepare(work, progress)
+        for layer, hidden in sorted(states.items()):
+            if not torch.isfinite(hidden).all():
+                raise Failed("not_finite", f"the outputs of layer {layer} hold NaN or infinite values")
+        if work:
+            measurement = _Measurement(layers, probe, inputs, states, request, work, progress)
         for layer in work:
             progress("layer", layer)
-            rows.append(subject.row(layer, None if base is None else base.get(layer)))
+            rows.append(measurement.row(layer, None if base is None else base.get(layer)))
             keep(rows[-1])
     return Measured(tuple(rows), states)
 
 
-def _refuse_overflow(states: States) -> None:
-    for layer, hidden in sorted(states.items()):
-        if not torch.isfinite(hidden).all():
-            raise Failed("not_finite", f"the outputs of layer {layer} hold NaN or infinite values")
+class _Measurement:
+    """The measures of one model; those that share a forward pass are computed for all layers at once."""
 
-
-class _Subject:
-    """What is known of one model while its layers are measured."""
-
-    def __init__(self, layers: Layers, probe: Probe, inputs: torch.Tensor, states: States, asked: Asked) -> None:
-        self.layers, self.probe, self.inputs, self.states, self.asked = layers, probe, inputs, states, asked
+    def __init__(
+        self,
+        layers: Layers,
+        probe: Probe,
+        inputs: torch.Tensor,
+        states: States,
+        request: ProfileRequest,
+        work: Collection[int],
+        progress: Callable[[str, int], None],
+    ) -> None:
+        self.layers, self.probe, self.inputs, self.states, self.request = layers, probe, inputs, states, request
         self.spreads: dict[int, Spread] = {layer: spread_of(hidden) for layer, hidden in states.items()}
-        self.tolerances: dict[int, Tolerance] = {}
-        self.reaches: dict[int, Reach] = {}
-        self.readout: Readout | None = None
-
-    def prepare(self, work: Sequence[int], progress: Callable[[str, int], None]) -> None:
-        """What one forward pass gives for all layers."""
-        if not work:
-            return
         progress("noise", 0)
-        self.tolerances = tolerances(self.layers, self.inputs, self.states, self.spreads, work, self.asked.seed)
-        if not self.layers.takes_images:
+        self.tolerances: dict[int, Tolerance] = tolerances(layers, inputs, states, self.spreads, work, request.seed)
+        self.readout: LinearReadout | None = None
+        if not layers.takes_images:
             progress("linear map", 0)
-            self.readout = fit_readout(self.layers, work, self.probe.tokens or 1, self.asked.seed)
+            self.readout = fit_readout(layers, work, probe.tokens or 1, request.seed)
         progress("reach", 0)
-        living = [layer for layer in work if not self.spreads[layer].is_constant]
-        if living:
-            self.reaches = reaches(self.layers, self.inputs[:REACH_SEQUENCES], living, self.asked.seed)
+        self.fields: dict[int, ReceptiveField] = {}
+        varying = [layer for layer in work if not self.spreads[layer].is_constant]
+        if varying:
+            self.fields = receptive_fields(layers, inputs[:RECEPTIVE_FIELD_SEQUENCES], varying, request.seed)
 
     def row(self, layer: int, base: torch.Tensor | None) -> LayerRow:
         """Everything asked of one layer."""
-        self.values: dict[str, float] = {}
-        self.errors: dict[str, float] = {}
-        rows: tuple[float, ...] = ()
         spread = self.spreads[layer]
-        self._without_gradient(layer, base)
-        if self.layers.takes_images:
-            rows = self._images(layer) if self.asked.recover or self.asked.seed_recipe else ()
-        else:
-            self._words(layer)
-        return LayerRow(layer, spread.is_constant, spread.size, self.values, self.errors, rows)
-
-    def _note(self, name: str, value: float | torch.Tensor, error: float | None = None) -> None:
-        if isinstance(value, torch.Tensor):
-            error = standard_error(value)
-            value = float(value.double().mean())
-        self.values[name] = value
-        if error is not None:
-            self.errors[name] = error
-
-    def _without_gradient(self, layer: int, base: torch.Tensor | None) -> None:
+        row = LayerRow(layer, spread.is_constant, spread.size)
         tolerance = self.tolerances[layer]
-        self._note("tolerance", tolerance.value, tolerance.error)
-        self._note("tolerance_own", tolerance.own, tolerance.own_error)
+        row.note("tolerance", tolerance.value, tolerance.error)
+        row.note("tolerance_own", tolerance.own, tolerance.own_error)
         if self.readout is not None and self.probe.ids is not None:
-            guess = words_of(self.layers, self.readout.guess(layer, self.states[layer]))[..., 0]
-            self._note("readable", right(guess, self.probe.ids))
-        if layer in self.reaches:
-            found = self.reaches[layer]
-            self._note("reach", found.value, found.error)
-            self._note("own", found.own, found.own_error)
-            self._note("start_share", found.start, found.start_error)
-        against = None if base is None or spread_of(base).is_constant else likeness(self.states[layer], base)
+            guess = nearest_tokens(self.layers, self.readout.guess(layer, self.states[layer]))[..., 0]
+            row.note("readable", accuracy(guess, self.probe.ids))
+        if layer in self.fields:
+            found = self.fields[layer]
+            row.note("reach", found.reach, found.reach_error)
+            row.note("own", found.own, found.own_error)
+            row.note("start_share", found.start, found.start_error)
+        against = None
+        if base is not None and not spread_of(base).is_constant:
+            against = compare_with_base(self.states[layer], base)
         if against is not None:
-            self._note("drift", against.drift, against.drift_error)
-            if not self.spreads[layer].is_constant:  # a constant is like and unlike anything
-                self._note("cka", against.cka, against.cka_error)
+            row.note("drift", against.drift, against.drift_error)
+            if not spread.is_constant:  # CKA is undefined for a constant
+                row.note("cka", against.cka, against.cka_error)
+        if not self.layers.takes_images:
+            self._measure_recovered_words(row)
+        elif self.request.recover or self.request.is_original:
+            self._measure_recovered_images(row)
+        return row
 
-    def _words(self, layer: int) -> None:
-        ids, target = self.probe.ids, self.states[layer]
+    def _measure_recovered_words(self, row: LayerRow) -> None:
+        layers, layer, ids, target = self.layers, row.layer, self.probe.ids, self.states[row.layer]
         assert ids is not None
-        unit, seed = self.spreads[layer].unit, self.asked.seed
-        if self.asked.recover:
-            guess = recover(self.layers, layer, target, unit, blank_start(self.layers, target.shape, seed))
-            self._note("recovered", right(words_of(self.layers, guess)[..., 0], ids))
-            if not self.spreads[layer].is_constant:
-                met = criterion(self.layers, layer, self.inputs, guess, seed, self.asked.shift)
-                self._note("closer", met.is_met)
-                self._note("closer_ratio", met.ratio)
-        if self.asked.seed_recipe:
-            recipe = SeedRecipe(self.asked.steps or SeedRecipe.steps, self.asked.rate or SeedRecipe.rate)
-            guess = recover_as_seed(self.layers, layer, target, seed, recipe)
-            self._note("recovered_seed", right(words_as_seed(self.layers, guess)[..., 0], ids))
-        if self.asked.exact and self.readout is not None:
-            found, certified = exact(self.layers, layer, target, unit, self.readout)
-            self._note("verified", right(found, ids) * certified.cpu().double())
+        request, unit, seed = self.request, self.spreads[layer].unit, self.request.seed
+        if request.recover:
+            guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, seed))
+            row.note("recovered", accuracy(nearest_tokens(layers, guess)[..., 0], ids))
+            if not row.is_constant:
+                met = criterion(layers, layer, self.inputs, guess, seed, request.shift)
+                row.note("closer", met.is_met)
+                row.note("closer_ratio", met.ratio)
+        if request.is_original:
+            guess = recover_as_original(layers, layer, target, seed, ORIGINAL_TEXT.changed(request.steps, request.rate))
+            row.note("recovered_seed", accuracy(decode_as_original(layers, guess)[..., 0], ids))
+        if request.exact and self.readout is not None:
+            found, certified = exact_search(layers, layer, target, unit, self.readout)
+            row.note("verified", accuracy(found, ids) * certified.cpu().double())
 
-    def _images(self, layer: int) -> tuple[float, ...]:
-        target = self.states[layer]
-        if self.asked.seed_recipe:
-            recipe = SeedImageRecipe(self.asked.steps or SeedImageRecipe.steps, self.asked.rate or SeedImageRecipe.rate)
-            found = recover_images_as_seed(self.layers, layer, target, self.asked.seed, recipe)
+    def _measure_recovered_images(self, row: LayerRow) -> None:
+        layer, target, request = row.layer, self.states[row.layer], self.request
+        if request.is_original:
+            method = ORIGINAL_IMAGES.changed(request.steps, request.rate)
+            found = recover_as_original(self.layers, layer, target, request.seed, method)
         else:
-            found = recover_images(self.layers, layer, target, self.spreads[layer].unit, self.asked.seed)
+            found = recover_images(self.layers, layer, target, self.spreads[layer].unit, request.seed)
         error = image_error(self.layers, found, self.inputs)
-        self._note("image_error", error.value, error.error)
-        return error.rows
+        row.note("image_error", error.value, error.error)
+
+
+def make_profile(
+    identity: ProfileIdentity,
+    subject: Subject,
+    probe: Probe,
+    request: ProfileRequest,
+    *,
+    base: States | None = None,
+    earlier: Profile | None = None,
+    progress: Callable[[str, int], None] = lambda what, layer: None,
+    keep: Callable[[Profile], None] = lambda profile: None,
+) -> tuple[Profile, States]:
+    """Measure the layers that ``earlier`` lacks; also returns h_l of the probe, for fine-tunes.
+
+    ``keep`` is called with all complete layers whenever there is one more, so that an interrupted run loses none.
+    Raises Failed if activations overflow.
+    """
+    started = time.process_time()
+    rows: list[LayerRow] = []
+
+    def profile(is_complete: bool) -> Profile:
+        values = _columns([row.values for row in rows])
+        values["spread"] = np.array([row.spread for row in rows], dtype=np.float32)
+        made = Profile(
+            identity=identity,
+            layers=np.array([row.layer for row in rows], dtype=np.int64),
+            is_constant=np.array([row.is_constant for row in rows], dtype=bool),
+            values=values,
+            errors=_columns([row.errors for row in rows]),
+            is_complete=is_complete,
+            stack=subject.loaded.stack,
+            probe_sha256=probe.sha256,
+            sequences=probe.sequences,
+            tokens=probe.tokens,
+            device=str(subject.layers.device),
+            threads=torch.get_num_threads(),
+            cpu_seconds=time.process_time() - started,
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+            notes=subject.loaded.notes,
+        )
+        return joined(made, earlier)
+
+    def keep_row(row: LayerRow) -> None:
+        rows.append(row)
+        keep(profile(is_complete=False))
+
+    done = [] if earlier is None else earlier.layers.tolist()
+    measured = measure(subject.layers, probe, request, base=base, done=done, progress=progress, keep=keep_row)
+    return profile(is_complete=True), measured.states
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, NDArray[np.float32]]:
+    """A column for each measure that any row has, NaN where a row lacks it."""
+    return {
+        name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float32)
+        for name in MEASURES
+        if any(name in row for row in rows)
+    }

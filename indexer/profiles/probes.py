@@ -1,4 +1,4 @@
-"""What a model is asked with: sequences of tokens, or images."""
+"""Probes: the sequences of tokens, or the images, that a model is profiled with."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from indexer.errors import AtlasError
-from indexer.profiles.draws import generator
-from indexer.profiles.layers import Layers
+from indexer.profiles.images import images_sha256, read_images, shipped_images
+from indexer.profiles.layers import FEWEST_TOKENS, TOKENS, Layers, fitting_tokens
+from indexer.profiles.statistics import seeded_generator
+from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
+from indexer.regular_files import open_regular
+
+if TYPE_CHECKING:
+    from indexer.profiles.subject import Subject
 
 SEQUENCES = 16
-TOKENS = 16
-FEWEST_TOKENS = 4
 MOST_TEXT = 1 << 20
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -31,17 +37,22 @@ class Probe:
     pixels: torch.Tensor | None = None
 
     @property
-    def sha256(self) -> str:
-        """Of what is asked, whatever its name."""
+    def values(self) -> torch.Tensor:
+        """``ids`` or ``pixels``."""
         held = self.ids if self.ids is not None else self.pixels
         assert held is not None
+        return held
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the values, whatever their name."""
+        held = self.values
         return hashlib.sha256(f"{tuple(held.shape)}|".encode() + held.contiguous().numpy().tobytes()).hexdigest()
 
     @property
     def sequences(self) -> int:
-        """How many sequences or images."""
-        held = self.ids if self.ids is not None else self.pixels
-        return 0 if held is None else len(held)
+        """Number of sequences or images."""
+        return len(self.values)
 
     @property
     def tokens(self) -> int | None:
@@ -49,53 +60,40 @@ class Probe:
         return None if self.ids is None else self.ids.shape[1]
 
     def inputs(self, layers: Layers) -> torch.Tensor:
-        """The continuous input. Raises AtlasError where the model lacks one of the ids, or takes something else."""
+        """The continuous input. Raises AtlasError if the model lacks one of the ids, or takes something else."""
         if self.pixels is not None:
             if not layers.takes_images:
-                raise AtlasError("This model takes words, not images.", "Give `stem='image'` to put patches before it.")
+                raise AtlasError(
+                    "This model takes words, not images.", "Give `stem='image'` to put a patch embedding before it."
+                )
             return self.pixels.to(layers.device)
         assert self.ids is not None
         most = int(self.ids.max())
         if most >= len(layers.tokens):
             raise AtlasError(
-                f"The text holds the token {most}; the model knows {len(layers.tokens)}.",
-                "Its tokenizer is not its own: another one, or other words.",
+                f"The text contains token {most}, but the model knows {len(layers.tokens)} tokens.",
+                "Its tokenizer belongs to another model: use that one, or other words.",
             )
         return layers.embed(self.ids)
 
 
-def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
-    """How many tokens a sequence may have: ``wanted``, or less where the model has fewer positions.
-
-    Raises AtlasError where not even FEWEST_TOKENS fit.
-    """
-    for tokens in range(wanted, FEWEST_TOKENS - 1, -1):
-        try:
-            with torch.no_grad():
-                layers.state(layers.embed(layers.ordinary_ids[:1].expand(1, tokens)), 1)
-        except (IndexError, RuntimeError):
-            continue
-        return tokens
-    raise AtlasError(f"The model takes fewer than {FEWEST_TOKENS} tokens at a time.", "Choose another model.")
-
-
 def random_probe(layers: Layers, sequences: int = SEQUENCES, tokens: int = TOKENS, seed: int = 0) -> Probe:
-    """Tokens drawn evenly, special ones left out: a padding id would shift the positions of a RoBERTa."""
+    """Uniform random tokens without special ones: a padding id would shift the positions of a RoBERTa."""
     return Probe("random", random_ids(layers, sequences, tokens, seed, "probe"))
 
 
 def random_ids(layers: Layers, sequences: int, tokens: int, seed: int, measure: str) -> torch.Tensor:
-    """Ids (sequences, tokens), drawn evenly from the ordinary ones."""
-    places = torch.randint(len(layers.ordinary_ids), (sequences, tokens), generator=generator(seed, measure))
+    """Ids (sequences, tokens), drawn uniformly from the ordinary ones."""
+    places = torch.randint(len(layers.ordinary_ids), (sequences, tokens), generator=seeded_generator(seed, measure))
     return layers.ordinary_ids[places]
 
 
 def text_probe(
     text: str, encode: Callable[[str], Sequence[int]], sequences: int = SEQUENCES, tokens: int = TOKENS
 ) -> Probe:
-    """Windows of ``tokens`` tokens, each from the start of a sentence on, the first ``sequences`` of them.
+    """The first ``sequences`` windows of ``tokens`` tokens, each of which begins with a sentence.
 
-    Raises AtlasError where the text is too short for one window of at least FEWEST_TOKENS.
+    Raises AtlasError if the text is too short for one window of at least FEWEST_TOKENS.
     """
     sentences = [sentence for sentence in _SENTENCE.split(text[:MOST_TEXT]) if sentence.strip()]
     windows: list[list[int]] = []
@@ -122,5 +120,82 @@ def shipped_text() -> str:
 def image_probe(pixels: torch.Tensor, name: str = "image") -> Probe:
     """Images (images, channels, height, width) in the model's own range of values."""
     if pixels.ndim != 4 or not len(pixels):
-        raise ValueError(f"images have four sizes, not {tuple(pixels.shape)}")
+        raise ValueError(f"images have four dimensions, not shape {tuple(pixels.shape)}")
     return Probe(name, pixels=pixels.float())
+
+
+@dataclass(frozen=True)
+class ProbeChoice:
+    """The probe that a user asks for, checked before anything is loaded.
+
+    ``kind`` is random, text or image; ``text`` and ``images`` are files to use instead of those of the package.
+    """
+
+    kind: str | None = None
+    text: Path | None = None
+    images: tuple[Path, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.text is not None and self.kind not in (None, "text"):
+            raise AtlasError(f"--text goes with --probe text, not {self.kind}.", "Leave one of them out.")
+        if self.images and self.kind not in (None, "image"):
+            raise AtlasError(f"--image goes with --probe image, not {self.kind}.", "Leave one of them out.")
+
+    def name(self, takes_images: bool) -> str:
+        """random, text or image; by default what the model takes."""
+        if self.text is not None:
+            return "text"
+        return self.kind or ("image" if takes_images or self.images else "random")
+
+    @property
+    def source(self) -> str:
+        """sha256 of the user's own text or images; empty for shipped or random ones."""
+        if self.text is not None:
+            return hashlib.sha256(self._words().encode()).hexdigest()
+        return images_sha256(self.images) if self.images else ""
+
+    def _words(self) -> str:
+        """The text. Raises AtlasError if the file cannot be read."""
+        if self.text is None:
+            return shipped_text()
+        try:
+            with open_regular(self.text, through_links=True) as file:
+                return file.read(MOST_TEXT).decode("utf-8", errors="replace")
+        except OSError as error:
+            raise AtlasError(f"{self.text} cannot be read: {error.strerror}.", "Give a text file.") from error
+
+    def probe(self, subject: Subject) -> Probe:
+        """The probe for this model. Raises AtlasError if the two do not fit."""
+        layers = subject.layers
+        name = self.name(layers.takes_images)
+        if layers.takes_images != (name == "image"):
+            what = "images" if layers.takes_images else "words"
+            raise AtlasError(f"{subject.name} takes {what}; --probe {name} does not fit.", "Leave --probe out.")
+        if name == "image":
+            shape = layers.image_shape
+            assert shape is not None
+            return image_probe(read_images(self.images, shape) if self.images else shipped_images(shape))
+        tokens = fitting_tokens(layers, TOKENS)
+        if name == "random":
+            return random_probe(layers, tokens=tokens, seed=self.seed)
+        tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Use --probe random.")
+        return text_probe(self._words(), tokenizer.encode, tokens=tokens)
+
+
+def matching_probe(
+    choice: ProbeChoice, subject: Subject, shared: Probe, base_tokenizer: IsolatedTokenizer | None
+) -> Probe:
+    """``shared`` itself, the base's probe, if its ids mean the same to this model; else a probe of the model's own.
+
+    With another probe than ``shared`` there is no drift, even if the ids are equal.
+    """
+    if shared.ids is None or subject.layers.takes_images:
+        return shared
+    ids = shared.ids.unique().tolist()
+    if ids[-1] >= len(subject.layers.tokens):
+        return choice.probe(subject)
+    own = subject.tokenizer
+    if own is not None and base_tokenizer is not None and own.words(ids) != base_tokenizer.words(ids):
+        return choice.probe(subject)
+    return shared

@@ -1,35 +1,111 @@
-"""The input again, from a layer's output alone: by descent on embeddings, and by a linear map as its start.
+"""Recovery of the input from a layer's output: a linear readout, gradient descent, and exact search.
 
-A decoder is given h_l and nothing of the input; what it says is compared with the truth elsewhere.
+A decoder is given h_l and nothing of the input; its answer is compared with the truth elsewhere.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import torch
 
-from indexer.profiles.draws import normal
-from indexer.profiles.layers import Layers, gradient_of
-from indexer.profiles.neighbours import nearest_tokens
+from indexer.errors import Failed
+from indexer.profiles.layers import Layers, gradient_of, nearest_tokens, patchify
+from indexer.profiles.probes import random_ids
+from indexer.profiles.statistics import normal, standard_error
 
+# The linear readout.
+FEWEST_FIT_TOKENS = 2560
+TOKENS_PER_WIDTH = 4
+RIDGE = 1e-3  # of the mean of the diagonal
+# Of the uncentred second moment, added to RIDGE. Centring a constant layer leaves nothing, or only float64's rounding
+# errors (1e-16 of that moment times the number of sums), which no map may be fitted to.
+RIDGE_FLOOR = 1e-12
+FIT_TOKENS_AT_ONCE = 512  # of one forward pass
+
+# Descent on the input. RATE, START_NOISE and SHIFT are in units of the embeddings' standard deviation.
 STEPS = 30
-RATE = 0.1  # of the standard deviation of the embeddings
-START_NOISE = 0.1  # likewise
-FINAL_SHARE = 0.1
-SHIFT = 0.35  # likewise
+RATE = 0.1
+START_NOISE = 0.1
+SHIFT = 0.35
+IMAGE_STEPS = 150
+IMAGE_RATE = 0.1
+FINAL_SHARE = 0.1  # of the first rate, in the last step
+
+# Exact search.
+SAME_OUTPUT = 1e-3  # relative distance
+SEARCH_STEPS = 50
+CANDIDATES_AT_ONCE = 64
+MOST_CANDIDATES = 4096
+SWEEPS = 3
 
 
 @dataclass(frozen=True)
-class SeedRecipe:
-    """The seeds' own descent: start N(½, 1/20), 0.1·‖h − h*‖₁ summed, plain steps, rate → rate/10 linearly."""
+class LinearReadout:
+    """Linear maps from hidden states to embeddings: by layer (width + 1, embedding width), the last row the bias."""
 
-    steps: int = 500
-    rate: float = 1.0
-    start_mean: float = 0.5
-    start_noise: float = 0.05
-    weight: float = 0.1
+    maps: dict[int, torch.Tensor]
+
+    def guess(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Embeddings (…, embedding width) read from h_l (…, width)."""
+        found = self.maps[layer]
+        return hidden.to(found.dtype) @ found[:-1] + found[-1]
+
+
+def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> LinearReadout:
+    """Fit ridge regressions on random sequences of ``tokens`` tokens, with one forward pass for all layers.
+
+    Random tokens, because a map that was fitted on text would learn which words are likely.
+
+    Raises Failed("not_finite") if outputs overflow.
+    """
+    sums: dict[int, _RegressionSums] = {}
+    width = layers.tokens.shape[1]
+    needed, drawn = max(FEWEST_FIT_TOKENS, TOKENS_PER_WIDTH * width), 0
+    ids = random_ids(layers, -(-needed // tokens), tokens, seed, "readable")
+    for batch in ids.split(max(1, FIT_TOKENS_AT_ONCE // tokens)):
+        inputs = layers.embed(batch)
+        with torch.no_grad():
+            found = layers.states(inputs, chosen)
+        for layer in chosen:
+            rows = found[layer].reshape(-1, found[layer].shape[-1])
+            if layer not in sums:
+                sums[layer] = _RegressionSums(rows.shape[1], width, rows.device)
+            sums[layer].add(rows, inputs.reshape(-1, width))
+        drawn += batch.numel()
+    # Each layer's sums are freed as soon as they are solved: those of twelve layers of width 768 take 100 MB.
+    maps = {layer: sums.pop(layer).solved(drawn) for layer in list(sums)}
+    for layer, solved in maps.items():
+        if not torch.isfinite(solved).all():
+            raise Failed("not_finite", f"the outputs of layer {layer} for random tokens hold NaN or infinite values")
+    return LinearReadout(maps)
+
+
+class _RegressionSums:
+    """The sums that a ridge regression needs: of rows, of embeddings, and of their products."""
+
+    def __init__(self, width: int, embedding: int, device: torch.device) -> None:
+        shapes = ((width, width), (width, embedding), (width,), (embedding,))
+        made = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+        self.products, self.crossed, self.rows, self.targets = made
+
+    def add(self, rows: torch.Tensor, targets: torch.Tensor) -> None:
+        left, right = rows.double(), targets.double()
+        self.products += left.T @ left
+        self.crossed += left.T @ right
+        self.rows += left.sum(dim=0)
+        self.targets += right.sum(dim=0)
+
+    def solved(self, count: int) -> torch.Tensor:
+        mean, target = self.rows / count, self.targets / count
+        products = self.products - count * torch.outer(mean, mean)
+        crossed = self.crossed - count * torch.outer(mean, target)
+        ridge = RIDGE * products.diagonal().mean() + RIDGE_FLOOR * self.products.diagonal().mean()
+        products.diagonal().add_(ridge.clamp_min(1e-30))
+        slope = torch.linalg.solve(products, crossed)
+        return torch.cat([slope, (target - mean @ slope)[None]]).float()
 
 
 def embedding_sd(layers: Layers) -> float:
@@ -39,7 +115,7 @@ def embedding_sd(layers: Layers) -> float:
 
 
 def blank_start(layers: Layers, shape: torch.Size, seed: int) -> torch.Tensor:
-    """What one can say of the input without having seen anything: the mean embedding, and a little noise."""
+    """A start that knows nothing of the input: the mean embedding, and a little noise."""
     noise = normal((shape[0], shape[1], layers.tokens.shape[1]), seed, "start", layers.device)
     return layers.tokens.mean(dim=0) + START_NOISE * embedding_sd(layers) * noise
 
@@ -48,44 +124,79 @@ def recover(
     layers: Layers, layer: int, target: torch.Tensor, unit: float, start: torch.Tensor, steps: int = STEPS,
     keep: slice = slice(None),
 ) -> torch.Tensor:  # fmt: skip
-    """Embeddings (sequences, positions, width) whose h_l comes near ``target``, by Adam on the L1 distance.
+    """Embeddings (sequences, positions, width) whose h_l is close to ``target``, by Adam on the L1 distance.
 
     ``unit`` is s_l; ``keep``: only these positions of the output are compared.
     """
     rate = RATE * embedding_sd(layers)
+    return _adam(lambda guess: (layers.state(guess, layer) - target)[:, keep] / unit, start, rate, steps)
+
+
+def recover_images(layers: Layers, layer: int, target: torch.Tensor, unit: float, seed: int) -> torch.Tensor:
+    """Pixels whose h_l is close to ``target``, by Adam on the L1 distance, from the middle of the pixels' range.
+
+    Pixels are clamped to their range after the last step only.
+    """
+    low, high = layers.pixel_range
+    assert layers.image_shape is not None
+    start = 0.5 + 0.03 * normal((len(target), *layers.image_shape), seed, "start", target.device)
+    guess = _adam(
+        lambda guess: (layers.state(low + (high - low) * guess, layer) - target) / unit, start, IMAGE_RATE, IMAGE_STEPS
+    )
+    return (low + (high - low) * guess).clamp(low, high)
+
+
+def _adam(
+    residual: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, rate: float, steps: int
+) -> torch.Tensor:
+    """Minimise the mean absolute residual of each input, with a cosine schedule."""
     guess = start.detach().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([guess], lr=rate)
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * cosine(step, steps)
-        difference = (layers.state(guess, layer) - target)[:, keep] / unit
-        loss = difference.abs().mean(dim=(1, 2)).sum()
-        guess.grad = gradient_of(loss, guess)
+        schedule = FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.param_groups[0]["lr"] = rate * schedule
+        guess.grad = gradient_of(residual(guess).abs().mean(dim=(1, 2)).sum(), guess)
         optimizer.step()
     return guess.detach()
 
 
-def recover_as_seed(
-    layers: Layers, layer: int, target: torch.Tensor, seed: int, recipe: SeedRecipe, keep: slice = slice(None)
+@dataclass(frozen=True)
+class OriginalMethod:
+    """The original studies' descent: a normal start, plain steps on weight · ‖h − h*‖₁, rate → rate/10 linearly."""
+
+    steps: int
+    rate: float
+    start_mean: float
+    weight: float
+    start_noise: float = 0.05
+
+    def changed(self, steps: int | None, rate: float | None) -> OriginalMethod:
+        """With other steps or another rate, where given."""
+        return replace(self, steps=steps or self.steps, rate=rate or self.rate)
+
+
+ORIGINAL_TEXT = OriginalMethod(steps=500, rate=1.0, start_mean=0.5, weight=0.1)
+ORIGINAL_IMAGES = OriginalMethod(steps=1000, rate=1e-3, start_mean=0.7, weight=1.0)
+
+
+def recover_as_original(
+    layers: Layers, layer: int, target: torch.Tensor, seed: int, method: OriginalMethod, keep: slice = slice(None)
 ) -> torch.Tensor:
-    """The same by the seeds' recipe. It may diverge: then what is there is returned."""
-    noise = normal((*target.shape[:2], layers.tokens.shape[1]), seed, "start", layers.device)
-    guess = recipe.start_mean + recipe.start_noise * noise
-    for step in range(recipe.steps):
+    """Embeddings or pixels by the original studies' method. If it diverges, the last finite guess is returned."""
+    shape = layers.image_shape or (target.shape[1], layers.tokens.shape[1])
+    guess = method.start_mean + method.start_noise * normal((len(target), *shape), seed, "start", target.device)
+    for step in range(method.steps):
         leaf = guess.requires_grad_(True)
-        loss = recipe.weight * (layers.state(leaf, layer) - target)[:, keep].abs().sum()
-        guess = leaf.detach() - linear(step, recipe.steps) * recipe.rate * gradient_of(loss, leaf)
+        loss = method.weight * (layers.state(leaf, layer) - target)[:, keep].abs().sum()
+        schedule = 1 - (1 - FINAL_SHARE) * step / method.steps
+        guess = leaf.detach() - schedule * method.rate * gradient_of(loss, leaf)
         if not torch.isfinite(guess).all():
             return leaf.detach()
     return guess
 
 
-def words_of(layers: Layers, embeddings: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """The nearest tokens (…, count)."""
-    return nearest_tokens(layers, embeddings, count)
-
-
-def words_as_seed(layers: Layers, embeddings: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """The seeds' decoding: the largest entries of e·W⁺, W the vocabulary (tokens, width)."""
+def decode_as_original(layers: Layers, embeddings: torch.Tensor, count: int = 1) -> torch.Tensor:
+    """The original studies' decoding: the largest entries of e·W⁺, W the vocabulary (tokens, width)."""
     rows = layers.tokens.double()
     ordinary = layers.ordinary_ids.to(rows.device)
     weights = torch.linalg.lstsq(rows.T @ rows, embeddings.reshape(-1, rows.shape[1]).double().T).solution
@@ -95,8 +206,11 @@ def words_as_seed(layers: Layers, embeddings: torch.Tensor, count: int = 1) -> t
 
 
 @dataclass(frozen=True)
-class Closer:
-    """The seeds' criterion (4) by sequence: ‖O(e_g) − O(e)‖₁, and ‖O(e′) − O(e)‖₁ with e′ = e + N(0, σ)."""
+class Criterion:
+    """The original studies' criterion (4) by sequence.
+
+    ``found`` = ‖O(e_g) − O(e)‖₁ and ``shifted`` = ‖O(e′) − O(e)‖₁ with e′ = e + N(0, σ).
+    """
 
     found: torch.Tensor
     shifted: torch.Tensor
@@ -114,20 +228,97 @@ class Closer:
 
 def criterion(
     layers: Layers, layer: int, inputs: torch.Tensor, guess: torch.Tensor, seed: int, shift: float | None = None
-) -> Closer:
-    """``shift`` is σ, by default SHIFT times the embeddings' standard deviation (1/20 is about that for GPT-2)."""
+) -> Criterion:
+    """``shift`` is σ, by default SHIFT times the embeddings' standard deviation (about 1/20 for GPT-2)."""
     size = SHIFT * embedding_sd(layers) if shift is None else shift
     shifted = inputs + size * normal(tuple(inputs.shape), seed, "shift", inputs.device)
     with torch.no_grad():
         truth, found, other = (layers.state(one, layer) for one in (inputs, guess, shifted))
-    return Closer(*((one - truth).abs().sum(dim=(1, 2)).cpu() for one in (found, other)))
+    return Criterion(*((one - truth).abs().sum(dim=(1, 2)).cpu() for one in (found, other)))
 
 
-def cosine(step: int, steps: int) -> float:
-    """From 1 to FINAL_SHARE along a cosine."""
-    return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * step / steps)) / 2
+@dataclass(frozen=True)
+class ImageError:
+    """‖a_g − a‖ / ‖a − mean‖ over images, its standard error, and the share of its square by row of patches."""
+
+    value: float
+    error: float | None
+    rows: tuple[float, ...]
 
 
-def linear(step: int, steps: int) -> float:
-    """From 1 to FINAL_SHARE in a straight line."""
-    return 1 - (1 - FINAL_SHARE) * step / steps
+def image_error(layers: Layers, found: torch.Tensor, truth: torch.Tensor) -> ImageError:
+    """How far ``found`` is from ``truth`` (images, channels, height, width)."""
+    assert layers.patch is not None
+    off = (found - truth).double().square()
+    whole = (truth - truth.mean(dim=(2, 3), keepdim=True)).double().square()
+    each = (off.flatten(1).sum(dim=1) / whole.flatten(1).sum(dim=1).clamp_min(1e-30)).sqrt()
+    across = off.shape[3] // layers.patch
+    rows = patchify(off, layers.patch).sum(dim=(0, 2)).reshape(-1, across).sum(dim=1)
+    shares = tuple((rows / rows.sum().clamp_min(1e-300)).tolist())
+    return ImageError(float(each.mean()), standard_error(each), shares)
+
+
+def exact_search(
+    layers: Layers, layer: int, target: torch.Tensor, unit: float, readout: LinearReadout
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find tokens that give the same output: ids (sequences, positions), and whether each sequence is certified.
+
+    Starts from the linear readout and a few steps of descent; then causal models are searched token by token, others
+    repaired position by position. Decoders without a bottleneck send different prompts to different outputs almost
+    surely (SipIt, arXiv 2510.15511), so this succeeds nearly everywhere and says nothing of depth.
+    """
+    guess = recover(layers, layer, target, unit, readout.guess(layer, target), SEARCH_STEPS)
+    ids = nearest_tokens(layers, guess)[..., 0]
+    certified = _distances(layers, layer, layers.embed(ids), target) < SAME_OUTPUT
+    search = _search_in_order if layers.is_causal(target.shape[1]) else _repair
+    for number in range(len(ids)):
+        if not certified[number]:
+            ids[number] = search(layers, layer, target[number : number + 1], guess[number], ids[number])
+    return ids, _distances(layers, layer, layers.embed(ids), target) < SAME_OUTPUT
+
+
+def _distances(layers: Layers, layer: int, inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """‖h_l − target‖ / ‖target‖ by sequence."""
+    with torch.no_grad():
+        found = layers.state(inputs, layer)
+    return (found - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1).clamp_min(1e-30)
+
+
+def _search_in_order(
+    layers: Layers, layer: int, target: torch.Tensor, guess: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
+    """Token by token: an output depends only on the tokens up to its own, so each can be decided for good."""
+    found = ids[:0]
+    for place in range(len(ids)):
+        order = nearest_tokens(layers, guess[place], min(MOST_CANDIDATES, len(layers.ordinary_ids)))
+        best, least = order[0], torch.inf
+        for some in order.split(CANDIDATES_AT_ONCE):
+            tried = torch.cat([found.expand(len(some), -1), some[:, None]], dim=1)
+            with torch.no_grad():
+                reached = layers.state(layers.embed(tried), layer)[:, -1]
+            wanted = target[0, place]
+            distances = (reached - wanted).norm(dim=1) / wanted.norm().clamp_min(1e-30)
+            nearest = int(distances.argmin())
+            if float(distances[nearest]) < least:
+                best, least = some[nearest], float(distances[nearest])
+            if least < SAME_OUTPUT:
+                break
+        found = torch.cat([found, best[None]])
+    return found
+
+
+def _repair(layers: Layers, layer: int, target: torch.Tensor, guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The best of the nearest candidates at each position with the others fixed, in a few sweeps."""
+    found = ids.clone()
+    for _ in range(SWEEPS):
+        before = found.clone()
+        for place in range(len(ids)):
+            candidates = torch.cat([found[place][None], nearest_tokens(layers, guess[place], CANDIDATES_AT_ONCE)])
+            tried = found.repeat(len(candidates), 1)
+            tried[:, place] = candidates
+            distances = _distances(layers, layer, layers.embed(tried), target)
+            found[place] = candidates[int(distances.argmin())]
+        is_same = float(_distances(layers, layer, layers.embed(found[None]), target)) < SAME_OUTPUT
+        if is_same or torch.equal(before, found):
+            break
+    return found

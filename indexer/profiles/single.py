@@ -1,6 +1,6 @@
-"""One model asked on the fly: its profile, its input again, what its neurons look for. Nothing is stored.
+"""Questions about one model, answered on the fly: its profile, its input again, what its neurons respond to.
 
-The one door through which questions reach this folder.
+Nothing is stored. This is the only module of this folder that `query` imports.
 """
 
 from __future__ import annotations
@@ -16,49 +16,60 @@ from indexer.errors import AtlasError, ModelError
 from indexer.machine import check_device
 from indexer.names import ModelRef
 from indexer.network.session import as_model_error, install_session
-from indexer.profiles.asking import ProbeChoice, checked_asked, fitting_probe, layers_in
-from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, seed_ascent
-from indexer.profiles.images import named_images, shipped_images
-from indexer.profiles.inversion import Inversion, LayerWords, invert_words
-from indexer.profiles.layers import Layers, chosen_layers
-from indexer.profiles.make import make_profile
-from indexer.profiles.pictures import (
-    SeedImageRecipe,
+from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
+from indexer.profiles.images import borrowed_patch_embedding, read_images, seeded_patch_embedding, shipped_images
+from indexer.profiles.layers import FEWEST_TOKENS, Layers, chosen_layers, fitting_tokens, nearest_tokens
+from indexer.profiles.measure import ProfileRequest, make_profile, parse_layers
+from indexer.profiles.probes import ProbeChoice, matching_probe
+from indexer.profiles.recovery import (
+    ORIGINAL_IMAGES,
+    ORIGINAL_TEXT,
+    blank_start,
+    criterion,
+    decode_as_original,
+    fit_readout,
     image_error,
+    recover,
+    recover_as_original,
     recover_images,
-    recover_images_as_seed,
 )
-from indexer.profiles.spread import spread_of
-from indexer.profiles.stems import image_stem, named_stem
+from indexer.profiles.statistics import spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
-from indexer.profiles.subject import Source, Subject, kept_base, read_subject, read_weights
-from indexer.profiles.tokens import needed
+from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
 from indexer.profiles.weights import FullWeights
 
 __all__ = [
     "Feature",
-    "Features",
-    "ImageInversion",
     "ImageLayer",
-    "Inversion",
     "LayerWords",
+    "ProfileRequest",
     "Reference",
     "features_now",
     "invert_images",
     "invert_text",
-    "layers_in",
+    "invert_words",
+    "parse_layers",
     "profile_now",
     "read_now",
 ]
 
 MOST_IMAGES = 6
+MOST_TOKENS = 64
+LINEAR_STEPS = 150
+BLANK_STEPS = 400
+Notes = tuple[str, ...]
+
+
+def _no_progress(layer: int) -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model, and the base that an adapter of it is merged into, each with its commit where that is known.
+    """A model, and the base that its adapter is merged into, each with its commit if that is known.
 
-    With a commit the name is an atlas's own, never a folder; so is that of the base.
+    With a commit, the model's name is an id from an atlas and never a folder. The base's name always is one.
     """
 
     model: str
@@ -69,8 +80,23 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class LayerWords:
+    """What one layer gives back: the text, the share of right tokens, and for each token the ``top`` nearest ones.
+
+    ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original studies'
+    criterion, which is met above 1).
+    """
+
+    layer: int
+    output: str
+    right: float
+    closer_ratio: float | None
+    top: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class ImageLayer:
-    """Images as found from one layer (images, channels, height, width), how far off, and where by row of patches."""
+    """Images found from one layer (images, channels, height, width), their error, and its shares by row of patches."""
 
     layer: int
     images: torch.Tensor
@@ -78,67 +104,48 @@ class ImageLayer:
     rows: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ImageInversion:
-    """``target`` (images, channels, height, width) from 0 to 1."""
-
-    model: str
-    target: torch.Tensor
-    layers: tuple[ImageLayer, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Features:
-    """Features in the order asked: layer by layer, neuron by neuron."""
-
-    model: str
-    features: tuple[Feature, ...]
-    notes: tuple[str, ...]
-
-
 def read_now(reference: Reference, device: str = "cpu") -> Subject:
-    """Read and load a model. Raises AtlasError that says why it cannot be."""
+    """Read and load a model. Raises AtlasError that says why it cannot be read."""
     install_session()
     torch.set_num_threads(1)
     check_device(device)
 
     def base_weights() -> FullWeights:
         assert reference.base is not None
-        return read_weights(kept_base(Source(ModelRef.of_atlas(reference.base), reference.base_commit)))
+        base = Source(ModelRef.of_atlas(reference.base), reference.base_commit)
+        download_base(base)
+        return read_weights(base)
 
-    read = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
+    parse = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
     try:
-        source = Source(read(reference.model), reference.commit, None, reference.relation)
+        source = Source(parse(reference.model), reference.commit, None, reference.relation)
         return read_subject(source, base_weights if reference.base else None, device=device)
-    except (ModelError, AtlasError) as error:
-        detail = error.detail if isinstance(error, ModelError) else error.message
-        raise AtlasError(f"{reference.model} cannot be asked: {detail}.", "") from error
+    except AtlasError as error:
+        raise AtlasError(f"{reference.model} cannot be run: {error.message}", error.hint) from error
     except Exception as error:
-        known = as_model_error(error)
-        raise AtlasError(f"{reference.model} cannot be asked: {known.detail}.", "") from error
+        known = error if isinstance(error, ModelError) else as_model_error(error)
+        raise AtlasError(f"{reference.model} cannot be run: {known.detail}.", "") from error
 
 
 def profile_now(
-    reference: Reference, *, probe: ProbeChoice | None = None, untrained: bool = False, device: str = "cpu",
-    **wishes: Any,
-) -> tuple[Profile, Profile | None, Profile | None]:  # fmt: skip
-    """The profile of a model that has none, of its base where that is known, and of an untrained twin if asked for."""
-    asked = checked_asked(**wishes)
-    chosen = probe or ProbeChoice(seed=asked.seed)
-    of_base, states, probed, words = None, None, None, None
+    reference: Reference, request: ProfileRequest, *, untrained: bool = False, device: str = "cpu"
+) -> tuple[Profile, Profile | None, Profile | None]:
+    """The profiles of a model, of its base if that is known, and of an untrained twin if asked for."""
+    choice = ProbeChoice(seed=request.seed)
+    of_base, states, shared, base_tokenizer = None, None, None, None
     if reference.base is not None:
         base = read_now(Reference(reference.base, reference.base_commit), device)
-        probed, words = chosen.probe(base), base.tokens
-        of_base, states = make_profile(_identity("base", base, reference), base, probed, asked)
+        shared, base_tokenizer = choice.probe(base), base.tokenizer
+        of_base, states = make_profile(_identity("base", base, reference), base, shared, request)
     subject = read_now(reference, device)
-    shared, probed = probed, fitting_probe(chosen, subject, probed, words) if probed else chosen.probe(subject)
-    states = states if probed is shared else None
-    profile, _ = make_profile(_identity("fine_tune", subject, reference), subject, probed, asked, base=states)
+    probe = matching_probe(choice, subject, shared, base_tokenizer) if shared else choice.probe(subject)
+    if probe is not shared:
+        states = None
+    profile, _ = make_profile(_identity("fine_tune", subject, reference), subject, probe, request, base=states)
     if not untrained:
         return profile, of_base, None
-    twin = subject.twin(asked.seed, device)
-    of_twin, _ = make_profile(_identity("untrained", subject, reference), twin, probed, asked)
+    twin = subject.twin(request.seed, device)
+    of_twin, _ = make_profile(_identity("untrained", subject, reference), twin, probe, request)
     return profile, of_base, of_twin
 
 
@@ -152,16 +159,86 @@ def invert_text(
     *,
     layers: Sequence[int] | None = None,
     device: str = "cpu",
-    progress: Callable[[int], None] = lambda layer: None,
     **options: Any,
-) -> Inversion:
-    """The words again, layer by layer; see :func:`indexer.profiles.inversion.invert_words`."""
+) -> tuple[str, tuple[str, ...], tuple[LayerWords, ...], Notes]:
+    """The words again, layer by layer: the model's name, the tokens of ``text``, the layers, and notes.
+
+    ``options`` are those of :func:`invert_words`.
+    """
     subject = read_now(reference, device)
     if subject.layers.takes_images:
         raise AtlasError(f"{subject.name} takes images, not words.", "Give `images=['FILE']`.")
-    tokens = needed(subject.tokens, subject.name, "Put its tokenizer.json beside its weights.")
-    chosen = _layers(subject.layers, layers)
-    return invert_words(subject, tokens, text, chosen, progress=progress, **options)
+    tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Put its tokenizer.json next to its weights.")
+    words, found = invert_words(subject, tokenizer, text, _checked_layers(subject.layers, layers), **options)
+    return subject.name, words, found, subject.loaded.notes
+
+
+def invert_words(
+    subject: Subject,
+    tokenizer: IsolatedTokenizer,
+    text: str,
+    chosen: Sequence[int],
+    *,
+    recipe: str = "default",
+    top: int = 1,
+    keep: slice = slice(None),
+    restrict: bool = False,
+    seed: int = 0,
+    shift: float | None = None,
+    steps: int | None = None,
+    rate: float | None = None,
+    progress: Callable[[int], None] = _no_progress,
+) -> tuple[tuple[str, ...], tuple[LayerWords, ...]]:
+    """Recover ``text`` from the output of each layer: its tokens, and what each layer gives back.
+
+    ``recipe`` default: a linear map fitted on random tokens, then a few steps of descent. blank: descent from the mean
+    embedding, which knows nothing. seed: the original studies' method. ``keep``: only these output positions are used.
+    ``restrict``: only the tokens of the text may be answered.
+
+    Raises AtlasError if the text is too short or too long.
+    """
+    layers = subject.layers
+    numbers = tokenizer.encode(text)
+    if len(numbers) < FEWEST_TOKENS:
+        raise AtlasError(f"{text[:40]!r} gives {len(numbers)} tokens; {FEWEST_TOKENS} are needed.", "Give a sentence.")
+    most = fitting_tokens(layers, min(MOST_TOKENS, len(numbers)))
+    if len(numbers) > most:
+        raise AtlasError(f"The text gives {len(numbers)} tokens; up to {most} are inverted.", "Give a shorter one.")
+    ids = torch.tensor([numbers])
+    answers: Layers = layers
+    if restrict:
+        others = sorted(set(range(len(layers.tokens))) - set(numbers))
+        answers = Layers(torch.nn.Identity(), layers.blocks, vocabulary=layers.tokens, special_ids=others)
+    inputs = layers.embed(ids)
+    readout = fit_readout(layers, chosen, ids.shape[1], seed) if recipe == "default" else None
+    found = []
+    for layer in chosen:
+        progress(layer)
+        with torch.no_grad():
+            target = layers.state(inputs, layer)
+        if recipe == "seed":
+            guess = recover_as_original(layers, layer, target, seed, ORIGINAL_TEXT.changed(steps, rate), keep)
+            words = decode_as_original(answers, guess, top)
+        else:
+            start = readout.guess(layer, target) if readout else blank_start(layers, target.shape, seed)
+            # The spread of a single sentence is a rough estimate of s_l, but it only scales the loss.
+            unit = spread_of(target).unit
+            guess = recover(
+                layers, layer, target, unit, start, steps or (LINEAR_STEPS if readout else BLANK_STEPS), keep
+            )
+            words = nearest_tokens(answers, guess, top)
+        met = criterion(layers, layer, inputs, guess, seed, shift)
+        best = words[0, :, 0].cpu()
+        found.append(
+            LayerWords(
+                layer,
+                tokenizer.text(best.tolist()),
+                float((best == ids[0]).double().mean()),
+                float(met.ratio[0]),
+                tuple(tuple(tokenizer.words(row.tolist())) for row in words[0]),
+            )
+        )
+    return tuple(tokenizer.words(numbers)), tuple(found)
 
 
 def invert_images(
@@ -175,31 +252,35 @@ def invert_images(
     rate: float | None = None,
     seed: int = 0,
     device: str = "cpu",
-    progress: Callable[[int], None] = lambda layer: None,
-) -> ImageInversion:
-    """Images again, layer by layer: of a vision transformer, or behind an image stem of a language model."""
-    checked_asked(recipe=recipe, steps=steps, rate=rate)
+    progress: Callable[[int], None] = _no_progress,
+) -> tuple[str, torch.Tensor, tuple[ImageLayer, ...], Notes]:
+    """Images again, layer by layer: the model's name, the targets (images, channels, height, width), layers, notes.
+
+    The model is a vision transformer, or a language model behind a patch embedding (``stem``).
+    """
+    request = ProfileRequest(recipe=recipe, steps=steps, rate=rate)
     subject = read_now(reference, device)
-    seen, notes = _seeing(subject, stem, seed, device)
-    shape = seen.image_shape
+    seeing, notes = _image_layers(subject, stem, seed, device)
+    shape = seeing.image_shape
     assert shape is not None
-    probe = named_images(files, shape) if files else shipped_images(shape)
-    target = probe.inputs(seen)
-    if not files:  # a digit or two, and the photographs
-        target = torch.cat([target[:2], target[-2:]])
+    if files:
+        target = read_images(files, shape)
+    else:
+        shipped = shipped_images(shape)
+        target = torch.cat([shipped[:2], shipped[-2:]])  # two digits and two photographs
+    target = target.to(seeing.device)
     found = []
-    for layer in _layers(seen, layers):
+    for layer in _checked_layers(seeing, layers):
         progress(layer)
         with torch.no_grad():
-            hidden = seen.state(target, layer)
-        if recipe == "seed":
-            plain = SeedImageRecipe(steps or SeedImageRecipe.steps, rate or SeedImageRecipe.rate)
-            images = recover_images_as_seed(seen, layer, hidden, seed, plain)
+            hidden = seeing.state(target, layer)
+        if request.is_original:
+            images = recover_as_original(seeing, layer, hidden, seed, ORIGINAL_IMAGES.changed(steps, rate))
         else:
-            images = recover_images(seen, layer, hidden, spread_of(hidden).unit, seed)
-        error = image_error(seen, images, target)
+            images = recover_images(seeing, layer, hidden, spread_of(hidden).unit, seed)
+        error = image_error(seeing, images, target)
         found.append(ImageLayer(layer, images[:MOST_IMAGES].clamp(0, 1).cpu(), error.value, error.rows))
-    return ImageInversion(subject.name, target[:MOST_IMAGES].cpu(), tuple(found), notes)
+    return subject.name, target[:MOST_IMAGES].cpu(), tuple(found), notes
 
 
 def features_now(
@@ -213,37 +294,43 @@ def features_now(
     plain: bool = False,
     seed: int = 0,
     device: str = "cpu",
-    progress: Callable[[int], None] = lambda layer: None,
-) -> Features:
-    """What neurons look for; ``plain``: without octaves, blur and jitter, as always where one patch is asked about."""
+    progress: Callable[[int], None] = _no_progress,
+) -> tuple[str, tuple[Feature, ...], Notes]:
+    """Images that neurons respond to: the model's name, features by layer and neuron, and notes.
+
+    ``plain``: without octaves, blur and jitter, as always for a single ``patch``.
+    """
     subject = read_now(reference, device)
-    seen, notes = _seeing(subject, stem, seed, device)
-    assert seen.image_shape is not None
+    seeing, notes = _image_layers(subject, stem, seed, device)
+    assert seeing.image_shape is not None
     is_sharp = plain or patch is not None
-    ascent = seed_ascent(seen is not subject.layers, is_sharp) if recipe == "seed" else SHARP if is_sharp else DEFAULT
-    probe = shipped_images(seen.image_shape).pixels
+    ascent = SHARP if is_sharp else DEFAULT
+    if recipe == "seed":
+        ascent = original_ascent(seeing is not subject.layers, is_sharp)
+        seed = 999
+    probe = shipped_images(seeing.image_shape)
     found: list[Feature] = []
-    for layer in _layers(seen, layers):
+    for layer in _checked_layers(seeing, layers):
         progress(layer)
-        drawn = 999 if recipe == "seed" else seed
-        found += find_features(seen, layer, neurons, patch=patch, ascent=ascent, seed=drawn, probe=probe)
-    return Features(subject.name, tuple(found), notes)
+        found += find_features(seeing, layer, neurons, patch=patch, ascent=ascent, seed=seed, probe=probe)
+    return subject.name, tuple(found), notes
 
 
-def _seeing(subject: Subject, stem: str | None, seed: int, device: str) -> tuple[Layers, tuple[str, ...]]:
-    """Layers that take images."""
+def _image_layers(subject: Subject, stem: str | None, seed: int, device: str) -> tuple[Layers, Notes]:
+    """Layers that take images, and notes."""
     notes = subject.loaded.notes
     if subject.layers.takes_images:
         if stem is not None:
-            raise AtlasError(f"{subject.name} takes images as it is.", "Leave `stem` out.")
+            raise AtlasError(f"{subject.name} takes images without a stem.", "Leave `stem` out.")
         return subject.layers, notes
+    if stem is None:
+        notes = (*notes, "it takes words, so a seeded patch embedding was put before its layers (`stem='image'`)")
     if stem is None or stem == "image":
-        note = "" if stem else "it takes words: a seeded image stem stands before its layers (`stem='image'`)"
-        return image_stem(subject.layers, seed), (*notes, *([note] if note else []))
-    return named_stem(subject.layers, read_now(Reference(stem), device).loaded), notes
+        return seeded_patch_embedding(subject.layers, seed), notes
+    return borrowed_patch_embedding(subject.layers, read_now(Reference(stem), device).loaded), notes
 
 
-def _layers(layers: Layers, wanted: Sequence[int] | None) -> list[int]:
+def _checked_layers(layers: Layers, wanted: Sequence[int] | None) -> list[int]:
     chosen = list(wanted) if wanted else chosen_layers(layers.depth)
     layers.check(chosen)
     return chosen

@@ -1,4 +1,4 @@
-"""Profiles on disk: one safetensors file each, named by what was asked of whom, written by rename."""
+"""Profiles on disk: one safetensors file each, named by the digest of its identity and written atomically."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from indexer.untrusted import load_json
 
 METHOD = "depth-1"
 SUBJECTS = ("base", "fine_tune", "untrained")
-_LARGEST = 64 << 20  # a layer has some dozen numbers
-_LARGEST_RUN = 1 << 16
+MOST_BYTES = 64 << 20  # a layer has some dozen numbers
 HINT = "Delete it; `index profile` makes it again."
 
 
 @dataclass(frozen=True)
 class ProfileIdentity:
-    """What a profile is of: everything that its numbers depend on, but for device and threads.
+    """Everything that the numbers of a profile depend on, except device and threads.
 
-    ``probe`` is random, text or image; ``probe_source`` the sha256 of the text or the images where they are the user's.
-    ``asked`` and ``layers`` as in ``Asked``; no layers means those that are chosen by default.
+    ``probe`` is random, text or image; ``probe_source`` the sha256 of the user's own text or images. ``asked`` are the
+    terms of a ``ProfileRequest``; no ``layers`` means the default choice.
     """
 
     subject: str
@@ -51,22 +50,22 @@ class ProfileIdentity:
 
     @property
     def digest(self) -> str:
-        """The name of its file."""
+        """The name of the file."""
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ProfileIdentity:
-        """From the header of a file. Raises TypeError and KeyError on anything else."""
+        """From the header of a file. Raises TypeError or KeyError on anything else."""
         return cls(**{**row, "asked": tuple(row["asked"]), "layers": tuple(row["layers"])})
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured. ``layers`` (n,) from 1; ``values`` and ``errors`` map a column to (n,), NaN for NULL.
+    """The measures of one model. ``layers`` (n,) from 1; ``values`` and ``errors`` map a column to (n,), NaN for NULL.
 
-    ``is_complete`` is false where the run was stopped: the layers that are there are whole. ``cpu_seconds`` and
-    ``made`` say something of a run and nothing of the model: they lie in a file beside it, so that the same model
-    always gives the same bytes.
+    ``is_complete`` is false if the run was interrupted; the layers that are present are complete. ``cpu_seconds`` and
+    ``made`` describe the run, not the model. They are stored in a second file, so that the same model always gives the
+    same bytes.
     """
 
     identity: ProfileIdentity
@@ -90,21 +89,21 @@ class Profile:
         found = []
         for place, layer in enumerate(self.layers.tolist()):
             row: dict[str, Any] = {"stack": self.stack, "layer": layer, "is_constant": bool(self.is_constant[place])}
-            for name in (*MEASURES, "spread"):
-                row[name] = _plain(self.values, name, place)
-                if name != "spread":
-                    row[f"{name}_error"] = _plain(self.errors, name, place)
+            row["spread"] = _number(self.values, "spread", place)
+            for name in MEASURES:
+                row[name] = _number(self.values, name, place)
+                row[f"{name}_error"] = _number(self.errors, name, place)
             found.append(row)
         return found
 
 
 _IDENTITY_TEXTS = ("subject", "model", "commit", "base", "base_commit", "probe", "probe_source", "recipe", "method")
-_PLAIN = ("is_complete", "stack", "probe_sha256", "sequences", "tokens", "device", "threads")
+_HEADER = ("is_complete", "stack", "probe_sha256", "sequences", "tokens", "device", "threads")
 
 
-def _plain(columns: Mapping[str, NDArray[np.float32]], name: str, place: int) -> float | None:
-    value = float(columns[name][place]) if name in columns else float("nan")
-    return None if np.isnan(value) else value
+def _number(columns: Mapping[str, NDArray[np.float32]], name: str, place: int) -> float | None:
+    value = float(columns[name][place]) if name in columns else math.nan
+    return None if math.isnan(value) else value
 
 
 class ProfileStore:
@@ -114,28 +113,28 @@ class ProfileStore:
         self.folder = folder
 
     def read(self, digest: str) -> Profile:
-        """Raises AtlasError where it is missing, truncated, altered or of a later method."""
+        """Read and check a profile. Raises AtlasError if it is missing, truncated, altered or malformed."""
         return read_profile(self.folder.profile(digest))
 
     def find(self, identity: ProfileIdentity) -> Profile | None:
-        """The profile of this identity, whole or not; None where there is none that can be read."""
+        """The profile of this identity, complete or not; None if it is missing or cannot be read."""
         try:
             return self.read(identity.digest)
         except AtlasError:
             return None
 
     def write(self, profile: Profile) -> None:
-        """Keep a profile; what stood in its place goes."""
+        """Write a profile, replacing an earlier one."""
         write_profile(profile, self.folder.profile(profile.identity.digest))
 
     def digests(self) -> Iterator[str]:
-        """Every file's name, sorted."""
+        """The digests of all profiles, sorted."""
         for path in sorted(self.folder.profiles.glob("[0-9a-f][0-9a-f]/*.safetensors")):
             yield path.stem
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write by temporary file and rename; before it, what the run was."""
+    """Write a profile atomically, after the file that describes its run."""
     from safetensors.numpy import save
 
     arrays: dict[str, NDArray[Any]] = {"layers": profile.layers, "is_constant": profile.is_constant.astype(np.uint8)}
@@ -144,27 +143,27 @@ def write_profile(profile: Profile, path: Path) -> None:
     for name, column in profile.errors.items():
         arrays[f"{name}_error"] = np.ascontiguousarray(column, dtype=np.float32)
     header = {"identity": asdict(profile.identity), "notes": list(profile.notes)}
-    header |= {name: getattr(profile, name) for name in _PLAIN}
-    # One key alone: safetensors writes several in any order, and the same profile must have the same bytes.
-    told = canonical_json({"checksum": checksum(canonical_json(header), arrays), "header": header})
+    header |= {name: getattr(profile, name) for name in _HEADER}
+    # A single key: safetensors writes several in any order, and the same profile must give the same bytes.
+    metadata = canonical_json({"checksum": checksum(canonical_json(header), arrays), "header": header})
     run = {"cpu_seconds": round(profile.cpu_seconds, 2), "made": profile.made}
     write_atomically(_run_file(path), canonical_json(run).encode())
-    write_atomically(path, save(arrays, metadata={"profile": told}))
+    write_atomically(path, save(arrays, metadata={"profile": metadata}))
 
 
 def read_profile(path: Path) -> Profile:
-    """Read and check one profile; raises AtlasError where that cannot be."""
+    """Read and check a profile. Raises AtlasError if it is missing, truncated, altered or malformed."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        payload = read_regular(path, most=_LARGEST)
+        payload = read_regular(path, most=MOST_BYTES)
         arrays = load(payload)
         length = int.from_bytes(payload[:8], "little")
-        told = load_json(load_json(payload[8 : 8 + length])["__metadata__"]["profile"])
-        header = told["header"]
-        if told["checksum"] != checksum(canonical_json(header), arrays):
-            raise AtlasError(f"The profile {path.name} was altered: its checksum does not fit.", HINT)
+        metadata = load_json(load_json(payload[8 : 8 + length])["__metadata__"]["profile"])
+        header = metadata["header"]
+        if metadata["checksum"] != checksum(canonical_json(header), arrays):
+            raise AtlasError(f"The profile {path.name} was altered: its checksum does not match.", HINT)
         identity = ProfileIdentity.from_row(header["identity"])
         sizes = {array.shape for array in arrays.values()}
         if sizes != {arrays["layers"].shape} or arrays["layers"].ndim != 1:
@@ -177,7 +176,7 @@ def read_profile(path: Path) -> Profile:
             values={name: arrays[name] for name in (*MEASURES, "spread") if name in arrays},
             errors={name: arrays[f"{name}_error"] for name in MEASURES if f"{name}_error" in arrays},
             notes=tuple(header["notes"]),
-            **{name: header[name] for name in _PLAIN},
+            **{name: header[name] for name in _HEADER},
             **_run(path),
         )
     except AtlasError:
@@ -187,7 +186,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raises one of WRONG_KINDS where something is of another type than this program writes."""
+    """Raise one of WRONG_KINDS if something has another type than ``write_profile`` writes."""
     texts = [getattr(identity, name) for name in _IDENTITY_TEXTS]
     texts += [
         *identity.asked,
@@ -195,13 +194,13 @@ def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping
         *(header[name] for name in ("stack", "probe_sha256", "device")),
     ]
     if not all(isinstance(text, str) for text in texts) or identity.subject not in SUBJECTS:
-        raise ValueError("a text that is none")
+        raise ValueError("invalid text")
     numbers = [identity.seed, *identity.layers, header["sequences"], header["tokens"] or 0, header["threads"]]
     if not all(type(number) is int for number in numbers) or type(header["is_complete"]) is not bool:
-        raise ValueError("a number that is none")
+        raise ValueError("invalid number")
     kinds = {"layers": np.int64, "is_constant": np.uint8}
     if any(array.dtype != kinds.get(name, np.float32) for name, array in arrays.items()):
-        raise ValueError("numbers of another type")
+        raise ValueError("array of another type")
 
 
 def _run_file(path: Path) -> Path:
@@ -209,17 +208,17 @@ def _run_file(path: Path) -> Path:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """What the run was that made a profile; nothing where that is not told."""
+    """``cpu_seconds`` and ``made`` of the run that made a profile; empty if they cannot be read."""
     try:
-        said = load_json(read_regular(_run_file(path), most=_LARGEST_RUN))
-        seconds = float(said["cpu_seconds"])
-        return {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(said["made"])}
+        found = load_json(read_regular(_run_file(path), most=1 << 16))
+        seconds = float(found["cpu_seconds"])
+        return {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(found["made"])}
     except (OSError, *WRONG_KINDS):
         return {}
 
 
 def joined(profile: Profile, earlier: Profile | None) -> Profile:
-    """With the layers of an earlier, interrupted run that this one left out."""
+    """The profile with the layers of an earlier, interrupted run added."""
     if earlier is None or not len(earlier.layers):
         return profile
     order = np.argsort(np.concatenate([earlier.layers, profile.layers]), kind="stable")

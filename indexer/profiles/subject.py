@@ -1,35 +1,33 @@
-"""One model to be profiled: read from a folder or the Hub, ready to be asked."""
+"""One model to be profiled, read from a folder or the Hub."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from indexer.atlas import file_name
+from huggingface_hub import hf_hub_download
+
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef
-from indexer.profiles.hooked import HookedLayers
+from indexer.network.session import as_model_error, ensure_session
+from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import LoadedModel, load, untrained
-from indexer.profiles.tokens import Tokens, tokens_of
+from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.profiles.weights import FullWeights, full_weights, merged_weights
-from indexer.storage.checksums import user_cache
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 MOST_PREPROCESSOR = 1 << 20
-# What a profile takes beside the weights: activations of a probe, and the sums of a regression.
+# Memory that a profile takes in addition to the weights: activations of a probe, and the sums of a regression.
 WORKING_BYTES = 256 << 20
 Normalisation = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's files are: ``commit`` and ``filenames`` save asking the Hub where they are known."""
+    """Where a model's files are. Where known, ``commit`` and ``filenames`` save a request to the Hub."""
 
     reference: ModelRef
     commit: str | None = None
@@ -39,12 +37,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in memory. ``tokens`` is None where it has no tokenizer, ``stack`` "encoder" where it has two stacks."""
+    """A model in memory. ``tokenizer`` is None if it has none."""
 
     name: str
     commit: str | None
     loaded: LoadedModel
-    tokens: Tokens | None
+    tokenizer: IsolatedTokenizer | None
     normalisation: Normalisation | None
 
     @property
@@ -53,12 +51,12 @@ class Subject:
         return self.loaded.layers
 
     def noted(self, note: str) -> Subject:
-        """With one note more."""
+        """The same with one more note."""
         return replace(self, loaded=replace(self.loaded, notes=(*self.loaded.notes, note)))
 
     def twin(self, seed: int, device: str) -> Subject:
         """The same architecture with fresh weights."""
-        special = self.tokens.special_ids if self.tokens else ()
+        special = self.tokenizer.special_ids if self.tokenizer else ()
         made = untrained(self.loaded.config, seed, device=device, special_ids=special, normalisation=self.normalisation)
         return replace(self, name=f"{self.name} (untrained)", loaded=made)
 
@@ -68,15 +66,15 @@ def read_subject(
     base: Callable[[], FullWeights] | None = None,
     *,
     device: str = "cpu",
-    tokens: Tokens | None = None,
+    tokenizer: IsolatedTokenizer | None = None,
     conversion: Callable[[], str | None] | None = None,
     memory: int | None = None,
 ) -> Subject:
-    """Read and load a model; ``base`` gives the weights that an adapter is merged into.
+    """Read and load a model; ``base`` returns the weights that an adapter is merged into.
 
-    ``tokens`` stand in for its own where it has none; ``memory``: bytes that it may take.
+    ``tokenizer`` is used if the model has none of its own; ``memory``: bytes that the model may take.
 
-    Raises Skipped where these files can never be profiled, Failed where another try may work.
+    Raises Skipped if these files can never be profiled, Failed if another try may work.
     """
     checkpoint = open_checkpoint(
         source.reference,
@@ -93,7 +91,7 @@ def read_subject(
             weights = merged_weights(checkpoint, base())
         else:
             weights = full_weights(checkpoint)
-        own = tokens_of(checkpoint) or tokens
+        own = tokenizer_of(checkpoint) or tokenizer
         normalisation = _normalisation(checkpoint)
     finally:
         checkpoint.close()
@@ -111,52 +109,36 @@ def read_weights(source: Source) -> FullWeights:
         checkpoint.close()
 
 
-def kept_base(source: Source) -> Source:
-    """A base's full weights in the user's cache, fetched once; a local folder as it is.
+def download_base(source: Source) -> None:
+    """Download a base's weights into the Hugging Face cache, where every later read finds them.
 
     Raises Skipped and Failed as reading does.
     """
-    if source.reference.folder is not None or source.commit is None:
-        return source
-    folder = user_cache() / "weights" / f"{file_name(source.reference.id)}@{source.commit}"
-    if not (folder / "model.safetensors").is_file():
-        checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
-        try:
-            if not checkpoint.is_remote:
-                return source  # it lies in a cache already
-            _keep(checkpoint, folder)
-        except OSError as error:
-            raise Failed("not_kept", f"{folder} cannot be written to: {error.strerror}") from error
-        finally:
-            checkpoint.close()
-    return Source(ModelRef(source.reference.id, folder=folder))
-
-
-def _keep(checkpoint: Checkpoint, folder: Path) -> None:
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    if source.reference.folder is not None:
+        return
+    checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+    checkpoint.close()
+    if not checkpoint.is_remote:
+        return
+    ensure_session()
     try:
-        full_weights(checkpoint).write(temporary)
-        for name in ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "preprocessor_config.json"):
-            content = checkpoint.read_beside(name, 64 << 20)
-            if content is not None:
-                (temporary / name).write_bytes(content)
-        if not folder.exists():
-            temporary.replace(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for file in checkpoint.files:
+            hf_hub_download(source.reference.id, file.name, revision=checkpoint.commit)
+    except Exception as error:
+        raise as_model_error(error) from error
 
 
 def _check_memory(checkpoint: Checkpoint, memory: int | None) -> None:
-    """Raises Failed where the weights, once as stored and once as float32, are more than there is."""
+    """Raise Failed if the weights, once as stored and once as float32, are larger than ``memory``."""
     stored = sum(info.nbytes for info in checkpoint.tensors.values())
     numbers = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
     needed = stored + 4 * numbers + WORKING_BYTES
     if checkpoint.kind == "full" and memory is not None and needed > memory:
-        raise Failed("out_of_memory", f"it takes {needed >> 20} MiB, and {memory >> 20} MiB are free")
+        raise Failed("out_of_memory", f"it needs {needed >> 20} MiB of memory, and {memory >> 20} MiB are free")
 
 
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:
-    """Mean and standard deviation of pixels by channel, where the repository says them."""
+    """Mean and standard deviation of pixels by channel, if the repository has valid ones."""
     try:
         content = checkpoint.read_beside("preprocessor_config.json", MOST_PREPROCESSOR)
         said: Any = json.loads(content or b"null")

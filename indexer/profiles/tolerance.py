@@ -1,7 +1,7 @@
-"""How much noise a layer's output bears before a token of the input is lost.
+"""How much noise a layer's output tolerates before a token of the input is lost.
 
 The best decoder that knows all other tokens takes the candidate whose output lies nearest. Noise σ·n makes it prefer
-v to the truth as soon as σ > ‖D_v‖² / (2 n·D_v), where D_v is how far the output moves with v in the token's place.
+v to the truth as soon as σ > ‖D_v‖² / (2 n·D_v), where D_v is the change of the output when v replaces the token.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from indexer.profiles.draws import generator
-from indexer.profiles.layers import Layers, States, images_of, patches_of
-from indexer.profiles.neighbours import nearest_tokens
-from indexer.profiles.spread import Spread
+from indexer.profiles.layers import Layers, States, nearest_tokens, patchify, unpatchify
+from indexer.profiles.statistics import Spread, seeded_generator
 
 CANDIDATES = 32
-PLACES = 3  # tokens of each sequence
+PLACES = 3  # positions of each sequence
 DRAWS = 64
 RESAMPLES = 200
-# Candidates whose outputs differ by less than this share of the noise's unit cannot be told apart.
+# Candidates whose outputs differ by less than this share of s_l cannot be distinguished.
 SAME = 1e-6
 
 
@@ -28,17 +26,14 @@ SAME = 1e-6
 class Tolerance:
     """Noise in units of s_l at which half of the tokens are lost, with its error by bootstrap over tokens.
 
-    ``own`` is the same under noise of the layer's own covariance: white noise spreads over directions that the layer
-    never uses, and so does not see rank.
+    ``own`` is the same for noise of the layer's own covariance. White noise spreads over directions that the layer
+    never uses, so it is not sensitive to rank.
     """
 
     value: float
     error: float
     own: float
     own_error: float
-
-
-NONE_AT_ALL = Tolerance(0.0, 0.0, 0.0, 0.0)
 
 
 def tolerances(
@@ -49,32 +44,32 @@ def tolerances(
     chosen: Collection[int],
     seed: int = 0,
 ) -> dict[int, Tolerance]:
-    """By layer; one forward pass over the candidates gives all of them.
+    """The tolerance of each layer; one forward pass over the candidates serves all layers.
 
-    ``inputs`` (sequences, positions, width) or images; ``states`` are h_l of them. A constant layer has tolerance 0.
+    ``inputs`` (sequences, positions, width) or images; ``states`` are their h_l. A constant layer has tolerance 0.
     """
-    living = [layer for layer in chosen if not spreads[layer].is_constant]
-    factors = {layer: _factor(spreads[layer]) for layer in living}
+    varying = [layer for layer in chosen if not spreads[layer].is_constant]
+    factors = {layer: _factor(spreads[layer]) for layer in varying}
     asked = _candidates(layers, inputs, _places(layers, inputs, seed))
     most = max((len(candidates) for _, _, candidates in asked), default=0)
-    # Allocated once: thousands of small tensors kept between large ones that go cost 500 MB of holes in the heap.
-    grams = {layer: torch.zeros(len(asked), 2, most, most, dtype=torch.float64) for layer in living}
+    # Allocated once: keeping thousands of small tensors between large temporary ones fragments 500 MB of the heap.
+    grams = {layer: torch.zeros(len(asked), 2, most, most, dtype=torch.float64) for layer in varying}
     for which, (number, place, candidates) in enumerate(asked):
         changed = _changed(layers, inputs[number], place, candidates)
         with torch.no_grad():
-            found = layers.states(changed, living)
-        for layer in living:
+            found = layers.states(changed, varying)
+        for layer in varying:
             moved = (found[layer] - states[layer][number]).double()
             grams[layer][which] = _grams(moved, factors[layer])
-    return {layer: _tolerance(grams[layer], spreads[layer], seed) if layer in grams else NONE_AT_ALL
-            for layer in chosen}  # fmt: skip
+    constant = Tolerance(0.0, 0.0, 0.0, 0.0)
+    return {layer: _tolerance(grams[layer], spreads[layer], seed) if layer in grams else constant for layer in chosen}
 
 
 def noise_bearable(gram: torch.Tensor, draws: torch.Tensor, smallest: float) -> torch.Tensor:
-    """The least over candidates of ‖D_v‖² / (2 n·D_v) for each draw, from the Gram matrices of D and of noise.
+    """The minimum over candidates of ‖D_v‖² / (2 n·D_v) for each draw, from the Gram matrices of D and of noise.
 
-    ``gram`` (2, candidates, candidates): D·Dᵀ, then the covariance of n·D. ``draws`` (draws, candidates) standard
-    normal. Infinite where no candidate can win, 0 where one is the same as the truth.
+    ``gram`` (2, candidates, candidates): D·Dᵀ, then the covariance of n·D. ``draws`` (draws, candidates): standard
+    normal. Infinite if no candidate can win, 0 if one of them cannot be distinguished from the truth.
     """
     squares = gram[0].diagonal()
     if bool((squares <= smallest).any()):
@@ -93,15 +88,15 @@ def _grams(moved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _factor(spread: Spread) -> torch.Tensor:
-    """A factor F (rank, width) of the covariance C = Fᵀ·F, directions without any left out."""
+    """A factor F (rank, width) of the covariance C = Fᵀ·F, without directions of zero variance."""
     values, vectors = torch.linalg.eigh(spread.covariance.double())
     kept = values > values[-1] * 1e-10
     return (vectors[:, kept] * values[kept].sqrt()).T.contiguous()
 
 
 def _tolerance(grams: torch.Tensor, spread: Spread, seed: int) -> Tolerance:
-    """From the Gram matrices of all places (places, 2, candidates, candidates)."""
-    draws = torch.randn(DRAWS, CANDIDATES, generator=generator(seed, "tolerance"), dtype=torch.float64)
+    """The tolerance from the Gram matrices of all tokens (tokens, 2, candidates, candidates)."""
+    draws = torch.randn(DRAWS, CANDIDATES, generator=seeded_generator(seed, "tolerance"), dtype=torch.float64)
     white, own = [], []
     for plain, weighted in grams:
         drawn = draws[:, : len(plain)]
@@ -115,7 +110,7 @@ def _tolerance(grams: torch.Tensor, spread: Spread, seed: int) -> Tolerance:
 
 def _median(found: torch.Tensor, seed: int) -> tuple[float, float]:
     """The median of (tokens, draws), and its standard error by resampling tokens."""
-    picked = torch.randint(len(found), (RESAMPLES, len(found)), generator=generator(seed, "bootstrap"))
+    picked = torch.randint(len(found), (RESAMPLES, len(found)), generator=seeded_generator(seed, "bootstrap"))
     medians = torch.stack([found[one].median() for one in picked])
     finite = medians[medians.isfinite()]
     return float(found.median()), float(finite.std()) if len(finite) > 1 else 0.0
@@ -124,20 +119,20 @@ def _median(found: torch.Tensor, seed: int) -> tuple[float, float]:
 def _places(layers: Layers, inputs: torch.Tensor, seed: int) -> torch.Tensor:
     """PLACES positions of each sequence, (sequences, PLACES)."""
     positions = layers.by_position(inputs[:1]).shape[1]
-    drawn = torch.rand(len(inputs), positions, generator=generator(seed, "places"))
+    drawn = torch.rand(len(inputs), positions, generator=seeded_generator(seed, "places"))
     return drawn.topk(min(PLACES, positions), dim=1).indices
 
 
 def _candidates(layers: Layers, inputs: torch.Tensor, places: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-    """Which input, which place, and what is nearest to what stands there: (candidates, width), or so many patches."""
+    """(input, position, candidates) for each place: the embeddings (candidates, width) or patches nearest to it."""
     asked = [(number, place) for number, chosen in enumerate(places.tolist()) for place in chosen]
     if layers.patch is not None:
-        cut = patches_of(inputs, layers.patch)
+        cut = patchify(inputs, layers.patch)
         others = cut.flatten(0, 1).unique(dim=0)
         return [(number, place, _nearest_others(others, cut[number, place])) for number, place in asked]
     truths = torch.stack([inputs[number, place] for number, place in asked])
-    # All at once: the vocabulary is gone through a single time. The truth itself comes first; another token may have
-    # the same embedding, and then nothing can tell them apart.
+    # All at once, so that the vocabulary is searched a single time. The nearest token is the truth itself, or one with
+    # the same embedding.
     near = nearest_tokens(layers, truths, CANDIDATES + 1)[:, 1:]
     return [(*one, layers.tokens[ids]) for one, ids in zip(asked, near, strict=True)]
 
@@ -149,11 +144,11 @@ def _nearest_others(patches: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
 
 
 def _changed(layers: Layers, one: torch.Tensor, place: int, candidates: torch.Tensor) -> torch.Tensor:
-    """One input with each of the candidates at one place: (candidates, …)."""
+    """One input with each of the candidates at one position: (candidates, …)."""
     if layers.patch is not None and layers.image_shape is not None:
-        changed = patches_of(one[None], layers.patch).repeat(len(candidates), 1, 1)
+        changed = patchify(one[None], layers.patch).repeat(len(candidates), 1, 1)
         changed[:, place] = candidates
-        return images_of(changed, layers.patch, layers.image_shape)
+        return unpatchify(changed, layers.patch, layers.image_shape)
     changed = one.repeat(len(candidates), 1, 1)
     changed[:, place] = candidates
     return changed

@@ -1,7 +1,7 @@
-"""All weights of a model as one safetensors folder: read by this project's own readers, adapters merged.
+"""All weights of a model, read by this project's own readers, with adapters merged.
 
-Nothing is unpickled and nothing of the repository is run. What is written is a copy of the tensors and a config.json
-from which everything that could name code is left out.
+Nothing is unpickled and no code of the repository is run. ``FullWeights.write`` makes a safetensors folder of them,
+with a config.json from which everything that could name code is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_wei
 from indexer.weights.checkpoint import Checkpoint
 from indexer.weights.stored_tensor import READABLE
 
-# Keys of a config that name code, or another way to compute than the one that is asked for.
+# Keys of a config that name code, or ask for another way to compute.
 _LEFT_OUT = frozenset(
     {
         "auto_map",
@@ -41,7 +41,7 @@ _LEFT_OUT = frozenset(
         "return_dict",
         "use_return_dict",
         "trust_remote_code",
-        # Heads are not profiled, and transformers makes lists and dicts of so many labels.
+        # Heads are not profiled, and transformers makes lists and dicts of this many labels.
         "num_labels",
         "id2label",
         "label2id",
@@ -51,7 +51,7 @@ _LEFT_OUT = frozenset(
         "per_layer_config",
     }
 )
-# Any of these above one says that a token is sent to some of several feedforward networks.
+# If one of these is above 1, the model is a mixture of experts.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
 State = dict[str, torch.Tensor]
@@ -59,7 +59,7 @@ State = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class FullWeights:
-    """Every tensor of a model by the name its checkpoint gives it, and its config without anything that names code."""
+    """All tensors of a model by their names in the checkpoint, and its config without anything that names code."""
 
     tensors: State
     config: dict[str, Any]
@@ -71,7 +71,7 @@ class FullWeights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def write(self, folder: Path) -> None:
-        """As model.safetensors and config.json."""
+        """Write model.safetensors and config.json."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,9 +81,9 @@ class FullWeights:
 
 
 def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The config without what names code, and a note where it named some.
+    """The config without keys that name code, and a note if it had some.
 
-    Raises Skipped: ``unknown_architecture`` where its code is of the repository's own kind, ``mixture_of_experts``.
+    Raises Skipped: ``remote_code`` if the model needs code of its repository, ``mixture_of_experts``.
     """
     model_type = config.get("model_type")
     notes: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, 
         except Skipped as skip:
             what = f"it needs code of its own repository (auto_map), which is never run; {skip.detail}"
             raise Skipped("remote_code", what) from skip
-        notes = (f"its repository brings code of its own; the library's own {model_type} was used instead",)
+        notes = (f"its repository contains code; the library's own {model_type} was used instead",)
     for name in _EXPERTS:
         if isinstance(config.get(name), int) and config[name] > 1:
             raise Skipped("mixture_of_experts", f"{name} is {config[name]}: such models are not profiled")
@@ -102,17 +102,17 @@ def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, 
 
 
 def full_weights(checkpoint: Checkpoint) -> FullWeights:
-    """Of a full checkpoint. Raises Skipped as the readers do, Failed where another try may work."""
+    """The weights of a full checkpoint. Raises Skipped as the readers do, Failed if another try may work."""
     config, notes = clean_config(checkpoint.config)
     names = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE]
-    # A tensor's memory is used again by the reader unless it is copied.
+    # The reader uses a tensor's memory again, so each is copied.
     return FullWeights({name: tensor.clone() for name, tensor in checkpoint.stream(names)}, config, notes)
 
 
 def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
-    """The base with a LoRA adapter merged: W + s·B·A in float32. The base's own tensors stay as they are.
+    """The base with a LoRA adapter merged: W + s·B·A in float32. The base's own tensors are not changed.
 
-    Raises Skipped where the adapter changes what cannot be merged.
+    Raises Skipped if the adapter changes something that cannot be merged.
     """
     architecture = load_architecture(str(base.config.get("model_type")))
     layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
@@ -126,9 +126,11 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
         _merge(module, located[module.path], layout, base.tensors, changed)
     if left:
         some = ", ".join(shown(path, 60) for path in left[:3])
-        raise Skipped("adapter_unsupported", f"it also changes what is no block matrix, which is not merged: {some}")
-    notes = _replaced(adapter, base, changed)
-    return FullWeights({**base.tensors, **changed}, base.config, (*base.notes, *notes))
+        raise Skipped(
+            "adapter_unsupported", f"it changes modules that are not block matrices and are not merged: {some}"
+        )
+    _replace_whole_tensors(adapter, base, changed)
+    return FullWeights({**base.tensors, **changed}, base.config, base.notes)
 
 
 def _merge(module: LoraModule, matrices: Any, layout: Layout, tensors: State, changed: State) -> None:
@@ -149,11 +151,10 @@ def _merge(module: LoraModule, matrices: Any, layout: Layout, tensors: State, ch
             oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
 
 
-def _replaced(adapter: Checkpoint, base: FullWeights, changed: State) -> list[str]:
-    """Tensors that an adapter saves whole take the place of the base's; heads, which that lacks, are passed over."""
-    names = whole_weights(adapter)
-    if not names:
-        return []
+def _replace_whole_tensors(adapter: Checkpoint, base: FullWeights, changed: State) -> None:
+    """Tensors that an adapter saves whole replace the base's. Heads, which the base lacks, are ignored."""
+    if not whole_weights(adapter):
+        return
     by_ending: dict[str, str] = {}
     for name in base.tensors:
         parts = name.split(".")
@@ -170,4 +171,3 @@ def _replaced(adapter: Checkpoint, base: FullWeights, changed: State) -> list[st
         elif target is not None:
             raise Skipped("shape_mismatch", f"the adapter's {shown(name)} is {tuple(tensor.shape)[:8]}, the base's is "
                           f"{tuple(base.tensors[target].shape)}")  # fmt: skip
-    return []

@@ -12,7 +12,7 @@ from indexer.console.output import as_plain
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
 from query.depth.profiled import read_profiled
-from query.layers.layers import stored_layers
+from query.layers import stored_layers
 from query.lookup import indexed_model
 from query.show import shown_model
 from query.similar import stored_neighbours

@@ -33,9 +33,9 @@ stem_option = click.option(
 
 
 def _layers(text: str | None) -> tuple[int, ...] | None:
-    from indexer.profiles.single import layers_in
+    from indexer.profiles.single import parse_layers
 
-    return layers_in(text)
+    return parse_layers(text)
 
 
 @click.command(cls=Question)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from query.results import ThemeName
     from query.summary import Inventory
 
-# As query.layers.parts.MEASURES, which stays unread until a question needs it.
+# Keys of query.layers.MEASURES, which is not imported before a question needs it.
 MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")
 
 

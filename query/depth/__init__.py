@@ -1,1 +1,1 @@
-"""What the layers of a model keep of their input, beside where its weights changed."""
+"""What the layers of a model keep of their input, and where its weights changed."""

@@ -1,39 +1,163 @@
-"""One model's layers against its base, an untrained twin, or another model."""
+"""One model's layers compared with its base's, an untrained twin's, or another model's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
-from indexer.records.depth_measures import MEASURES
-from query.depth.curves import LayerCurves
-from query.depth.profiled import LayerRows, Profiled, read_profiled
-from query.depth.sentence import sentence
+from query.depth.profiled import ROW_COLUMNS, LayerRow, LayerRows, Profiled, difference_error, read_profiled
+from query.figures import THEMES, model_label, styled_grid
 from query.lookup import READERS, reference_of
+from query.results import Drawn, ThemeName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from indexer.profiles.single import Reference
     from query.reader import AtlasReader
-    from query.results import ThemeName
 
 AGAINST = {"base": "its base", "untrained": "an untrained twin"}
+SHOWN = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
+# Panels of the picture.
+PANEL = (2.1, 1.75)  # inches
+PANELS = {
+    "tolerance": "tolerance: white noise",
+    "tolerance_own": "tolerance_own: noise like the layer's",
+    "readable": "readable: share read off",
+    "recovered": "recovered: found by descent",
+    "recovered_seed": "recovered, original method",
+    "verified": "verified (a certificate)",
+    "reach": "reach: positions looked at",
+    "image_error": "error of recovered images",
+    "cka": "cka: similarity to the base",
+    "drift": "drift: distance from the base",
+    "delta": "‖δW‖/‖W‖ up to here",
+}
+SHARES = ("readable", "recovered", "recovered_seed", "verified", "cka")
+# When the sentence mentions a difference.
+LEAST_RATIO = 1.2
+ERRORS = 2.0  # standard errors
+KEPT = 0.95
 
 
 @dataclass(frozen=True, repr=False)
-class Depth(LayerCurves):
-    """A model's layers, drawn on request."""
+class Depth(Drawn):
+    """The measures of a model's layers, and of those that it is compared with.
+
+    A row holds the measures with their standard errors, and ``delta``, ‖δW‖ over ‖W‖ up to this layer. None: not
+    measured, or not applicable. ``against_layers`` and ``untrained_layers`` are empty if there is no such profile.
+    """
+
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
+
+    model: str
+    base: str
+    against: str
+    probe: str
+    sequences: int | None
+    tokens: int | None
+    seed: int
+    recipe: str
+    layers: LayerRows
+    against_layers: LayerRows
+    untrained_layers: LayerRows
+    sentence: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        lists = ("layers", "against_layers", "untrained_layers", "notes")
+        return {name: list(value) if name in lists else value for name, value in vars(self).items()}
+
+    @property
+    def headline(self) -> str:
+        """How it differs from the model that it is compared with."""
+        return f"{self.model}: {self.sentence}"
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer with everything."""
+        return [dict(row) for row in self.layers]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """A row for each layer: the measures that it has, without errors; ``details``: everything."""
+        if details:
+            return self.to_rows()
+        present = [name for name in SHOWN if any(row[name] is not None for row in self.layers)]
+        return [{"layer": row["layer"], **{name: row[name] for name in (*present, "delta")}} for row in self.layers]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """A small panel for each measure."""
-        from query.depth.picture import depth_figure
+        """A small panel for each measure: the model coloured, the other grey, an untrained twin dotted."""
+        from matplotlib.lines import Line2D
 
-        return depth_figure(self, theme, ax)
+        colours = THEMES[theme]
+        names = [name for name in PANELS if any(row.get(name) is not None for row in self.layers)]
+        columns = min(4, len(names))
+        rows = -(-len(names) // columns)
+        figure, axes = styled_grid(PANEL[0] * columns, PANEL[1] * rows + 0.95, rows, columns, theme, ax)
+        panels = list(np.reshape(axes, -1))
+        has_twin = bool(self.untrained_layers) and self.against != "untrained"
+        for name, panel in zip(names, panels, strict=False):
+            panel.set_title(PANELS[name], loc="left", fontsize=7.5, color=colours.ink)
+            if self.against_layers:
+                _draw_curve(panel, self.against_layers, name, colours.rest, "-", 2)
+            if has_twin:
+                _draw_curve(panel, self.untrained_layers, name, colours.ink, ":", 3)
+            _draw_curve(panel, self.layers, name, colours.palette[0], "-", 4)
+            low, high = panel.get_ylim()
+            panel.set_ylim(*((-0.04, 1.04) if name in SHARES else (min(0, low), high + 0.05 * (high - low))))
+            layers = [row["layer"] for row in self.layers]
+            step = next((one for one in (1, 2, 3, 4, 6, 8) if len(layers) <= 7 * one), 12)
+            panel.set_xticks(layers[step - 1 :: step])
+        for panel in panels[len(names) :]:
+            panel.set_axis_off()
+        for panel in panels[len(names) - columns : len(names)]:
+            panel.set_xlabel("layer", fontsize=8)
+
+        def handle(colour: str, style: Literal["-", ":"], text: str) -> Line2D:
+            marker = "o" if style == "-" else ""
+            return Line2D(
+                [], [], color=colour, linewidth=1.4, linestyle=style, marker=marker, markersize=2.5, label=text
+            )
+
+        other = AGAINST.get(self.against, model_label(self.against))
+        if self.model == self.base and self.against == "base":
+            other = AGAINST["untrained"]
+        handles = [handle(colours.palette[0], "-", model_label(self.model))]
+        if self.against_layers:
+            handles.append(handle(colours.rest, "-", other))
+        if has_twin and other != AGAINST["untrained"]:
+            handles.append(handle(colours.ink, ":", AGAINST["untrained"]))
+        style: dict[str, Any] = {"ncols": 3, "fontsize": 7, "frameon": False, "labelcolor": colours.ink}
+        figure.legend(handles=handles, loc="outside lower left", **style)
+        probe = f"{self.sequences} × {self.tokens} {self.probe} tokens" if self.tokens else f"{self.sequences} images"
+        title = f"What the layers of {model_label(self.model, 60)} keep\nprobe: {probe}; shaded: ± a standard error"
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+        return figure
+
+
+def _draw_curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str, order: int) -> None:
+    layers = np.array([row["layer"] for row in rows])
+    values = np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=float)
+    errors = np.array([row.get(f"{name}_error") or 0.0 for row in rows], dtype=float)
+    if np.isnan(values).all():
+        return
+    low, high = values - errors, values + errors
+    if name in SHARES:
+        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    panel.fill_between(layers, low, high, color=colour, alpha=0.2, linewidth=0, zorder=order)
+    marker = "o" if style == "-" else None
+    panel.plot(
+        layers, values, color=colour, linestyle=style, linewidth=1.4, marker=marker, markersize=2.5, zorder=order
+    )
 
 
 def depth(
@@ -59,20 +183,30 @@ def depth(
     model = str(model)
     found = _stored(atlas, model, base)
     if found is None:
-        chosen = None if layers is None else tuple(layers)
-        wishes = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed, "device": device}
-        return _now(atlas, model, against, base, {**wishes, "layers": chosen})
-    is_base = found.subject == "base"
-    other = _other(atlas, found, against if not (is_base and against == "base") else "untrained")
+        options = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed}
+        return _measured_now(
+            atlas, model, against, base, options | {"layers": None if layers is None else tuple(layers)}, device
+        )
     notes = _notes(found)
+    compared = "untrained" if found.subject == "base" and against == "base" else against
+    if compared in AGAINST:
+        stored = read_profiled(atlas, found.base, subject=compared, probe=found.probe_sha256)
+        other = stored[0] if stored else None
+    else:
+        other = _stored(atlas, compared, found.base)
+        if other is None:
+            raise AtlasError(f"{against} has no profile in this atlas.", f"Make one: index profile {against}")
+        if other.probe_sha256 != found.probe_sha256:
+            other = None
     if other is None:
         what = AGAINST.get(against, against)
-        notes += (f"{what} has no profile of the same probe: index profile --base {found.base} --with-untrained",)
+        notes += (f"{what} has no profile with the same probe: index profile --base {found.base} --with-untrained",)
     twin = read_profiled(atlas, found.base, subject="untrained", probe=found.probe_sha256)
     return _depth(found, against, other, twin[0].layers if twin else (), notes)
 
 
 def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None:
+    """The stored profile of a base or an indexed model."""
     try:
         canonical = atlas.base_named(model)
     except AtlasError:
@@ -86,24 +220,13 @@ def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None
     return found[0] if found else None
 
 
-def _other(atlas: AtlasReader, found: Profiled, against: str) -> Profiled | None:
-    if against in AGAINST:
-        rows = read_profiled(atlas, found.base, subject=against, probe=found.probe_sha256)
-    else:
-        named = _stored(atlas, against, found.base)
-        if named is None:
-            raise AtlasError(f"{against} has no profile in this atlas.", f"Make one: index profile {against}")
-        rows = [named] if named.probe_sha256 == found.probe_sha256 else []
-    return rows[0] if rows else None
-
-
 def _depth(
     found: Profiled, against: str, other: Profiled | None, untrained: LayerRows, notes: tuple[str, ...]
 ) -> Depth:
-    rows = other.layers if other else ()
-    name = {"base": "its base", "untrained": "an untrained twin"}.get(other.subject, against) if other else ""
-    if other is not None and against not in AGAINST:
-        name = against
+    text = "there is nothing to compare it with."
+    if other is not None:
+        name = AGAINST.get(other.subject, against) if against in AGAINST else against
+        text = sentence(found.layers, other.layers, name)
     return Depth(
         model=found.model if found.subject != "untrained" else f"{found.model} (untrained)",
         base=found.base,
@@ -114,9 +237,9 @@ def _depth(
         seed=found.seed,
         recipe=found.recipe,
         layers=found.layers,
-        against_layers=rows,
+        against_layers=other.layers if other else (),
         untrained_layers=untrained,
-        sentence=sentence(found.layers, rows, name) if rows else "there is nothing to compare it with.",
+        sentence=text,
         notes=notes,
     )
 
@@ -130,35 +253,33 @@ def _notes(found: Profiled) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _now(atlas: AtlasReader, model: str, against: str, base: str | None, wishes: Mapping[str, Any]) -> Depth:
-    """Measured for this question."""
+def _measured_now(
+    atlas: AtlasReader, model: str, against: str, base: str | None, options: dict[str, Any], device: str
+) -> Depth:
+    """The same for a model without a stored profile."""
     require("Running a model", *READERS)
-    from indexer.profiles.single import Reference, profile_now
+    from indexer.profiles.single import ProfileRequest, profile_now
 
     if against not in AGAINST:
         raise AtlasError(f"{model} has no profile in this atlas.", f"Make one first: index profile {model}")
     reference = reference_of(atlas, model, base)
-    assert isinstance(reference, Reference)
-    profile, of_base, twin = profile_now(reference, untrained=against == "untrained", **wishes)
-    other = of_base if against == "base" else twin
-    mine = _of_file(profile, reference)
-    shown = _depth(
-        mine,
-        against,
-        None if other is None else _of_file(other, reference),
-        _of_file(twin, reference).layers if twin else (),
-        (*_notes(mine), *profile.notes, "measured now; nothing was stored: index profile keeps it"),
+    profile, of_base, twin = profile_now(
+        reference, ProfileRequest(**options), untrained=against == "untrained", device=device
     )
-    return shown
+    found = _as_profiled(profile, reference)
+    other = of_base if against == "base" else twin
+    return _depth(
+        found,
+        against,
+        None if other is None else _as_profiled(other, reference),
+        _as_profiled(twin, reference).layers if twin else (),
+        (*_notes(found), *profile.notes, "measured now; nothing was stored: index profile keeps it"),
+    )
 
 
-def _of_file(profile: Any, reference: Any) -> Profiled:
-    rows = profile.rows()
-    for row in rows:
-        row |= {"own_delta": None, "delta": None}
+def _as_profiled(profile: Any, reference: Reference) -> Profiled:
+    """A measured profile as a stored one would be read."""
     identity = profile.identity
-    kept = ("layer", *(part for name in MEASURES for part in (name, f"{name}_error")),
-            "spread", "is_constant", "own_delta", "delta")  # fmt: skip
     return Profiled(
         model=identity.model,
         base=reference.base or identity.model,
@@ -171,5 +292,78 @@ def _of_file(profile: Any, reference: Any) -> Profiled:
         seed=identity.seed,
         recipe=identity.recipe,
         stack=profile.stack,
-        layers=tuple({name: row[name] for name in kept} for row in rows),
+        layers=tuple({name: row.get(name) for name in ROW_COLUMNS} for row in profile.rows()),
     )
+
+
+Comparison = Callable[[float, float], bool]
+
+
+def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -> str:
+    """How a model's layers differ from those of ``name`` ("its base"), in a sentence; larger things first."""
+    same = [row["layer"] for row in itertools.takewhile(lambda row: row.get("drift") == 0, rows)]
+    if same and len(same) == len(rows):
+        return "every layer gives exactly what its base gives."
+    clauses = [f"up to layer {same[-1]} it gives exactly what its base gives"] if same else []
+
+    def differs(measure: str, is_different: Comparison) -> tuple[int, float, float] | None:
+        return _differs_from(rows, against, measure, is_different)
+
+    readable = [row["readable"] for row in rows]
+    if all(value is not None for value in readable):
+        lost = differs("readable", lambda mine, theirs: mine < theirs)
+        if min(readable) >= KEPT:
+            clauses.append("keeps its input to the end: every layer can be read off")
+        elif lost is not None:
+            layer, mine, theirs = lost
+            clauses.append(f"from layer {layer} on less can be read off ({mine:.0%} at the last; {name} {theirs:.0%})")
+        else:
+            clauses.append(f"{readable[-1]:.0%} of the tokens can be read off its last layer")
+    lost = differs("recovered", lambda mine, theirs: mine < theirs - 0.05)
+    if lost is not None:
+        layer, mine, theirs = lost
+        clauses.append(
+            f"from layer {layer} on descent finds fewer tokens ({mine:.0%} at the last; {name} {theirs:.0%})"
+        )
+
+    def lower(mine: float, theirs: float) -> bool:
+        return mine * LEAST_RATIO < theirs
+
+    def higher(mine: float, theirs: float) -> bool:
+        return mine > theirs * LEAST_RATIO
+
+    for word, is_different in (("less", lower), ("more", higher)):
+        found = differs("tolerance", is_different)
+        if found is not None:
+            layer, mine, theirs = found
+            ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
+            clauses.append(
+                f"from layer {layer} on it takes up to {ratio:.1f}× {word} noise to lose a token than in {name}"
+            )
+            break
+    for word, is_different in (("more broadly", higher), ("more narrowly", lower)):
+        found = differs("reach", is_different)
+        if found is not None:
+            layer, mine, theirs = found
+            clauses.append(
+                f"from layer {layer} on it looks {word} ({mine:.1f} positions at the last; {name} {theirs:.1f})"
+            )
+            break
+    return ("; ".join(clauses) or f"no layer differs from {name} by more than chance") + "."
+
+
+def _differs_from(
+    rows: Sequence[LayerRow], against: Sequence[LayerRow], measure: str, is_different: Comparison
+) -> tuple[int, float, float] | None:
+    """The layer from which on all layers differ by more than chance, and both values at the last layer."""
+    theirs = {row["layer"]: row for row in against}
+    first = None
+    last = (0.0, 0.0)
+    for row in rows:
+        other = theirs.get(row["layer"])
+        if other is None or row[measure] is None or other[measure] is None:
+            return None
+        last = (row[measure], other[measure])
+        differs = is_different(*last) and abs(last[0] - last[1]) > ERRORS * difference_error(row, other, measure)
+        first = (first if first is not None else row["layer"]) if differs else None
+    return None if first is None else (first, *last)

@@ -1,4 +1,4 @@
-"""Profiles as the atlas holds them: rows by layer, of one probe at a time."""
+"""Profiles as the atlas stores them: rows by layer, of one probe at a time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from indexer.records.depth_measures import MEASURES
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-LayerRows = tuple[dict[str, Any], ...]
+LayerRow = dict[str, Any]
+LayerRows = tuple[LayerRow, ...]
+ROW_COLUMNS = (
+    "layer",
+    *(part for name in MEASURES for part in (name, f"{name}_error")),
+    "spread",
+    "is_constant",
+    "own_delta",
+    "delta",
+)
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """One model's layers. ``subject`` is base, fine_tune or untrained; ``layers`` has a row for each, from the first.
-
-    Where a model has several profiles of one probe, a later one fills what an earlier one was not asked.
-    """
+    """One model's layers. ``subject`` is base, fine_tune or untrained; ``layers`` has a row for each, in order."""
 
     model: str
     base: str
@@ -38,7 +44,7 @@ class Profiled:
 def read_profiled(
     atlas: AtlasReader, base: str, *, subject: str | None = None, model: str | None = None, probe: str | None = None
 ) -> list[Profiled]:
-    """All that fit, those of the newest profile first. ``probe`` is a sha256."""
+    """All profiles that match, newest first. ``probe`` is a sha256."""
     conditions, values = ["base = ?"], [base]
     for name, value in (("subject", subject), ("model", model), ("probe_sha256", probe)):
         if value is not None:
@@ -51,36 +57,23 @@ def read_profiled(
         "ORDER BY depth_of_models.made DESC, profile_id DESC, layer",
         values,
     )
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[LayerRow]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["subject"], row["probe_sha256"], row["seed"]), []).append(row)
-    return [_profiled(group) for group in groups.values()]
+    return [_merged(group) for group in groups.values()]
 
 
-def _profiled(rows: Sequence[dict[str, Any]]) -> Profiled:
-    """Of one model and probe, the newest first."""
-    merged: dict[int, dict[str, Any]] = {}
+def _merged(rows: Sequence[LayerRow]) -> Profiled:
+    """The profiles of one model and probe as one: a measure that the newest lacks is taken from an earlier one."""
+    merged: dict[int, LayerRow] = {}
     for row in rows:
         known = merged.setdefault(row["layer"], dict(row))
         known |= {name: value for name, value in row.items() if known[name] is None}
-    first = rows[0]
-    wanted = [part for name in MEASURES for part in (name, f"{name}_error")]
-    layers = tuple(
-        {"layer": layer, **{name: merged[layer][name] for name in wanted}}
-        | {name: merged[layer][name] for name in ("spread", "is_constant", "own_delta", "delta")}
-        for layer in sorted(merged)
-    )
-    return Profiled(
-        model=first["model"],
-        base=first["base"],
-        subject=first["subject"],
-        author=first["author"],
-        probe=first["probe"],
-        probe_sha256=first["probe_sha256"],
-        sequences=first["sequences"],
-        tokens=first["tokens"],
-        seed=first["seed"],
-        recipe=first["recipe"],
-        stack=first["stack"],
-        layers=layers,
-    )
+    facts = {name: rows[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
+    layers = ({name: merged[layer][name] for name in ROW_COLUMNS} for layer in sorted(merged))
+    return Profiled(layers=tuple(layers), **facts)
+
+
+def difference_error(row: LayerRow, other: LayerRow, measure: str) -> float:
+    """The standard error of the difference of a measure between two models."""
+    return float(((row[f"{measure}_error"] or 0) ** 2 + (other[f"{measure}_error"] or 0) ** 2) ** 0.5)

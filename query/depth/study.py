@@ -1,9 +1,9 @@
-"""All profiled models of a base: where the weights changed, where the function did, and who forgets its input."""
+"""All profiled models of a base: where weights and function changed, and which models lose their input."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,37 +11,192 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
-from query.depth.findings import Agreement, DepthFindings, Forgetful
-from query.depth.profiled import Profiled, read_profiled
+from query.depth.profiled import LayerRow, Profiled, difference_error, read_profiled
+from query.extras import to_frame
+from query.figures import THEMES, label, styled_grid
+from query.results import Drawn, ThemeName
 from query.statistics.intervals import spearman
+from query.wording import counted
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.reader import AtlasReader
-    from query.results import ThemeName
 
 DRAWS = 1000
 LEAST_MODELS = 5
-_OTHER_PROBE = "profiled with another probe or seed"
-# What may hang on where the weights changed; each less the base's own value, where the base has one.
+# Measures that may depend on where the weights changed. All but AGAINST_BASE are studied as differences to the base's.
 STUDIED = ("drift", "cka", "tolerance", "tolerance_own", "readable", "recovered", "reach", "image_error")
-AGAINST_ITSELF = ("drift", "cka")
-ERRORS = 4.0  # standard errors that make a loss one
+AGAINST_BASE = ("drift", "cka")
+# A loss of input is at least this large, and larger than this many standard errors.
 LEAST_LOSS = 0.02
+ERRORS = 4.0
+# The picture.
+PANEL = (1.35, 1.05)  # inches
+COLUMNS = 6
+MOST_PANELS = 60
+HIGH = 0.95  # quantile
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Spearman's ρ between ‖δW‖/‖W‖ (``delta`` up to this layer, or ``own_delta`` of it alone) and a measure's change.
+
+    Over models at one ``layer``, or over all layers together (None); ``low`` to ``high`` is the 95 % interval by
+    bootstrap over authors.
+    """
+
+    measure: str
+    layer: int | None
+    of: str
+    models: int
+    rho: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class InputLoss:
+    """A model whose layers from ``layer`` on keep less of their input than the base's, by more than ERRORS errors.
+
+    ``value`` and ``base_value`` are those of ``measure`` at the last layer.
+    """
+
+    model: str
+    measure: str
+    layer: int
+    value: float
+    base_value: float
+    datasets: tuple[str, ...]
+    delta: float | None
+
+
 @dataclass(frozen=True, repr=False)
-class DepthStudy(DepthFindings):
-    """A study of all profiles, drawn on request."""
+class DepthStudy(Drawn):
+    """``means`` has a row for each layer: mean and standard deviation over models of every measure, and the base's.
+
+    ``data_share``: the share of each measure's variance at the last layer that lies between data sets (η²), with the
+    share expected by chance.
+    """
+
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
+
+    base: str
+    probe: str
+    models: int
+    authors: int
+    means: tuple[LayerRow, ...]
+    agreements: tuple[Agreement, ...]
+    forgetful: tuple[InputLoss, ...]
+    data_share: tuple[dict[str, Any], ...]
+    profiles: tuple[Profiled, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the profiles themselves."""
+        return {
+            "base": self.base,
+            "probe": self.probe,
+            "models": self.models,
+            "authors": self.authors,
+            "layers": list(self.means),
+            "agreement": [vars(one) for one in self.agreements],
+            "forgetful": [vars(one) | {"datasets": list(one.datasets)} for one in self.forgetful],
+            "data_share": list(self.data_share),
+            "notes": list(self.notes),
+        }
+
+    @property
+    def headline(self) -> str:
+        """How many models there are, and how many lose their input."""
+        return (
+            f"Of {counted(self.models, 'profiled model')} of {self.base}, by {counted(self.authors, 'author')}, "
+            f"{len(self.forgetful)} give less of their input away than the base does."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer: means over models, their standard deviations, and the base's values."""
+        return [dict(row) for row in self.means]
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The same for eighty columns; ``details``: agreement layer by layer as well."""
+        pooled = [one for one in self.agreements if one.of == "delta" and (details or one.layer is None)]
+        means = [
+            {name: row[name] if name == "layer" else f"{row[name]:.2f} ± {row[f'{name}_sd']:.2f}"
+             for name in row if name == "layer" or f"{name}_sd" in row}
+            for row in self.means
+        ]  # fmt: skip
+        return {
+            "mean (± sd over models)": means,
+            "Spearman with ‖δW‖ up to the layer": [
+                {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
+                 "95 %": f"{one.low:.2f} to {one.high:.2f}"}
+                for one in pooled
+            ],
+            "lose their input": [
+                {"model": one.model, "measure": one.measure, "from layer": one.layer,
+                 "at the last": f"{one.value:.2f} (base {one.base_value:.2f})", "datasets": ", ".join(one.datasets)}
+                for one in self.forgetful
+            ],
+            "explained by the data set (η²)": list(self.data_share),
+        }  # fmt: skip
+
+    def to_df(self) -> pandas.DataFrame:
+        """A row for each model and layer with everything."""
+        return to_frame([{"model": one.model, **row} for one in self.profiles for row in one.layers])
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """Two curves for each model: where the weights changed, and where the function did."""
-        from query.depth.study_picture import study_figure
+        """A small panel for each model, largest drift first: the change of the weights and of the function by layer.
 
-        return study_figure(self, theme, ax)
+        All panels have the same scales. Models that lose their input have a coloured name.
+        """
+        from matplotlib.lines import Line2D
+
+        colours = THEMES[theme]
+        models = sorted(self.profiles, key=lambda one: -(one.layers[-1]["drift"] or 0.0))[:MOST_PANELS]
+        columns = min(COLUMNS, len(models))
+        rows = -(-len(models) // columns)
+        figure, axes = styled_grid(PANEL[0] * columns + 0.6, PANEL[1] * rows + 1.0, rows, columns, theme, ax)
+        grid = np.reshape(axes, (rows, columns))
+        most_drift = max(row["drift"] or 0 for one in models for row in one.layers)
+        # A quantile, so that one model that changed far more than the rest does not flatten the others' curves.
+        most_delta = float(np.quantile([one.layers[-1]["delta"] or 0 for one in models], HIGH)) or 1.0
+        forgetful = {one.model for one in self.forgetful}
+        for number, (one, panel) in enumerate(zip(models, grid.flat, strict=False)):
+            layers = [row["layer"] for row in one.layers]
+            for name, scale, colour in (("delta", most_delta, 0), ("drift", most_drift or 1.0, 1)):
+                values = [np.nan if row[name] is None else row[name] / scale for row in one.layers]
+                panel.plot(layers, values, color=colours.palette[colour], linewidth=1.3, marker="o", markersize=2)
+            panel.set_ylim(-0.05, 1.08)
+            panel.set_xticks(layers if len(layers) <= 6 else layers[1::2])
+            if number + columns < len(models):
+                panel.set_xticklabels([])
+            panel.set_yticks([0, 1], ["", ""])
+            panel.tick_params(labelsize=6, length=2)
+            panel.set_title(label(one.model.rpartition("/")[2], 24), fontsize=5.5, loc="left", pad=2,
+                            color=colours.palette[4] if one.model in forgetful else colours.ink)  # fmt: skip
+        for panel in grid.flat[len(models) :]:
+            panel.set_axis_off()
+        handles = [
+            Line2D([], [], color=colours.palette[0], linewidth=1.3,
+                   label=f"weights: ‖δW‖/‖W‖ up to here (top and more: {most_delta:.2g})"),
+            Line2D([], [], color=colours.palette[1], linewidth=1.3,
+                   label=f"function: drift from the base (top: {most_drift:.2g})"),
+        ]  # fmt: skip
+        if forgetful:
+            handles.append(Line2D([], [], linestyle="", marker="s", color=colours.palette[4], label="loses its input"))
+        style: dict[str, Any] = {"ncols": 3, "fontsize": 6.5, "frameon": False, "labelcolor": colours.ink}
+        figure.legend(handles=handles, loc="outside lower left", **style)
+        more = f" (the {MOST_PANELS} that moved most)" if len(self.profiles) > MOST_PANELS else ""
+        title = (
+            f"Where weights and function changed, layer by layer\n{self.models} fine-tunes of {label(self.base)}{more}"
+        )
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+        return figure
 
 
 def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> DepthStudy:
@@ -57,75 +212,81 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
         row["model"]: row
         for row in atlas.rows(
             "SELECT model, author, datasets, CASE WHEN is_unrelated THEN 'unrelated to the base' "
-            "WHEN is_copy THEN 'copies of the base' WHEN duplicate_of IS NOT NULL THEN 'repeats of another' END AS why "
+            "WHEN is_copy THEN 'copies of the base' WHEN duplicate_of IS NOT NULL THEN 'duplicates' END AS reason "
             "FROM models WHERE base = ?",
             [canonical],
         )
     }
-    why = {one.model: facts[one.model]["why"] if one.model in facts else "indexed no more" for one in profiled}
-    counted = _of_one_probe([one for one in profiled if why[one.model] is None])
-    chosen = {one.model for one in counted}
-    reasons = Counter(reason or _OTHER_PROBE for model, reason in why.items() if model not in chosen)
-    left_out = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    notes = (f"left out: {left_out}",) if left_out else ()
-    if len(counted) < LEAST_MODELS:
-        told = f" ({notes[0]})" if notes else ""
+    reasons = {one.model: facts[one.model]["reason"] if one.model in facts else "no longer indexed" for one in profiled}
+    by_probe: dict[tuple[str, int], list[Profiled]] = {}
+    for one in profiled:
+        if reasons[one.model] is None:
+            by_probe.setdefault((one.probe_sha256, one.seed), []).append(one)
+    models = max(by_probe.values(), key=len, default=[])
+    chosen = {one.model for one in models}
+    counts = Counter(
+        reason or "profiled with another probe or seed" for model, reason in reasons.items() if model not in chosen
+    )
+    notes: tuple[str, ...] = ()
+    if counts:
+        notes = ("left out: " + ", ".join(f"{count} {reason}" for reason, count in counts.most_common()),)
+    if len(models) < LEAST_MODELS:
+        why = f" ({notes[0]})" if notes else ""
         raise AtlasError(
-            f"{len(counted)} of {len(why)} profiled models of {canonical} count, and {LEAST_MODELS} are needed{told}.",
+            f"{len(models)} of {len(reasons)} profiled models of {canonical} can be used, and {LEAST_MODELS} are "
+            f"needed{why}.",
             hint,
         )
-    of_base = read_profiled(atlas, canonical, subject="base", probe=counted[0].probe_sha256)
+    of_base = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
     if not of_base:
-        raise AtlasError(f"{canonical} itself has no profile of the same probe.", hint)
-    authors = [str(facts[one.model]["author"]) for one in counted]
-    datasets = [tuple(facts[one.model]["datasets"]) for one in counted]
-    table = _Table(counted, of_base[0], authors, np.random.default_rng(seed))
+        raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)
+    authors = [str(facts[one.model]["author"]) for one in models]
+    datasets = [tuple(facts[one.model]["datasets"]) for one in models]
+    table = _Table(models, of_base[0], authors, np.random.default_rng(seed))
     return DepthStudy(
         base=canonical,
-        probe=counted[0].probe,
-        models=len(counted),
+        probe=models[0].probe,
+        models=len(models),
         authors=len(set(authors)),
         means=tuple(table.means()),
         agreements=tuple(table.agreements()),
-        forgetful=tuple(_forgetful(counted, of_base[0], datasets)),
+        forgetful=tuple(_input_losses(models, of_base[0], datasets)),
         data_share=tuple(table.data_shares(datasets)),
-        profiles=tuple(counted),
+        profiles=tuple(models),
         notes=notes,
     )
 
 
-def _of_one_probe(models: Sequence[Profiled]) -> list[Profiled]:
-    probes: dict[tuple[str, int], list[Profiled]] = {}
-    for one in models:
-        probes.setdefault((one.probe_sha256, one.seed), []).append(one)
-    return max(probes.values(), key=len, default=[])
-
-
 class _Table:
-    """Models by layers, one array for each measure."""
+    """An array (models, layers) for each measure."""
 
     def __init__(
         self, models: Sequence[Profiled], base: Profiled, authors: Sequence[str], random: np.random.Generator
     ) -> None:
         self.layers = [row["layer"] for row in base.layers]
-        self.of_base = {name: _column(base, name, self.layers) for name in STUDIED}
+        self.of_base = {name: self._column(base, name) for name in STUDIED}
         self.values = {
-            name: np.array([_column(one, name, self.layers) for one in models])
-            for name in (*STUDIED, "delta", "own_delta")
+            name: np.array([self._column(one, name) for one in models]) for name in (*STUDIED, "delta", "own_delta")
+        }
+        # What is studied of each measure: its difference to the base's, unless it is one already.
+        self.changes = {
+            name: self.values[name] - (0 if name in AGAINST_BASE else self.of_base[name]) for name in STUDIED
         }
         self.authors = np.array(authors)
         self.random = random
 
-    def _changes(self, name: str) -> Floats:
-        return self.values[name] if name in AGAINST_ITSELF else self.values[name] - self.of_base[name]
+    def _column(self, one: Profiled, name: str) -> Floats:
+        by_layer = {row["layer"]: row[name] for row in one.layers}
+        found = [by_layer.get(layer) for layer in self.layers]
+        return np.array([np.nan if value is None else value for value in found], dtype=float)
 
-    def means(self) -> list[dict[str, Any]]:
+    def means(self) -> list[LayerRow]:
         """Mean and standard deviation over models, by layer."""
         rows = []
         for place, layer in enumerate(self.layers):
-            row: dict[str, Any] = {"layer": layer}
-            for name in (*STUDIED, "delta", "own_delta"):
-                found = self.values[name][:, place]
+            row: LayerRow = {"layer": layer}
+            for name, values in self.values.items():
+                found = values[:, place]
                 found = found[~np.isnan(found)]
                 if len(found) > 1:
                     row |= {name: float(found.mean()), f"{name}_sd": float(found.std(ddof=1))}
@@ -134,36 +295,26 @@ class _Table:
             rows.append(row)
         return rows
 
-    def agreements(self) -> list[Agreement]:
+    def agreements(self) -> Iterator[Agreement]:
         """By measure: pooled over layers, then layer by layer; then with this layer's own change, pooled."""
-        found = []
+        places: list[int | None] = [None, *range(len(self.layers))]
         for name in STUDIED:
-            changes = self._changes(name)
-            for of, places in (("delta", [None, *range(len(self.layers))]), ("own_delta", [None])):
-                for place in places:
-                    one = self._agreement(name, of, changes, place)
-                    if one is not None:
-                        found.append(one)
-        return found
+            for of, place in (*(("delta", place) for place in places), ("own_delta", None)):
+                chosen = slice(None) if place is None else slice(place, place + 1)
+                left, right = self.values[of][:, chosen], self.changes[name][:, chosen]
+                is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
+                if is_known.sum() < LEAST_MODELS or np.ptp(right[is_known]) == 0:
+                    continue
+                rho, low, high = spearman(left[is_known], right[is_known], self.authors[is_known], self.random, DRAWS)
+                layer = None if place is None else self.layers[place]
+                yield Agreement(name, layer, of, int(is_known.sum()), rho, low, high)
 
-    def _agreement(self, name: str, of: str, changes: Floats, place: int | None) -> Agreement | None:
-        chosen = slice(None) if place is None else slice(place, place + 1)
-        left, right = self.values[of][:, chosen], changes[:, chosen]
-        is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
-        if is_known.sum() < LEAST_MODELS or np.ptp(right[is_known]) == 0:
-            return None
-        left, right, authors = left[is_known], right[is_known], self.authors[is_known]
-        rho, low, high = spearman(left, right, authors, self.random, DRAWS)
-        layer = None if place is None else self.layers[place]
-        return Agreement(name, layer, of, int(is_known.sum()), rho, low, high)
-
-    def data_shares(self, datasets: Sequence[tuple[str, ...]]) -> list[dict[str, Any]]:
-        """η² at the last layer over models that name exactly one data set, and what chance gives."""
+    def data_shares(self, datasets: Sequence[tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+        """η² at the last layer over models that name exactly one data set, and its mean over permutations."""
         named = [place for place, names in enumerate(datasets) if len(names) == 1]
         groups = np.array([datasets[place][0] for place in named])
-        rows = []
         for name in STUDIED:
-            values = self._changes(name)[named, -1] if named else np.zeros(0)
+            values = self.changes[name][named, -1] if named else np.zeros(0)
             is_known = ~np.isnan(values)
             if is_known.sum() < LEAST_MODELS or np.ptp(values[is_known]) == 0:
                 continue
@@ -171,15 +322,8 @@ class _Table:
             by_chance = [_eta_squared(self.random.permutation(known), of) for _ in range(DRAWS)]
             observed = _eta_squared(known, of)
             p = (1 + sum(one >= observed for one in by_chance)) / (1 + DRAWS)
-            rows.append({"measure": name, "models": len(known), "share": observed,
-                         "chance": float(np.mean(by_chance)), "p": p})  # fmt: skip
-        return rows
-
-
-def _column(one: Profiled, name: str, layers: Sequence[int]) -> Floats:
-    by_layer = {row["layer"]: row[name] for row in one.layers}
-    found = [by_layer.get(layer) for layer in layers]
-    return np.array([np.nan if value is None else value for value in found], dtype=float)
+            yield {"measure": name, "models": len(known), "share": observed,
+                   "chance": float(np.mean(by_chance)), "p": p}  # fmt: skip
 
 
 def _eta_squared(values: Floats, groups: NDArray[Any]) -> float:
@@ -191,34 +335,27 @@ def _eta_squared(values: Floats, groups: NDArray[Any]) -> float:
     return float(between / whole) if whole > 0 else 0.0
 
 
-def _forgetful(models: Sequence[Profiled], base: Profiled, datasets: Sequence[tuple[str, ...]]) -> list[Forgetful]:
-    """Worst first, each by the measure that says most."""
-    found = []
+def _input_losses(models: Sequence[Profiled], base: Profiled, datasets: Sequence[tuple[str, ...]]) -> list[InputLoss]:
+    """Models that lose their input up to the last layer, worst first; the first measure that shows it counts."""
     theirs = {row["layer"]: row for row in base.layers}
+
+    def is_lost(row: LayerRow, measure: str) -> bool:
+        other = theirs.get(row["layer"])
+        if other is None or row[measure] is None or other[measure] is None:
+            return False
+        loss = other[measure] - row[measure]
+        if measure == "image_error":
+            loss = -loss
+        return bool(loss > max(ERRORS * difference_error(row, other, measure), LEAST_LOSS))
+
+    found = []
     for one, names in zip(models, datasets, strict=True):
+        last = one.layers[-1]
         for measure in ("recovered", "readable", "image_error"):
-            lost = [row for row in one.layers if _is_lost(row, theirs.get(row["layer"]), measure)]
-            if lost and lost[-1] is one.layers[-1]:
-                last, other = one.layers[-1], theirs[one.layers[-1]["layer"]]
-                found.append(Forgetful(one.model, measure, _from(one, lost), last[measure], other[measure],
-                                       names, last["delta"]))  # fmt: skip
+            if is_lost(last, measure):
+                kept = [row["layer"] for row in one.layers if not is_lost(row, measure)]
+                first = next(row["layer"] for row in one.layers if not kept or row["layer"] > kept[-1])
+                base_value = theirs[last["layer"]][measure]
+                found.append(InputLoss(one.model, measure, first, last[measure], base_value, names, last["delta"]))
                 break
     return sorted(found, key=lambda one: one.value - one.base_value)
-
-
-def _from(one: Profiled, lost: Sequence[dict[str, Any]]) -> int:
-    """The layer from which on all are lost."""
-    first = one.layers[-1]["layer"]
-    for row in reversed(one.layers):
-        if row not in lost:
-            break
-        first = row["layer"]
-    return int(first)
-
-
-def _is_lost(row: dict[str, Any], base: dict[str, Any] | None, measure: str) -> bool:
-    if base is None or row[measure] is None or base[measure] is None:
-        return False
-    error = ((row[f"{measure}_error"] or 0) ** 2 + (base[f"{measure}_error"] or 0) ** 2) ** 0.5
-    loss = base[measure] - row[measure] if measure != "image_error" else row[measure] - base[measure]
-    return bool(loss > max(ERRORS * error, LEAST_LOSS))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from indexer.errors import AtlasError
-from query.depth.findings import Agreement
-from query.depth.study import DepthStudy, depth_study
+from query.depth.study import Agreement, DepthStudy, depth_study
 from query.report.markup import Column, code
 from query.report.pictures import add_picture
 from query.report.section import Section, Source, Writer

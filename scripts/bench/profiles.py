@@ -57,11 +57,11 @@ def child() -> None:
     import torch
 
     from indexer.profiles.loading import untrained
-    from indexer.profiles.measure import REACH_SEQUENCES, Asked
+    from indexer.profiles.measure import RECEPTIVE_FIELD_SEQUENCES, ProfileRequest
     from indexer.profiles.measure import measure as profile
     from indexer.profiles.probes import random_probe
-    from indexer.profiles.reach import COLUMN_DRAWS, QUARTERS
-    from indexer.profiles.readable import AT_ONCE, FEWEST_TOKENS, TOKENS_PER_WIDTH
+    from indexer.profiles.receptive_field import COLUMN_DRAWS, QUARTERS
+    from indexer.profiles.recovery import FEWEST_FIT_TOKENS, FIT_TOKENS_AT_ONCE, TOKENS_PER_WIDTH
     from indexer.profiles.tolerance import CANDIDATES, PLACES
 
     torch.set_num_threads(1)
@@ -82,16 +82,16 @@ def child() -> None:
         return min(taken)
 
     tokens = inputs.shape[1]
-    needed = max(FEWEST_TOKENS, TOKENS_PER_WIDTH * width)
+    needed = max(FEWEST_FIT_TOKENS, TOKENS_PER_WIDTH * width)
     backward = (QUARTERS + COLUMN_DRAWS) * sum(range(1, depth + 1)) / depth
     limits = {
         "noise": len(inputs) * PLACES * cost(CANDIDATES),
-        "linear map": needed / AT_ONCE * cost(AT_ONCE // tokens),
-        "reach": (1 + backward) * cost(REACH_SEQUENCES),
+        "linear map": needed / FIT_TOKENS_AT_ONCE * cost(FIT_TOKENS_AT_ONCE // tokens),
+        "reach": (1 + backward) * cost(RECEPTIVE_FIELD_SEQUENCES),
     }
     marks: list[tuple[str, float]] = []
     started = time.process_time()
-    profile(layers, probe, Asked(), progress=lambda what, layer: marks.append((what, time.process_time())))
+    profile(layers, probe, ProfileRequest(), progress=lambda what, layer: marks.append((what, time.process_time())))
     marks = [("probe", started), *(mark for mark in marks if mark[0] != "layer" or mark[1] == _first(marks)),
              ("end", time.process_time())]  # fmt: skip
     names = {"layer": "decoding, likeness"}

@@ -11,17 +11,23 @@ from typing import Any
 
 import torch
 
-from indexer.profiles.features import DEFAULT, SHARP, Ascent, find_features, seed_ascent
-from indexer.profiles.images import shipped_images
-from indexer.profiles.inversion import invert_words
-from indexer.profiles.layers import Layers, patches_of
-from indexer.profiles.measure import Asked, measure
-from indexer.profiles.pictures import SeedImageRecipe, image_error, recover_images, recover_images_as_seed
-from indexer.profiles.probes import random_probe, shipped_text, text_probe
-from indexer.profiles.recovery import SeedRecipe, blank_start, criterion, recover, recover_as_seed, words_of
-from indexer.profiles.single import Reference, read_now
-from indexer.profiles.spread import spread_of
-from indexer.profiles.stems import image_stem
+from indexer.profiles.features import DEFAULT, SHARP, Ascent, find_features, original_ascent
+from indexer.profiles.images import seeded_patch_embedding, shipped_images
+from indexer.profiles.layers import Layers, nearest_tokens, patchify
+from indexer.profiles.measure import ProfileRequest, measure
+from indexer.profiles.probes import image_probe, random_probe, shipped_text, text_probe
+from indexer.profiles.recovery import (
+    ORIGINAL_IMAGES,
+    ORIGINAL_TEXT,
+    blank_start,
+    criterion,
+    image_error,
+    recover,
+    recover_as_original,
+    recover_images,
+)
+from indexer.profiles.single import Reference, invert_words, read_now
+from indexer.profiles.statistics import spread_of
 from scripts.depth.data import SIDE
 from scripts.depth.models import PATCH, load_mixer
 
@@ -47,8 +53,8 @@ class Models:
         return {
             "ViT": self.vit.layers,
             "ViT, untrained": self.vit_twin.layers,
-            "GPT-2 behind a stem": image_stem(self.gpt2.layers),
-            "GPT-2 untrained, behind a stem": image_stem(self.gpt2_twin.layers),
+            "GPT-2 behind a stem": seeded_patch_embedding(self.gpt2.layers),
+            "GPT-2 untrained, behind a stem": seeded_patch_embedding(self.gpt2_twin.layers),
             "mixer": self.mixer,
             "mixer, untrained": self.mixer_twin,
         }
@@ -62,16 +68,16 @@ def _mixer(folder: Path | None) -> Layers:
 
 def profiles(models: Models) -> Iterator[Row]:
     """The default measures, recovery and certificates of the GPT-2, on text and on random tokens."""
-    tokens = models.gpt2.tokens
+    tokens = models.gpt2.tokenizer
     assert tokens is not None
     for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
         probes = (random_probe(subject.layers), text_probe(shipped_text(), tokens.encode))
         for probe in probes:
-            for row in measure(subject.layers, probe, Asked(recover=True, exact=True)).rows:
+            for row in measure(subject.layers, probe, ProfileRequest(recover=True, exact=True)).rows:
                 yield {"model": f"GPT-2, {name}", "probe": probe.name, "layer": row.layer, **row.values}
     for name, layers in models.seeing.items():
-        probe = shipped_images((3, *_side(layers)))
-        for row in measure(layers, probe, Asked(layers=LAYERS)).rows:
+        probe = image_probe(shipped_images((3, *_side(layers))))
+        for row in measure(layers, probe, ProfileRequest(layers=LAYERS)).rows:
             yield {"model": name, "probe": "image", "layer": row.layer, **row.values}
 
 
@@ -87,7 +93,7 @@ def reconstructions(models: Models) -> Iterator[Row]:
             row = {"model": name, "layer": layer, "error": error.value, "error_se": error.error,
                    "first quarter": sum(error.rows[:quarter]), "last quarter": sum(error.rows[-quarter:])}  # fmt: skip
             if layer == 1:
-                plain = recover_images_as_seed(layers, layer, hidden, 0, SeedImageRecipe())
+                plain = recover_as_original(layers, layer, hidden, 0, ORIGINAL_IMAGES)
                 row["seed recipe"] = image_error(layers, plain, target).value
             yield row
 
@@ -95,9 +101,9 @@ def reconstructions(models: Models) -> Iterator[Row]:
 def neurons(models: Models) -> Iterator[Row]:
     """S2, S3: single neurons over all patches; where the image changed, with blur and jitter and without."""
     for name, layers in models.seeing.items():
-        probe = shipped_images((3, *_side(layers))).pixels
+        probe = shipped_images((3, *_side(layers)))
         ways: tuple[tuple[str, Ascent], ...] = (
-            ("default", DEFAULT), ("without blur", SHARP), ("seed", seed_ascent("GPT" in name, False)),
+            ("default", DEFAULT), ("without blur", SHARP), ("seed", original_ascent("GPT" in name, False)),
         )  # fmt: skip
         for way, ascent in ways:
             for layer in LAYERS:
@@ -124,7 +130,7 @@ def patches(models: Models) -> Iterator[Row]:
         for layer in LAYERS:
             (found,) = find_features(layers, layer, [None], patch=MIDDLE, ascent=SHARP, seed=0)
             start = _start(layers)
-            change = patches_of((found.image - start)[None].double().square(), layers.patch).sum(dim=2)[0]
+            change = patchify((found.image - start)[None].double().square(), layers.patch).sum(dim=2)[0]
             share = change / change.sum()
             entropy = (-share * share.clamp_min(1e-300).log()).sum().exp()
             yield {"model": name, "layer": layer, "own": float(share[MIDDLE]), "before": float(share[:MIDDLE].sum()),
@@ -134,21 +140,21 @@ def patches(models: Models) -> Iterator[Row]:
 def sentences(models: Models) -> Iterator[Row]:
     """S7 and S9: a sentence from layers, by every recipe, trained and untrained, and among its own words."""
     for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
-        assert subject.tokens is not None
+        assert subject.tokenizer is not None
         for recipe, restrict, steps in (
             ("default", False, None), ("blank", False, 400), ("seed", False, 500), ("seed", True, 500), ("blank", True, 400),
         ):  # fmt: skip
-            found = invert_words(
-                subject, subject.tokens, SENTENCE, (1, 2, 4), recipe=recipe, restrict=restrict, steps=steps
+            _, found = invert_words(
+                subject, subject.tokenizer, SENTENCE, (1, 2, 4), recipe=recipe, restrict=restrict, steps=steps
             )
-            for one in found.layers:
+            for one in found:
                 yield {"model": f"GPT-2, {name}", "recipe": recipe, "own words only": restrict, "layer": one.layer,
                        "right": one.right, "closer_ratio": one.closer_ratio, "output": one.output}  # fmt: skip
 
 
 def criteria(models: Models) -> Iterator[Row]:
     """S8: the criterion against the share of right tokens, from a blank start, on text; and the seeds' rates."""
-    tokens = models.gpt2.tokens
+    tokens = models.gpt2.tokenizer
     assert tokens is not None
     for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
         layers = subject.layers
@@ -162,29 +168,28 @@ def criteria(models: Models) -> Iterator[Row]:
                 guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, 0), steps)
                 yield _met(name, f"Adam, {steps} steps", layers, layer, inputs, guess, probe.ids)
             for rate in (0.03, 0.3, 3.0):
-                guess = recover_as_seed(layers, layer, target, 0, SeedRecipe(500, rate))
+                guess = recover_as_original(layers, layer, target, 0, ORIGINAL_TEXT.changed(500, rate))
                 yield _met(name, f"seed, rate {rate:g}", layers, layer, inputs, guess, probe.ids)
 
 
 def _met(name: str, way: str, layers: Layers, layer: int, inputs: Any, guess: Any, ids: torch.Tensor) -> Row:
     found = criterion(layers, layer, inputs, guess, 0, 0.05)
-    right = float((words_of(layers, guess)[..., 0] == ids).double().mean())
+    right = float((nearest_tokens(layers, guess)[..., 0] == ids).double().mean())
     return {"model": f"GPT-2, {name}", "way": way, "layer": layer, "met": float(found.is_met.mean()),
             "times nearer": float(found.ratio.mean()), "right": right}  # fmt: skip
 
 
 def _targets(layers: Layers) -> torch.Tensor:
-    pixels = shipped_images((3, *_side(layers))).pixels
-    assert pixels is not None
+    pixels = shipped_images((3, *_side(layers)))
     return torch.cat([pixels[:6], pixels[-2:]])
 
 
 def _start(layers: Layers) -> torch.Tensor:
-    from indexer.profiles.draws import generator
+    from indexer.profiles.statistics import seeded_generator
 
     assert layers.image_shape is not None
     low, high = SHARP.start
-    return low + (high - low) * torch.rand(layers.image_shape, generator=generator(0, "features"))
+    return low + (high - low) * torch.rand(layers.image_shape, generator=seeded_generator(0, "features"))
 
 
 def _side(layers: Layers) -> tuple[int, int]:

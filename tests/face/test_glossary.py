@@ -63,7 +63,7 @@ def test_every_column_of_a_table_for_people_is_explained(planted):
 def test_columns_that_need_a_model_to_be_read_are_explained():
     from indexer.records.depth_measures import MEASURES
     from query.compare import Comparison
-    from query.layers.layers import Layers
+    from query.layers import Layers
     from query.lineage.edges import Edge
     from query.rank.study import RankStudy
 

@@ -1,4 +1,4 @@
-"""What a stranger may hand to `Layers`: modules that train, work in place, forget everything, or count in double."""
+"""Any module that a user may pass to `Layers`: in training, in place, constant, or in double precision."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import nn
 
 from indexer.errors import AtlasError
 from indexer.profiles.features import SHARP, find_features
-from indexer.profiles.images import named_images
-from indexer.profiles.layers import Layers, patches_of
-from indexer.profiles.measure import Asked, LayerRow, measure
+from indexer.profiles.images import read_images
+from indexer.profiles.layers import Layers, patchify
+from indexer.profiles.measure import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import random_probe
 from tests.profiles.planted import TOKENS, WIDTH, Mixing, identities, vocabulary
 
-ALL = Asked(recover=True, exact=True, seed_recipe=True, steps=3)
-SHORT = Asked(recover=True)
+ALL = ProfileRequest(recover=True, exact=True, recipe="seed", steps=3)
+SHORT = ProfileRequest(recover=True)
 
 
-def rows_of(layers: Layers, asked: Asked = ALL) -> tuple[LayerRow, ...]:
+def rows_of(layers: Layers, asked: ProfileRequest = ALL) -> tuple[LayerRow, ...]:
     return measure(layers, random_probe(layers), asked).rows
 
 
@@ -69,7 +69,7 @@ def test_the_unit_of_an_output_does_not_matter(factor):
 def test_a_toy_of_three_tokens_is_certified():
     """A module for one number of positions only is asked with no other."""
     layers = Layers(vocabulary(512, 32, 1.0), [Mixing(3, 32)])
-    (row,) = measure(layers, random_probe(layers, 8, 3), Asked(exact=True)).rows
+    (row,) = measure(layers, random_probe(layers, 8, 3), ProfileRequest(exact=True)).rows
     assert row.values["verified"] == 1.0
 
 
@@ -80,7 +80,7 @@ def test_the_padding_row_of_an_embedding_is_never_drawn():
 
 def test_a_neuron_of_one_patch_changes_its_row_and_its_column_alone():
     """Patches as they are, 8 by 8 of them: patch 20 is the fifth of the third row."""
-    layers = Layers(lambda pixels: patches_of(pixels, 4), [nn.Identity()], patch=4, image_shape=(3, 32, 32))
+    layers = Layers(lambda pixels: patchify(pixels, 4), [nn.Identity()], patch=4, image_shape=(3, 32, 32))
     (found,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
     assert found.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
     assert found.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
@@ -91,4 +91,4 @@ def test_an_image_of_one_colour_is_refused(tmp_path):
 
     Image.new("RGB", (20, 20), (10, 200, 30)).save(tmp_path / "flat.png")
     with pytest.raises(AtlasError, match="one colour only"):
-        named_images([tmp_path / "flat.png"], (3, 16, 16))
+        read_images([tmp_path / "flat.png"], (3, 16, 16))

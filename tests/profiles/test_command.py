@@ -115,8 +115,8 @@ def test_depth_is_a_representation_of_profiled_models(shell):
     ("chosen", "told"),
     [
         ({"layers": "0"}, "no layer 0"),
-        ({"layers": "one"}, "no list of layers"),
-        ({"layers": "1," * 5000}, "no list of layers"),
+        ({"layers": "one"}, "not a valid list of layers"),
+        ({"layers": "1," * 5000}, "not a valid list of layers"),
         ({"steps": 3}, "recipe='seed'"),
         ({"text": "a.txt", "probe": "random"}, "goes with --probe text"),
         ({"images": ("a.png",), "probe": "text"}, "goes with --probe image"),

@@ -17,8 +17,8 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.executor import in_processes
 from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.names import ModelRef
-from indexer.profiles.asking import ProbeChoice
-from indexer.profiles.measure import Asked
+from indexer.profiles.measure import ProfileRequest
+from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, read_subject
 from tests.profiles.test_loading import at_most, deadline
@@ -48,7 +48,7 @@ def worker(base: Path, atlas: Path) -> ProfileWorker:
     with torch.no_grad():
         states = subject.layers.states(probe.inputs(subject.layers), [1, 2])
     return ProfileWorker.of(
-        probe, states, atlas=atlas, asked=Asked(), base=Source(ModelRef.parse(str(base))), tokens=subject.tokens,
+        probe, states, atlas=atlas, request=ProfileRequest(), base=Source(ModelRef.parse(str(base))), tokenizer=subject.tokenizer,
         choice=ProbeChoice("text"), device="cpu",
     )  # fmt: skip
 

@@ -88,7 +88,7 @@ def published(folder: AtlasFolder) -> list[tuple]:
 
 def interrupted_at(call: int, monkeypatch) -> list[int]:
     """Ctrl-C at the ``call``-th layer that is measured; the layers measured are kept in the list."""
-    whole, measured = measure._Subject.row, []
+    whole, measured = measure._Measurement.row, []
 
     def row(self, layer, base):
         measured.append(layer)
@@ -96,7 +96,7 @@ def interrupted_at(call: int, monkeypatch) -> list[int]:
             raise KeyboardInterrupt
         return whole(self, layer, base)
 
-    monkeypatch.setattr(measure._Subject, "row", row)
+    monkeypatch.setattr(measure._Measurement, "row", row)
     return measured
 
 

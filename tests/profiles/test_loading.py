@@ -15,18 +15,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.names import ModelRef
-from indexer.profiles.asking import ProbeChoice
 from indexer.profiles.images import images_sha256, read_image
-from indexer.profiles.measure import Asked, measure
-from indexer.profiles.probes import random_probe
+from indexer.profiles.measure import ProfileRequest, measure
+from indexer.profiles.probes import ProbeChoice, random_probe
 from indexer.profiles.single import Reference, read_now
-from indexer.profiles.subject import Source, Subject, kept_base, read_subject, read_weights
-from indexer.profiles.tokens import tokens_of
+from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.tokenizer import tokenizer_of
 from indexer.weights.checkpoint import open_checkpoint
+from scripts.loopback_hub import LoopbackHub
+from tests.hub_ground import use_endpoint
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 80}
 GPT = {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 80, "n_positions": 32}
@@ -289,7 +291,7 @@ def test_activations_that_overflow_say_where(tmp_path):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     subject = read(folder)
     with pytest.raises(Failed, match="layer 2"):
-        measure(subject.layers, random_probe(subject.layers), Asked())
+        measure(subject.layers, random_probe(subject.layers), ProfileRequest())
 
 
 def test_a_model_larger_than_memory_is_not_loaded(tmp_path):
@@ -306,18 +308,35 @@ def test_an_untrained_twin_is_drawn_from_its_seed(tmp_path):
     assert not torch.equal(states[0], states[2])
 
 
-def test_a_local_base_is_taken_as_it_is(tmp_path):
-    source = Source(ModelRef.parse(str(saved(tmp_path / "model", "bert"))))
-    assert kept_base(source) is source
+def test_a_base_is_downloaded_once(tmp_path, monkeypatch):
+    """Later reads, by other processes as well, find its weights in the Hugging Face cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    saved(tmp_path / "store" / "me" / "base", "bert")
+    (tmp_path / "store" / "me" / "base.repo.json").write_text(json.dumps({"sha": "a" * 40}))
+    source = Source(ModelRef("me/base"), "a" * 40)
+
+    def weight_requests(hub: LoopbackHub) -> int:
+        return sum("safetensors" in str(request) for request in hub.requests)
+
+    with LoopbackHub(tmp_path / "store") as hub:
+        use_endpoint(monkeypatch, hub.endpoint)
+        download_base(source)
+        assert weight_requests(hub) > 0
+        hub.reset_log()
+        download_base(source)
+        weights = read_weights(source)
+        assert weight_requests(hub) == 0
+    expected = load_file(tmp_path / "store" / "me" / "base" / "model.safetensors")
+    assert all(torch.equal(weights.tensors[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_tokenizer_that_is_none_is_refused(tmp_path):
+def test_an_invalid_tokenizer_is_refused(tmp_path):
     folder = saved(tmp_path / "model", "bert")
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Evil"}}')
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         read(folder)
     (folder / "tokenizer.json").unlink()
-    assert tokens_of(open_checkpoint(ModelRef.parse(str(folder)))) is None
+    assert tokenizer_of(open_checkpoint(ModelRef.parse(str(folder)))) is None
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -333,15 +352,15 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"no image at all", "no image"),
-        (b"", "no image"),
+        (b"no image at all", "cannot be read as an image"),
+        (b"", "cannot be read as an image"),
         (bomb(40_000, 25_000), "more than 67108864 pixels"),
         (bomb(9_600, 9_600), "more than 67108864 pixels"),
         (bomb(8_193, 8_193), "more than 67108864 pixels"),
-        (bomb(8, 8), "no image"),
+        (bomb(8, 8), "cannot be read as an image"),
     ],
 )
-def test_images_that_are_none_are_refused(tmp_path, content, told):
+def test_invalid_images_are_refused(tmp_path, content, told):
     path = tmp_path / "image.png"
     path.write_bytes(content)
     with pytest.raises(AtlasError, match=told):

@@ -9,24 +9,20 @@ import torch
 from torch import nn
 
 from indexer.errors import AtlasError, Failed
-from indexer.profiles.certificate import exact
-from indexer.profiles.draws import normal
-from indexer.profiles.layers import Layers, chosen_layers
-from indexer.profiles.measure import Asked, LayerRow, measure
-from indexer.profiles.neighbours import nearest_tokens, right
+from indexer.profiles.layers import Layers, chosen_layers, nearest_tokens
+from indexer.profiles.measure import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import Probe, random_probe
-from indexer.profiles.reach import reaches
-from indexer.profiles.readable import fit_readout
-from indexer.profiles.recovery import SHIFT, blank_start, criterion, embedding_sd, recover, words_of
-from indexer.profiles.spread import spread_of
+from indexer.profiles.receptive_field import receptive_fields
+from indexer.profiles.recovery import SHIFT, blank_start, criterion, embedding_sd, exact_search, fit_readout, recover
+from indexer.profiles.statistics import accuracy, normal, spread_of
 from tests.conftest import ROOT
 from tests.halves import a_few
 from tests.profiles.planted import Attention, Mixing, after, directions, identities, projected, running_sum, vocabulary
 
-ALL = Asked(recover=True, exact=True)
+ALL = ProfileRequest(recover=True, exact=True)
 
 
-def rows_of(layers: Layers, asked: Asked = ALL, probe: Probe | None = None, **options) -> tuple[LayerRow, ...]:
+def rows_of(layers: Layers, asked: ProfileRequest = ALL, probe: Probe | None = None, **options) -> tuple[LayerRow, ...]:
     return measure(layers, probe or random_probe(layers), asked, **options).rows
 
 
@@ -46,8 +42,8 @@ def test_the_seeds_invertible_toy_is_recovered_and_certified():
     for layer, target in states.items():
         unit = spread_of(target).unit
         guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, 0), 300)
-        assert right(words_of(layers, guess)[..., 0], probe.ids).mean() == 1.0
-    assert [row.values["verified"] for row in rows_of(layers, Asked(exact=True), probe)] == [1.0, 1.0]
+        assert accuracy(nearest_tokens(layers, guess)[..., 0], probe.ids).mean() == 1.0
+    assert [row.values["verified"] for row in rows_of(layers, ProfileRequest(exact=True), probe)] == [1.0, 1.0]
 
 
 def by_distances(layers: Layers, projection: torch.Tensor) -> float:
@@ -72,22 +68,22 @@ def by_distances(layers: Layers, projection: torch.Tensor) -> float:
 @pytest.mark.parametrize("rank", a_few([64, 32, 16, 8, 4], {64, 8}))
 def test_a_projection(rank):
     layers, found = projected(rank), directions(rank)
-    (row,) = rows_of(layers, Asked(recover=True, exact=rank in (32, 4)))
+    (row,) = rows_of(layers, ProfileRequest(recover=True, exact=rank in (32, 4)))
     probe = random_probe(layers)
     target = layers.state(probe.inputs(layers), 1)
     guess = recover(layers, 1, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 300)
     # What can be known is the projection; the rest stays as it started.
     start = blank_start(layers, target.shape, 0)
     possible = probe.inputs(layers) @ found @ found.T + start - start @ found @ found.T
-    best = right(nearest_tokens(layers, possible)[..., 0], probe.ids).mean()
-    assert abs(right(words_of(layers, guess)[..., 0], probe.ids).mean() - best) < 0.12
+    best = accuracy(nearest_tokens(layers, possible)[..., 0], probe.ids).mean()
+    assert abs(accuracy(nearest_tokens(layers, guess)[..., 0], probe.ids).mean() - best) < 0.12
     assert row.values["recovered"] < best + 0.05  # more than that only a decoder that peeks can know
     assert row.values["tolerance"] == pytest.approx(
         by_distances(layers, found @ found.T), abs=4 * row.errors["tolerance"]
     )
     if rank in (32, 4):
         assert row.values["verified"] == 1.0
-    (narrow,) = rows_of(projected(rank, is_wide=False), Asked())
+    (narrow,) = rows_of(projected(rank, is_wide=False), ProfileRequest())
     # White noise spreads over dimensions that are never used; noise of the layer's own kind does not.
     assert row.values["tolerance_own"] == pytest.approx(narrow.values["tolerance_own"], rel=1e-3)
     assert narrow.values["tolerance"] == pytest.approx(narrow.values["tolerance_own"], abs=4 * row.errors["tolerance"])
@@ -109,8 +105,8 @@ def test_a_constant_output_has_a_drift_from_the_bases_and_no_likeness_to_it():
     base = Layers(vocabulary(), [nn.Identity(), nn.Identity(), nn.Identity()])
     constant = Layers(vocabulary(), [nn.Identity(), lambda hidden: 0 * hidden + 2, nn.Identity()])
     probe = random_probe(base)
-    of_base, of_constant = measure(base, probe, Asked()), measure(constant, probe, Asked())
-    rows = measure(constant, probe, Asked(), base=of_base.states).rows
+    of_base, of_constant = measure(base, probe, ProfileRequest()), measure(constant, probe, ProfileRequest())
+    rows = measure(constant, probe, ProfileRequest(), base=of_base.states).rows
     assert (rows[0].values["drift"], rows[0].values["cka"]) == (0.0, 1.0)
     for row in rows[1:]:
         hidden = of_base.states[row.layer].double()
@@ -120,7 +116,7 @@ def test_a_constant_output_has_a_drift_from_the_bases_and_no_likeness_to_it():
         assert row.errors["drift"] > 0
         assert "cka" not in row.values
     # Of a constant base there is no spread to measure a drift in.
-    for row in measure(base, probe, Asked(), base=of_constant.states).rows[1:]:
+    for row in measure(base, probe, ProfileRequest(), base=of_constant.states).rows[1:]:
         assert not {"drift", "cka"} & set(row.values)
 
 
@@ -135,13 +131,13 @@ def test_frozen_layers_equal_the_bases_bit_for_bit():
     base = Layers(vocabulary(), [Attention(seed=seed) for seed in range(4)])
     tuned = Layers(vocabulary(), [*base.blocks[:2], Attention(seed=8), Attention(seed=9)])
     probe = random_probe(base)
-    of_base = measure(base, probe, Asked())
-    rows = measure(tuned, probe, Asked(), base=of_base.states).rows
+    of_base = measure(base, probe, ProfileRequest())
+    rows = measure(tuned, probe, ProfileRequest(), base=of_base.states).rows
     for mine, theirs in zip(rows[:2], of_base.rows[:2], strict=True):
         assert mine.values == theirs.values | {"drift": 0.0, "cka": 1.0}
     assert rows[2].values["drift"] > 0.1
     assert rows[2].values["cka"] < 0.99
-    copy = measure(base, probe, Asked(), base=of_base.states).rows
+    copy = measure(base, probe, ProfileRequest(), base=of_base.states).rows
     assert all((row.values["drift"], row.values["cka"]) == (0.0, 1.0) for row in copy)
 
 
@@ -152,8 +148,8 @@ def test_a_rotated_output_says_the_same():
     turn = directions(128)
     turned = Layers(vocabulary(), [lambda hidden: Attention()(hidden)[0] * sizes @ turn])
     probe = random_probe(plain)
-    before = measure(plain, probe, Asked(recover=True))
-    (row,) = rows_of(turned, Asked(recover=True), probe, base=before.states)
+    before = measure(plain, probe, ProfileRequest(recover=True))
+    (row,) = rows_of(turned, ProfileRequest(recover=True), probe, base=before.states)
     (was,) = before.rows
     assert row.values["readable"] == pytest.approx(was.values["readable"], abs=1e-3)
     assert row.values["tolerance"] == pytest.approx(was.values["tolerance"], abs=2 * was.errors["tolerance"])
@@ -183,11 +179,11 @@ def test_a_decoder_sees_nothing_of_the_truth():
         "recovered": recover(layers, 1, target, 1.0, blank_start(layers, target.shape, 0)),
         "readable": readout.guess(1, target),
     }
-    found = {name: words_of(layers, guess)[..., 0] for name, guess in guesses.items()}
-    found["verified"] = exact(layers, 1, target[:2], 1.0, readout)[0]
+    found = {name: nearest_tokens(layers, guess)[..., 0] for name, guess in guesses.items()}
+    found["verified"] = exact_search(layers, 1, target[:2], 1.0, readout)[0]
     for name, words in found.items():
-        assert right(words, probe.ids[: len(words)]).mean() <= 3 / 256, name
-        assert right(words, ids[: len(words)]).mean() > 0.9, name
+        assert accuracy(words, probe.ids[: len(words)]).mean() <= 3 / 256, name
+        assert accuracy(words, ids[: len(words)]).mean() > 0.9, name
 
 
 def test_a_profile_of_shuffled_answers_is_chance(monkeypatch):
@@ -211,9 +207,9 @@ def test_nothing_flows_back_from_later_tokens_and_the_sum_leans_as_the_seed_says
     for place in range(3):
         (gradient,) = torch.autograd.grad(layers.state(inputs, 1)[:, place].sum(), inputs)
         assert (gradient[:, place + 1 :] == 0).all()
-    found = reaches(layers, inputs, [1])[1]
+    found = receptive_fields(layers, inputs, [1])[1]
     assert found.columns == pytest.approx([3 / 6, 2 / 6, 1 / 6], rel=0.05)
-    assert found.value == pytest.approx((1 + 2 + 3) / 3, rel=0.05)
+    assert found.reach == pytest.approx((1 + 2 + 3) / 3, rel=0.05)
 
 
 def test_the_unit_of_the_embeddings_does_not_matter():
@@ -229,7 +225,7 @@ def test_the_same_numbers_twice():
     torch.manual_seed(1)  # the global generator has no part in it
     assert (
         rows_of(after(Attention()))[0].values
-        == rows_of(after(Attention()), Asked(layers=(1,), recover=True, exact=True))[0].values
+        == rows_of(after(Attention()), ProfileRequest(layers=(1,), recover=True, exact=True))[0].values
     )
 
 
@@ -241,18 +237,18 @@ def test_causal_models_are_found_out():
 
 def test_a_model_without_causality_is_repaired_to_a_certificate():
     layers = Layers(vocabulary(), [lambda hidden: hidden + 2 * hidden.mean(dim=1, keepdim=True)])
-    assert rows_of(layers, Asked(exact=True))[0].values["verified"] == 1.0
+    assert rows_of(layers, ProfileRequest(exact=True))[0].values["verified"] == 1.0
 
 
 def test_what_cannot_be_is_refused():
     layers = identities(2)
     with pytest.raises(AtlasError, match=r"no layer 3.*1 to 2"):
-        rows_of(layers, Asked(layers=(3,)))
+        rows_of(layers, ProfileRequest(layers=(3,)))
     with pytest.raises(AtlasError, match="knows 4096"):
-        rows_of(layers, Asked(), Probe("text", torch.tensor([[1, 2, 3, 4096]])))
+        rows_of(layers, ProfileRequest(), Probe("text", torch.tensor([[1, 2, 3, 4096]])))
     broken = Layers(vocabulary(), [nn.Identity(), lambda hidden: hidden / 0])
     with pytest.raises(Failed, match="layer 2"):
-        rows_of(broken, Asked())
+        rows_of(broken, ProfileRequest())
 
 
 def test_no_special_token_is_drawn_or_guessed():
@@ -263,7 +259,7 @@ def test_no_special_token_is_drawn_or_guessed():
 
 def test_kept_rows_come_one_by_one_and_done_ones_are_left_out():
     kept: list[int] = []
-    rows = rows_of(identities(4), Asked(), done=[2], keep=lambda row: kept.append(row.layer))
+    rows = rows_of(identities(4), ProfileRequest(), done=[2], keep=lambda row: kept.append(row.layer))
     assert kept == [row.layer for row in rows] == [1, 3, 4]
 
 

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.depth.sentence import sentence
+from query.depth.depth import sentence
 from query.figures import draw
 from tests.paper_atlas import BASE, family, write_atlas
 from tests.profiles.planted_profiles import BASE_RECOVERED, profiled_atlas
@@ -136,7 +136,7 @@ def test_a_study_of_too_few_says_who_is_left_out_and_why(tmp_path):
         connection.execute("UPDATE records SET is_unrelated = true WHERE model_id BETWEEN 3 AND 6")
         connection.execute("UPDATE records SET is_copy = true WHERE model_id BETWEEN 7 AND 9")
         connection.execute("UPDATE records SET duplicate_of = 18 WHERE model_id BETWEEN 10 AND 11")
-    left_out = ("left out: 4 unrelated to the base, 3 copies of the base, 2 repeats of another, "
+    left_out = ("left out: 4 unrelated to the base, 3 copies of the base, 2 duplicates, "
                 "2 profiled with another probe or seed")  # fmt: skip
     with Atlas(folder) as opened:
         study = opened.depth_study()
@@ -145,8 +145,8 @@ def test_a_study_of_too_few_says_who_is_left_out_and_why(tmp_path):
         connection.execute("UPDATE records SET is_unrelated = true WHERE model_id BETWEEN 12 AND 14")
     with Atlas(folder) as opened, pytest.raises(AtlasError) as caught:
         opened.depth_study()
-    told = left_out.replace("4 unrelated", "7 unrelated")
-    assert caught.value.message == f"4 of 18 profiled models of {BASE} count, and 5 are needed ({told})."
+    expected = left_out.replace("4 unrelated", "7 unrelated")
+    assert caught.value.message == f"4 of 18 profiled models of {BASE} can be used, and 5 are needed ({expected})."
 
 
 def test_a_sentence_says_nothing_of_what_chance_can_do():
@@ -229,12 +229,12 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "sky"), "gives 1 tokens"),
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky " * 60), "up to"),
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky is blue", layers=[9]), "1 to 3"),
-        (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky is blue", keep="a:b"), "no range"),
+        (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky is blue", keep="a:b"), "not a range"),
         (lambda atlas, gpt2, vit: atlas.invert(vit, "the sky is blue"), "takes images"),
         (lambda atlas, gpt2, vit: atlas.invert(vit, images=["/no/such.png"]), "no file"),
-        (lambda atlas, gpt2, vit: atlas.invert(vit, stem="image"), "takes images as it is"),
+        (lambda atlas, gpt2, vit: atlas.invert(vit, stem="image"), "takes images without a stem"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="90"), "0 to 63"),
-        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="a-b"), "no list of neurons"),
+        (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="a-b"), "not a valid list of neurons"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, neurons="all"), "`patch=0`"),
         (lambda atlas, gpt2, vit: atlas.features(gpt2, patch=64), "0 to 63"),
         (lambda atlas, gpt2, vit: atlas.features(vit, layers=[3]), "1 to 2"),

@@ -12,8 +12,8 @@ import torch
 from indexer.names import ModelRef
 from indexer.profiles.images import shipped_images
 from indexer.profiles.layers import States
-from indexer.profiles.measure import Asked, LayerRow, measure
-from indexer.profiles.probes import random_probe
+from indexer.profiles.measure import LayerRow, ProfileRequest, measure
+from indexer.profiles.probes import image_probe, random_probe
 from indexer.profiles.subject import Source, read_subject
 
 WIDTH = 48
@@ -38,8 +38,8 @@ def model_of(kind: str) -> Any:
 def profile(model: Any, folder: Path, base: States | None = None) -> tuple[tuple[LayerRow, ...], States]:
     model.save_pretrained(folder)
     layers = read_subject(Source(ModelRef.parse(str(folder)))).layers
-    probe = shipped_images((3, 16, 16)) if layers.takes_images else random_probe(layers)
-    found = measure(layers, probe, Asked(), base=base)
+    probe = image_probe(shipped_images((3, 16, 16))) if layers.takes_images else random_probe(layers)
+    found = measure(layers, probe, ProfileRequest(), base=base)
     return found.rows, found.states
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from indexer.profiles.inversion import invert_words
-from indexer.profiles.measure import Asked, measure
+from indexer.profiles.layers import nearest_tokens
+from indexer.profiles.measure import ProfileRequest, measure
 from indexer.profiles.probes import shipped_text, text_probe
-from indexer.profiles.recovery import blank_start, criterion, recover, words_of
-from indexer.profiles.single import Reference, read_now
-from indexer.profiles.spread import spread_of
+from indexer.profiles.recovery import blank_start, criterion, recover
+from indexer.profiles.single import Reference, invert_words, read_now
+from indexer.profiles.statistics import spread_of
 
 pytestmark = pytest.mark.study
 
@@ -26,19 +26,19 @@ def gpt2(family, tmp_path_factory):
 
 
 def test_the_criterion_is_met_and_the_words_are_wrong_and_a_linear_start_gives_them_back(gpt2):
-    probe = text_probe(shipped_text(), gpt2.tokens.encode)
+    probe = text_probe(shipped_text(), gpt2.tokenizer.encode)
     layers, inputs = gpt2.layers, probe.inputs(gpt2.layers)
     target = layers.state(inputs, 4).detach()
     guess = recover(layers, 4, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 100)
     met = criterion(layers, 4, inputs, guess, 0, 1 / 20)
     assert met.is_met.mean() == 1.0
-    assert (words_of(layers, guess)[..., 0] == probe.ids).double().mean() < 0.6
-    found = invert_words(gpt2, gpt2.tokens, "The value of the parameter is returned as a list.", [1])
-    assert found.layers[0].right >= 0.95
+    assert (nearest_tokens(layers, guess)[..., 0] == probe.ids).double().mean() < 0.6
+    _, found = invert_words(gpt2, gpt2.tokenizer, "The value of the parameter is returned as a list.", [1])
+    assert found[0].right >= 0.95
 
 
 def test_an_untrained_twin_is_easier_to_invert(gpt2):
-    probe = text_probe(shipped_text(), gpt2.tokens.encode)
-    asked = Asked(recover=True, layers=(4,))
+    probe = text_probe(shipped_text(), gpt2.tokenizer.encode)
+    asked = ProfileRequest(recover=True, layers=(4,))
     trained, untrained = (measure(one.layers, probe, asked).rows[0] for one in (gpt2, gpt2.twin(0, "cpu")))
     assert untrained.values["recovered"] >= trained.values["recovered"] + 0.5

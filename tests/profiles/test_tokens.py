@@ -13,9 +13,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
-from indexer.profiles import tokens as module
+from indexer.profiles import tokenizer as module
 from indexer.profiles.single import Reference, invert_text
-from indexer.profiles.tokens import Tokens, tokens_of
+from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.weights.checkpoint import open_checkpoint
 from tests.profiles.test_vocabulary import saved
 
@@ -46,7 +46,7 @@ SWELLS = decoders.Sequence([decoders.Replace("a", "a" * 1000) for _ in range(4)]
 def test_a_tokenizer_takes_bounded_memory_and_time(monkeypatch, parts, ask):
     monkeypatch.setattr(module, "ANSWER_SECONDS", 6.0)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    hostile = Tokens({"tokenizer.json": tokenizer(**parts)})
+    hostile = IsolatedTokenizer({"tokenizer.json": tokenizer(**parts)})
     for _ in range(2):
         with pytest.raises(AtlasError, match=r"Its tokenizer (takes|fails)"):
             ask(hostile)
@@ -57,7 +57,7 @@ def test_a_tokenizer_takes_bounded_memory_and_time(monkeypatch, parts, ask):
 def test_it_answers_as_the_library_does():
     content = tokenizer()
     expected = Tokenizer.from_str(content.decode())
-    found = Tokens({"tokenizer.json": content})
+    found = IsolatedTokenizer({"tokenizer.json": content})
     for one in (found, pickle.loads(pickle.dumps(found))):
         assert one.encode("a b\n a c") == expected.encode("a b\n a c").ids == [1, 2, 1, 0]
         assert one.words([1, 2]) == ["a", "b"]
@@ -66,7 +66,7 @@ def test_it_answers_as_the_library_does():
 
 
 def test_its_process_ends_with_it():
-    found = Tokens({"tokenizer.json": tokenizer()})
+    found = IsolatedTokenizer({"tokenizer.json": tokenizer()})
     number = found._process.pid
     assert Path(f"/proc/{number}").exists()
     del found
@@ -78,13 +78,13 @@ def test_older_files_are_read_as_before(tmp_path):
     folder = saved(tmp_path / "model", 80)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
     (folder / "vocab.txt").write_text("\n".join(words))
-    found = tokens_of(open_checkpoint(ModelRef.parse(str(folder))))
+    found = tokenizer_of(open_checkpoint(ModelRef.parse(str(folder))))
     assert found.encode("a BC") == [5, 6, 7]
     assert set(found.special_ids) == {0, 1, 2, 3, 4}
     (folder / "vocab.txt").unlink()
     (folder / "tokenizer.json").write_text("[" * 100_000)
     with pytest.raises(ModelError, match=r"tokenizer\.json make no tokenizer"):
-        tokens_of(open_checkpoint(ModelRef.parse(str(folder))))
+        tokenizer_of(open_checkpoint(ModelRef.parse(str(folder))))
 
 
 def test_a_question_about_such_a_model_is_answered_in_one_line(tmp_path):

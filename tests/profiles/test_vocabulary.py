@@ -12,9 +12,8 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from indexer.profiles.asking import ProbeChoice
-from indexer.profiles.measure import Asked
-from indexer.profiles.probes import text_probe
+from indexer.profiles.measure import ProfileRequest
+from indexer.profiles.probes import ProbeChoice, text_probe
 from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, Subject, read_subject
 
@@ -52,7 +51,7 @@ def profiled(base: Subject, model: Path, atlas: Path) -> Profile:
     probe = ProbeChoice().probe(base)
     states = base.layers.states(probe.inputs(base.layers), [1, 2])
     worker = ProfileWorker.of(
-        probe, states, atlas=atlas, asked=Asked(), base=Source(ModelRef.parse(str(model))), tokens=base.tokens,
+        probe, states, atlas=atlas, request=ProfileRequest(), base=Source(ModelRef.parse(str(model))), tokenizer=base.tokenizer,
         choice=ProbeChoice(), device="cpu",
     )  # fmt: skip
     unit = LocalUnit(ProfileIdentity("fine_tune", str(model), "", "base", ""), "finetune", None, 0)

@@ -1,7 +1,7 @@
-"""The process that runs a tokenizer: its files may come from anybody, and a small one can take all memory.
+"""The process that runs a tokenizer. Its files are not trusted: a small one can take all memory.
 
-Run as a script by :mod:`indexer.profiles.tokens`. On stdin a pickle of the files, then a JSON request a line; on
-stdout a JSON answer a line: first the special ids, then one answer for each request.
+Run as a script by :mod:`indexer.profiles.tokenizer`. It reads a pickle of the files from stdin, then one JSON request
+per line. It writes one JSON answer per line to stdout: first the special ids, then an answer to each request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-MOST_ADDRESS_SPACE = 4 << 30  # transformers takes 1 GiB of it, a vocabulary of 64 MiB another
+MOST_ADDRESS_SPACE = 4 << 30  # transformers takes 1 GiB, a vocabulary of 64 MiB another
 MOST_ANSWER = 8 << 20  # bytes of one answer
 
 
@@ -44,7 +44,7 @@ def _answer(tokenizer: Any, request: dict[str, Any]) -> Any:
     return [tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]]
 
 
-def _tell(value: Any) -> None:
+def _write(value: Any) -> None:
     line = json.dumps(value)
     if len(line) > MOST_ANSWER:
         raise MemoryError
@@ -54,19 +54,19 @@ def _tell(value: Any) -> None:
 def _serve() -> None:
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
         pass
     else:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         most = MOST_ADDRESS_SPACE if hard == resource.RLIM_INFINITY else min(hard, MOST_ADDRESS_SPACE)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    files, settings = pickle.load(sys.stdin.buffer)  # from the parent, which wrote it itself
+    files, settings = pickle.load(sys.stdin.buffer)  # written by the parent process
     fast = files.get("tokenizer.json")
     tokenizer, special = _fast(fast) if fast is not None else _older(files, settings)
-    _tell(sorted(special))
+    _write(sorted(special))
     for line in sys.stdin.buffer:
-        _tell(_answer(tokenizer, json.loads(line)))
+        _write(_answer(tokenizer, json.loads(line)))
 
 
 if __name__ == "__main__":

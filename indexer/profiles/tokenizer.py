@@ -1,4 +1,4 @@
-"""Words to token ids and back, by the model's own tokenizer files, in a process with limits of memory and time."""
+"""A model's own tokenizer, run in a process with limited memory and time."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError, Skipped
-from indexer.profiles import tokenising
+from indexer.profiles import tokenizer_process
 from indexer.weights.checkpoint import Checkpoint
 
 MOST_TOKENIZER = 64 << 20
-# Of one answer, and of the first, before which the process starts and reads the files.
+# For one answer, and for the first, which includes starting the process and reading the files.
 ANSWER_SECONDS, START_SECONDS = 20.0, 120.0
 # Older repositories have one of these sets and no tokenizer.json.
 _OLDER = (("vocab.json", "merges.txt"), ("vocab.txt",), ("spiece.model",), ("sentencepiece.bpe.model",))
-# What of tokenizer_config.json changes how text is cut.
+# Keys of tokenizer_config.json that change how text is split.
 _SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
 
 
-class Tokens:
-    """A tokenizer: ``special_ids`` are those that stand for no text.
+class IsolatedTokenizer:
+    """A tokenizer; ``special_ids`` are the ids that stand for no text.
 
-    It runs in a process of its own, which starts with the first question and ends with this object. All methods raise
-    AtlasError where an answer takes more than ANSWER_SECONDS, or the memory that such a process has.
+    It runs in a process of its own, which ends with this object. All methods raise AtlasError if an answer takes more
+    than ANSWER_SECONDS, or more memory than the process may have.
     """
 
     def __init__(self, files: Mapping[str, bytes], settings: Mapping[str, bool] | None = None) -> None:
@@ -45,7 +45,7 @@ class Tokens:
         return [int(one) for one in self._ask({"text": text})]
 
     def words(self, ids: Sequence[int]) -> list[str]:
-        """Each id as the piece of text that it stands for."""
+        """The piece of text that each id stands for."""
         return [str(one) for one in self._ask({"ids": [[int(one)] for one in ids]})]
 
     def text(self, ids: Sequence[int]) -> str:
@@ -53,7 +53,7 @@ class Tokens:
         return str(self._ask({"ids": [[int(one) for one in ids]]})[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_process": None}  # another process starts its own
+        return self.__dict__ | {"_process": None}  # started again after unpickling
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
         if self._process is None:
@@ -64,12 +64,12 @@ class Tokens:
         kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")
         bare = {name: os.environ[name] for name in kept if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", tokenising.__file__],
+            [sys.executable, "-P", tokenizer_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is for this process
-            cwd=Path(tokenising.__file__).anchor,
+            start_new_session=True,  # Ctrl-C in a terminal should interrupt the parent only
+            cwd=Path(tokenizer_process.__file__).anchor,
             env=bare
             | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
             | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
@@ -96,7 +96,7 @@ class Tokens:
             self._process = None
             _end(process)
             if isinstance(error, TimeoutError):
-                raise AtlasError(f"Its tokenizer takes more than {seconds:g} s for an answer.", "") from error
+                raise AtlasError(f"Its tokenizer takes more than {seconds:g} s to answer.", "") from error
             if isinstance(error, OSError):
                 raise AtlasError("Its tokenizer fails, or takes too much memory.", "") from error
             raise
@@ -108,14 +108,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        with suppress(OSError):  # what was not written yet has no reader
+        with suppress(OSError):  # unwritten bytes have no reader any more
             stream.close()
 
 
-def tokens_of(checkpoint: Checkpoint) -> Tokens | None:
-    """The tokenizer beside a checkpoint; None where there is none.
+def tokenizer_of(checkpoint: Checkpoint) -> IsolatedTokenizer | None:
+    """The tokenizer in a checkpoint's repository; None if there is none.
 
-    Raises Skipped("malformed") where there is one that cannot be read.
+    Raises Skipped("malformed") if it cannot be read.
     """
     names: tuple[str, ...]
     for names in (("tokenizer.json",), *_OLDER):
@@ -125,19 +125,19 @@ def tokens_of(checkpoint: Checkpoint) -> Tokens | None:
         content = {name: one for name, one in files.items() if one is not None}
         try:
             if names == ("tokenizer.json",):
-                return Tokens(content)
+                return IsolatedTokenizer(content)
             said = json.loads(checkpoint.read_beside("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
             kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
             model_type = {"model_type": checkpoint.config.get("model_type")}
-            return Tokens(content | {"config.json": json.dumps(model_type).encode()}, kept)
+            return IsolatedTokenizer(content | {"config.json": json.dumps(model_type).encode()}, kept)
         except (AtlasError, ValueError, RecursionError, AttributeError) as error:
             why = f" ({error.message})" if isinstance(error, AtlasError) else ""
             raise Skipped("malformed", f"its {' and '.join(names)} make no tokenizer{why}") from error
     return None
 
 
-def needed(tokens: Tokens | None, model: str, hint: str) -> Tokens:
-    """Raises AtlasError with this hint where there is no tokenizer."""
-    if tokens is None:
-        raise AtlasError(f"{model} has no tokenizer that can be read.", hint)
-    return tokens
+def require_tokenizer(tokenizer: IsolatedTokenizer | None, model: str, hint: str) -> IsolatedTokenizer:
+    """The tokenizer. Raises AtlasError with this hint if there is none."""
+    if tokenizer is None:
+        raise AtlasError(f"{model} has no tokenizer.", hint)
+    return tokenizer

@@ -1,0 +1,128 @@
+"""Random draws, and statistics of hidden states: spread, standard errors, comparison with the base's."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+# A layer whose outputs differ by less than this share of their size is constant.
+CONSTANT = 1e-6
+# Activations beyond this many s_l are shortened, so that a few massive ones do not decide the noise's covariance.
+MOST_SPREAD = 4.0
+
+
+def seeded_generator(seed: int, measure: str) -> torch.Generator:
+    """A fresh generator for one (seed, measure), so that every layer and every model gets the same draws.
+
+    The global generator is never used: numbers must not depend on what else was drawn.
+    """
+    digest = hashlib.sha256(f"{seed}|{measure}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def normal(shape: tuple[int, ...], seed: int, measure: str, device: torch.device | None = None) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=seeded_generator(seed, measure)).to(device or "cpu")
+
+
+def standard_error(values: torch.Tensor) -> float | None:
+    """The standard error of a mean over sequences; None for fewer than two."""
+    found = values.double()
+    return None if len(found) < 2 else float(found.std(unbiased=True) / len(found) ** 0.5)
+
+
+def accuracy(guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The share of right tokens in each sequence: (sequences,)."""
+    return (guess.cpu() == ids.cpu()).double().mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far the outputs of a layer lie apart: the unit of noise.
+
+    ``size`` is s_l, the median over positions of the rms deviation from the mean over the probe. ``mean`` (width,);
+    ``covariance`` (width, width) of the centred activations, each shortened to at most MOST_SPREAD · s_l, scaled so
+    that noise of this covariance has the rms s_l.
+    """
+
+    size: float
+    is_constant: bool
+    mean: torch.Tensor
+    covariance: torch.Tensor
+
+    @property
+    def unit(self) -> float:
+        """``size``, or 1 for a constant layer, so that it can be divided by."""
+        return 1.0 if self.is_constant else self.size
+
+
+def spread_of(hidden: torch.Tensor) -> Spread:
+    """The spread of h_l (sequences, positions, width)."""
+    rows = hidden.detach().reshape(-1, hidden.shape[-1])
+    mean = rows.mean(dim=0)
+    centred = rows - mean
+    deviation = centred.square().mean(dim=1).sqrt()
+    size = float(deviation.median())
+    rms = float(rows.square().mean().sqrt())
+    is_constant = not size > CONSTANT * rms
+    shortened = centred * (MOST_SPREAD * size / deviation.clamp_min(1e-30)).clamp_max(1.0)[:, None]
+    covariance = shortened.T @ shortened
+    power = float(covariance.diagonal().mean())
+    covariance = covariance * (size**2 / power) if power > 0 else covariance
+    return Spread(0.0 if is_constant else size, is_constant, mean, covariance)
+
+
+@dataclass(frozen=True)
+class BaseComparison:
+    """A layer against the same layer of the base, on the same probe.
+
+    ``drift`` = ‖h − h_base‖ / ‖h_base − mean‖; ``cka`` = linear CKA (Kornblith et al., 2019, arXiv 1905.00414).
+    """
+
+    drift: float
+    drift_error: float | None
+    cka: float
+    cka_error: float | None
+
+
+def compare_with_base(hidden: torch.Tensor, base: torch.Tensor) -> BaseComparison | None:
+    """Compare h_l (sequences, positions, width) with the base's.
+
+    None if their shapes differ or the base's layer is constant.
+    """
+    if hidden.shape != base.shape:
+        return None
+    left, right = hidden.double(), base.double()
+    moved = (left - right).square().sum(dim=(1, 2))
+    whole = (right - right.mean(dim=(0, 1))).square().sum(dim=(1, 2))
+    if not float(whole.sum()) > 0:
+        return None
+    drift = float((moved.sum() / whole.sum()).sqrt())
+    if torch.equal(hidden, base):
+        return BaseComparison(0.0, 0.0, 1.0, 0.0)
+    grams = [one.reshape(-1, one.shape[-1]) @ one.reshape(-1, one.shape[-1]).T for one in (left, right)]
+    without = []
+    each = hidden.shape[1]
+    for number in range(len(hidden)):
+        kept = torch.ones(len(grams[0]), dtype=torch.bool)
+        kept[number * each : (number + 1) * each] = False
+        without.append(_cka(*(gram[kept][:, kept] for gram in grams)))
+    drifts = ((moved.sum() - moved) / (whole.sum() - whole)).sqrt()
+    return BaseComparison(drift, _jackknife(drifts), _cka(*grams), _jackknife(torch.tensor(without)))
+
+
+def _cka(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Linear CKA from the Gram matrices of the rows, which need not be centred."""
+    centred = [gram - gram.mean(dim=0) - gram.mean(dim=1, keepdim=True) + gram.mean() for gram in (left, right)]
+    sizes = centred[0].norm() * centred[1].norm()
+    return float((centred[0] * centred[1]).sum() / sizes) if float(sizes) > 0 else 0.0
+
+
+def _jackknife(without: torch.Tensor) -> float | None:
+    """The standard error from the values with one sequence left out."""
+    count = len(without)
+    if count < 2:
+        return None
+    return float((without - without.mean()).square().sum().mul((count - 1) / count).sqrt())

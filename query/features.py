@@ -1,0 +1,183 @@
+"""Feature visualisation: images that neurons respond to, found by ascent on their activation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.errors import BadArgument, require
+from query.figures import THEMES, model_label, row_bars, show_pixels, styled_grid
+from query.lookup import READERS, reference_of
+from query.results import Drawn, ThemeName
+from query.wording import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from indexer.profiles.single import Feature
+    from query.reader import AtlasReader
+
+MOST_NEURONS = 64
+CELL = 0.98  # inches
+MOST_COLUMNS = 16
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureGrid(Drawn):
+    """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
+
+    SHOW_HEADLINE = True
+
+    model: str
+    recipe: str
+    patch: int | None
+    features: tuple[Feature, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers in the order asked."""
+        return list(dict.fromkeys(one.layer for one in self.features))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object, without pixels: one entry for each layer and neuron."""
+        return {
+            "model": self.model,
+            "recipe": self.recipe,
+            "patch": self.patch,
+            "layers": [one.layer for one in self.features],
+            "neurons": ["all" if one.neuron is None else one.neuron for one in self.features],
+            "activation": [one.activation for one in self.features],
+            "best_probe": [one.best_probe for one in self.features],
+            "change_by_row": [list(one.change_by_row) for one in self.features],
+            "change_by_column": [list(one.change_by_column) for one in self.features],
+            "notes": list(self.notes),
+        }
+
+    @property
+    def headline(self) -> str:
+        """How many neurons respond more to the image found for them than to any image of the probe."""
+        return (
+            f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} "
+            f"{_above_probe(self.features)} respond more to the image found for them than to any image of the probe."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer and neuron; ``neuron``: None for all of them together."""
+        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row", "change_by_column")
+        return [{name: getattr(one, name) for name in kept} for one in self.features]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """A row for each layer, or with ``details`` for each neuron."""
+        if details:
+            return self.to_rows()
+        rows = []
+        for layer in self.layers:
+            found = [one for one in self.features if one.layer == layer]
+            upper = [_first_quarter(one.change_by_row) for one in found]
+            left = [_first_quarter(one.change_by_column) for one in found]
+            rows.append(
+                {"layer": layer, "neurons": len(found), "above the best image": _above_probe(found),
+                 "change, upper quarter": sum(upper) / len(upper),
+                 "change, left quarter": sum(left) / len(left)}
+            )  # fmt: skip
+        return rows
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """Rows are layers, columns neurons; below each image the activation reached and that of the best probe image.
+
+        The bars at the right show where the image was changed, by row of patches.
+        """
+        colours = THEMES[theme]
+        by_layer = [[one for one in self.features if one.layer == layer][:MOST_COLUMNS] for layer in self.layers]
+        count = max(len(row) for row in by_layer)
+        width = max(CELL * (count + 1) + 0.7, 4.2)
+        figure, axes = styled_grid(width, (CELL + 0.2) * len(by_layer) + 0.75, len(by_layer), count + 1, theme, ax)
+        grid = np.reshape(axes, (len(by_layer), count + 1))
+        for row, (layer, line) in enumerate(zip(self.layers, by_layer, strict=True)):
+            for panel, one in zip(grid[row], line, strict=False):
+                show_pixels(panel, one.image)
+                reached = "" if one.best_probe is None else f" ({one.best_probe:.2g})"
+                panel.set_xlabel(f"{one.activation:.2g}{reached}", fontsize=6, color=colours.ink, labelpad=2)
+                if row == 0:
+                    name = "all" if one.neuron is None else str(one.neuron)
+                    panel.set_title(name, fontsize=7, color=colours.ink, pad=3)
+            for panel in grid[row][len(line) : count]:
+                panel.set_axis_off()
+            grid[row][0].set_ylabel(f"layer {layer}", fontsize=8, color=colours.ink)
+            row_bars(grid[row][count], np.mean([one.change_by_row for one in line], axis=0), colours)
+        grid[0][count].set_title("change by row", fontsize=7, color=colours.ink, pad=3)
+        where = "" if self.patch is None else f" at patch {self.patch}"
+        figure.suptitle(
+            f"What neurons of {model_label(self.model, 48)} respond to{where}\n"
+            "below: the activation reached (that of the best of 16 images)",
+            x=0.01, horizontalalignment="left", fontsize=8.5, color=colours.ink,
+        )  # fmt: skip
+        return figure
+
+
+def _above_probe(features: Sequence[Feature]) -> int:
+    return sum(one.best_probe is not None and one.activation > one.best_probe for one in features)
+
+
+def _first_quarter(shares: tuple[float, ...]) -> float:
+    return sum(shares[: max(1, len(shares) // 4)])
+
+
+def features(
+    atlas: AtlasReader,
+    model: str | Path,
+    *,
+    layers: Sequence[int] | None = None,
+    neurons: str | Sequence[int] = "0-7",
+    patch: int | None = None,
+    stem: str | None = None,
+    recipe: str = "default",
+    plain: bool = False,
+    base: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> FeatureGrid:
+    """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.features_now`.
+
+    ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image stem in front of a language
+    model's layers. ``plain``: without octaves, blur and jitter. Raises AtlasError if a layer, neuron or patch does not
+    exist, or the model cannot be read.
+    """
+    model = str(model)
+    require("Running a model", *READERS)
+    from indexer.console.messages import say_more
+    from indexer.profiles.single import features_now
+
+    chosen = _parse_neurons(neurons, patch)
+    name, found, notes = features_now(
+        reference_of(atlas, model, base), layers=layers, neurons=chosen, patch=patch, stem=stem, recipe=recipe,
+        plain=plain, seed=seed, device=device, progress=lambda layer: say_more(f"layer {layer}"),
+    )  # fmt: skip
+    return FeatureGrid(name, recipe, patch, found, notes)
+
+
+def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
+    """Raises AtlasError if the text is not a list of numbers, or asks for all neurons without a patch."""
+    if not isinstance(asked, str):
+        return list(asked)
+    if asked == "all":
+        if patch is None:
+            raise BadArgument("All neurons together can only be shown at one patch.", "Add `patch=0`.")
+        return [None]
+    found: list[int | None] = []
+    for part in asked.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (
+            first.isascii() and first.isdigit() and len(first) < 7 and (not last or (last.isdigit() and len(last) < 7))
+        ):
+            raise BadArgument(f"`neurons` {asked[:40]!r} is not a valid list of neurons.", "Write it like 0-15 or 3,7.")
+        found += range(int(first), min(int(last or first), int(first) + MOST_NEURONS) + 1)
+    if not 0 < len(found) <= MOST_NEURONS:
+        raise BadArgument(f"`neurons` asks for {len(found)} neurons; up to {MOST_NEURONS} are drawn.", "Ask for fewer.")
+    return found

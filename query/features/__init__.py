@@ -1,1 +1,0 @@
-"""What single neurons look for, as pictures."""

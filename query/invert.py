@@ -1,0 +1,242 @@
+"""Inversion: the words or images of an input again, from the output of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.errors import BadArgument, require
+from query.figures import THEMES, label, model_label, new_figure, row_bars, show_pixels, styled_grid
+from query.lookup import READERS, reference_of
+from query.results import Drawn, ThemeName
+from query.wording import percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from indexer.profiles.single import ImageLayer, LayerWords
+    from query.reader import AtlasReader
+
+CELL = (0.78, 0.27)  # inches
+LONGEST_WORD = 10
+
+
+@dataclass(frozen=True, repr=False)
+class WordsBack(Drawn):
+    """What each layer gives back of ``input``; ``words`` are its tokens."""
+
+    OPTIONAL_COLUMNS = ("top", "closer_ratio")
+    SHOW_HEADLINE = True
+
+    model: str
+    input: str
+    recipe: str
+    words: tuple[str, ...]
+    layers: tuple[LayerWords, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        return {
+            "model": self.model,
+            "input": self.input,
+            "recipe": self.recipe,
+            "tokens": list(self.words),
+            "layers": [vars(one) | {"top": [list(words) for words in one.top]} for one in self.layers],
+            "notes": list(self.notes),
+        }
+
+    @property
+    def headline(self) -> str:
+        """How much the first and the last layer give back."""
+        first, last = self.layers[0], self.layers[-1]
+        then = "" if first is last else f", and {percent(last.right)} from that of layer {last.layer}"
+        return (
+            f"From the output of layer {first.layer} of {self.model} {percent(first.right)} of the words of "
+            f"“{self.input}” come back{then}."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, with the nearest words of each position."""
+        return [
+            {"layer": one.layer, "output": one.output, "right": one.right, "closer_ratio": one.closer_ratio,
+             "top": [" | ".join(words) for words in one.top]}
+            for one in self.layers
+        ]  # fmt: skip
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows; ``top`` only if there is more than one word per position, or with ``details``."""
+        with_top = details or any(len(words) > 1 for one in self.layers for words in one.top)
+        return [{name: row[name] for name in row if with_top or name != "top"} for row in self.to_rows()]
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """A table: the input in the first row, then a row for each layer; right tokens on a coloured ground."""
+        from matplotlib.patches import Rectangle
+
+        colours = THEMES[theme]
+        columns, rows = len(self.words), len(self.layers) + 1
+        figure, axes = new_figure(max(4.5, CELL[0] * columns + 1.5), CELL[1] * rows + 1.0, theme, ax)
+        axes.set_xlim(0, columns)
+        axes.set_ylim(rows, 0)
+        axes.set_xticks([])
+        names = ["input", *(f"layer {one.layer}" for one in self.layers)]
+        axes.set_yticks(np.arange(rows) + 0.5, names, fontsize=7)
+        axes.tick_params(length=0)
+        twin = axes.secondary_yaxis("right")
+        twin.set_yticks(np.arange(rows) + 0.5, ["", *(f"{one.right:.0%}" for one in self.layers)], fontsize=7)
+        twin.tick_params(length=0, colors=colours.ink)
+        for spine in (*axes.spines.values(), *twin.spines.values()):
+            spine.set_visible(False)
+        words = [list(self.words), *([top[0] for top in one.top] for one in self.layers)]
+        for row, line in enumerate(words):
+            for column, word in enumerate(line):
+                is_right = row > 0 and word == self.words[column]
+                colour = colours.palette[2] if is_right else colours.faint if row else colours.background
+                cell = Rectangle((column + 0.03, row + 0.06), 0.94, 0.88, facecolor=colour,
+                                 alpha=0.45 if is_right else 0.5, linewidth=0)  # fmt: skip
+                axes.add_patch(cell)
+                axes.text(column + 0.5, row + 0.5, label(word.strip() or "␣", LONGEST_WORD), fontsize=6.5,
+                          color=colours.ink, horizontalalignment="center", verticalalignment="center")  # fmt: skip
+        axes.set_title(f"What layers of {model_label(self.model, 48)} give back (recipe: {self.recipe})\n"
+                       "green: the right token; at the right: their share",
+                       loc="left", fontsize=8, color=colours.ink)  # fmt: skip
+        return figure
+
+
+@dataclass(frozen=True, repr=False)
+class ImagesBack(Drawn):
+    """What each layer gives back of ``target`` (images, channels, height, width), from 0 to 1."""
+
+    SHOW_HEADLINE = True
+
+    model: str
+    recipe: str
+    target: Any
+    layers: tuple[ImageLayer, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object, without pixels."""
+        layers = [{"layer": one.layer, "error": one.error, "rows": list(one.rows)} for one in self.layers]
+        return {"model": self.model, "recipe": self.recipe, "layers": layers, "notes": list(self.notes)}
+
+    @property
+    def headline(self) -> str:
+        """The errors of the first and the last layer."""
+        first, last = self.layers[0], self.layers[-1]
+        then = "" if first is last else f", and of {last.error:.3f} from that of layer {last.layer}"
+        return (
+            f"From the output of layer {first.layer} of {self.model} images come back with an error of "
+            f"{first.error:.3f}{then} (0 is perfect)."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer: the error, and the shares of the first and the last row of patches in it."""
+        return [
+            {"layer": one.layer, "error": one.error, "first row": one.rows[0], "last row": one.rows[-1]}
+            for one in self.layers
+        ]
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The target in the first row, then a row for each layer; at the right the error, by row of patches."""
+        colours = THEMES[theme]
+        count, rows = len(self.target), len(self.layers) + 1
+        figure, axes = styled_grid(1.05 * count + 1.7, 1.05 * rows + 0.7, rows, count + 1, theme, ax)
+        grid = np.reshape(axes, (rows, count + 1))
+        pictures = [self.target, *(one.images for one in self.layers)]
+        names = ["input", *(f"layer {one.layer}" for one in self.layers)]
+        for row, (images, name) in enumerate(zip(pictures, names, strict=True)):
+            for column, panel in enumerate(grid[row][:count]):
+                show_pixels(panel, images[column])
+            grid[row][0].set_ylabel(name, fontsize=8, color=colours.ink)
+            last = grid[row][count]
+            if row == 0:
+                last.set_axis_off()
+                continue
+            one = self.layers[row - 1]
+            row_bars(last, one.rows, colours)
+            last.set_title(f"error {one.error:.2f}", fontsize=7, color=colours.ink, loc="left")
+        grid[-1][count].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
+        figure.suptitle(f"Images as layers of {model_label(self.model, 48)} give them back", x=0.01,
+                        horizontalalignment="left", fontsize=9, color=colours.ink)  # fmt: skip
+        return figure
+
+
+def invert(
+    atlas: AtlasReader,
+    model: str | Path,
+    text: str | None = None,
+    *,
+    images: Sequence[str | Path] = (),
+    layers: Sequence[int] | None = None,
+    recipe: str = "default",
+    top: int = 1,
+    keep: str | None = None,
+    restrict: bool = False,
+    stem: str | None = None,
+    base: str | None = None,
+    seed: int = 0,
+    shift: float | None = None,
+    steps: int | None = None,
+    rate: float | None = None,
+    device: str = "cpu",
+) -> WordsBack | ImagesBack:
+    """Recover ``text``, or images, from the output of each layer of ``model``.
+
+    ``images``: files, instead of a text. ``recipe``: default, blank or seed. ``top``: nearest words for each position.
+    ``keep``: a slice of the output positions that may be used ("1:"). ``restrict``: search among the text's own words
+    only. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. See
+    :func:`indexer.profiles.single.invert_words` and ``invert_images``. Raises AtlasError if options contradict each
+    other, or the model cannot be read.
+    """
+    model = str(model)
+    require("Running a model", *READERS)
+    from indexer.console.messages import say_more
+    from indexer.profiles.single import invert_images, invert_text
+
+    if text is not None and (images or stem):
+        raise BadArgument(
+            "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
+        )
+    reference = reference_of(atlas, model, base)
+
+    def on_progress(layer: int) -> None:
+        say_more(f"layer {layer}")
+
+    if text is None:
+        if keep or restrict:
+            raise BadArgument("`keep` and `restrict` apply to words only.", "Give a text.")
+        if recipe == "blank":
+            raise BadArgument("Images always start from a blank.", "Leave `recipe` out.")
+        name, target, image_layers, notes = invert_images(
+            reference, [Path(one) for one in images], stem=stem, layers=layers, recipe=recipe, steps=steps, rate=rate,
+            seed=seed, device=device, progress=on_progress,
+        )  # fmt: skip
+        return ImagesBack(name, recipe, target, image_layers, notes)
+    if rate is not None and recipe != "seed":
+        raise BadArgument("`rate` is a setting of the original studies' recipe.", "Add `recipe='seed'`.")
+    name, words, found, notes = invert_text(
+        reference, text, layers=layers, recipe=recipe, top=top, keep=_parse_slice(keep), restrict=restrict, seed=seed,
+        shift=shift, steps=steps, rate=rate, device=device, progress=on_progress,
+    )  # fmt: skip
+    if restrict:
+        notes = (*notes, "only the text's own words could be answered, so a right answer says less than it seems to")
+    return WordsBack(name, text, recipe, words, found, notes)
+
+
+def _parse_slice(text: str | None) -> slice:
+    """A slice as Python writes it. Raises AtlasError on anything else."""
+    if text is None:
+        return slice(None)
+    try:
+        numbers = [int(part) if part.strip() else None for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 2:
+        raise BadArgument(f"`keep` {text[:20]!r} is not a range of positions.", "Write it like 1: or 0:4.")
+    return slice(*numbers)

@@ -1,0 +1,255 @@
+"""Where a model changed: the norm, relative norm, rank and energy of every delta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.names import DeltaKey, family_key
+from query.figures import THEMES, label, model_label, styled_grid
+from query.lookup import ResolvedModel, resolve_model, unrelated_notes
+from query.results import Drawn, ThemeName
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from indexer.records.record import Record
+    from query.reader import AtlasReader
+
+# What a table or a picture can show, and its title there.
+MEASURES = {
+    "relative_norm": "‖δW‖ / ‖W‖",
+    "norm": "‖δW‖",
+    "share": "share of the squared norm of the change",
+    "rank_50": "rank that holds 50 % of the energy",
+    "rank_90": "rank that holds 90 % of the energy",
+    "energy": "energy that the kept singular values hold",
+}
+CELL = (0.62, 0.24)  # inches
+
+
+@dataclass(frozen=True)
+class Change:
+    """One delta: its Frobenius ``norm``, that norm over the base's, and its ``share`` of all squared norms.
+
+    ``energy``: the share of norm² that the kept singular values hold; ``rank_50``, ``rank_90``: the smallest rank that
+    holds this percentage of it, 0 for a zero delta, None if the kept values do not suffice.
+    """
+
+    stack: str
+    layer: int
+    family: str
+    norm: float
+    relative_norm: float
+    share: float
+    energy: float
+    rank_50: int | None
+    rank_90: int | None
+
+    @property
+    def family_key(self) -> str:
+        """``query``, or ``encoder.query`` if there are two stacks."""
+        return family_key(self.stack, self.family)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The deltas of one layer, or of one family. ``relative_norm`` is the root mean square of theirs."""
+
+    name: str
+    norm: float
+    relative_norm: float
+    share: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layers(Drawn):
+    """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
+
+    COLUMNS = tuple(Change.__dataclass_fields__)
+    SHOW_HEADLINE = True
+
+    model: str
+    base: str
+    norm: float
+    deltas: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> list[Part]:
+        """By layer: ``3``, or ``encoder.3`` if there are two stacks."""
+        return _parts(self.deltas, lambda one: f"{one.stack}.{one.layer}" if one.stack else str(one.layer))
+
+    @property
+    def families(self) -> list[Part]:
+        """By family: ``query``, or ``encoder.query``."""
+        return _parts(self.deltas, lambda one: one.family_key)
+
+    @property
+    def headline(self) -> str:
+        """The layer and the family with most of the change."""
+        if not self.norm:
+            return f"{self.model} is a copy of {self.base}: nothing changed."
+        layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
+        untouched = sum(one.norm == 0 for one in self.deltas)
+        most = (
+            f"Most of the change (its squared norm) lies in layer {layer.name} ({layer.share:.0%} of it) and in "
+            f"{family.name} ({family.share:.0%})"
+        )
+        return f"{most}; {untouched} of {len(self.deltas)} matrices are untouched." if untouched else f"{most}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "model": self.model,
+            "base": self.base,
+            "norm": self.norm,
+            "layers": [asdict(part) for part in self.layers],
+            "families": [asdict(part) for part in self.families],
+            "deltas": self.to_rows(),
+            "notes": list(self.notes),
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each delta."""
+        return [asdict(one) for one in self.deltas]
+
+    def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
+        """A row for each layer, a column for each family: one of MEASURES."""
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for one in self.deltas:
+            start: dict[str, Any] = {"stack": one.stack, "layer": one.layer} if one.stack else {"layer": one.layer}
+            rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, of)
+        return list(rows.values())
+
+    def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
+        """One of MEASURES by layer and family: a panel for each stack, with one scale for all.
+
+        Cells without a value, and untouched matrices, stay empty. Raises AtlasError if matplotlib is not installed.
+        """
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+        colours = THEMES[theme]
+        stacks = list(dict.fromkeys(one.stack for one in self.deltas))
+        widest = max(len({one.family for one in self.deltas if one.stack == stack}) for stack in stacks)
+        deepest = max(one.layer for one in self.deltas) + 1
+        size = (max(CELL[0] * widest, 3.0) * len(stacks) + 1.2, max(CELL[1] * deepest, 0.8) + 1.3)
+        figure, axes = styled_grid(*size, 1, len(stacks), theme, ax)
+        values = [_shown_value(one, of) for one in self.deltas]
+        scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
+        shades = LinearSegmentedColormap.from_list("scale", colours.scale)
+        panels = list(np.reshape(axes, -1))
+        for stack, panel in zip(stacks, panels, strict=True):
+            deltas = [one for one in self.deltas if one.stack == stack]
+            families = list(dict.fromkeys(one.family for one in deltas))
+            cells = np.full((max(one.layer for one in deltas) + 1, len(families)), np.nan)
+            for one in deltas:
+                cells[one.layer, families.index(one.family)] = _shown_value(one, of)
+            panel.imshow(cells, origin="lower", aspect="auto", cmap=shades, norm=scale, interpolation="nearest")
+            panel.set_xticks(range(len(families)), families, rotation=30, ha="right", fontsize=7)
+            panel.set_yticks(range(0, len(cells), -(-len(cells) // 12)))
+            panel.tick_params(length=2)
+            panel.set_ylabel("layer", fontsize=8)
+            if stack:
+                panel.set_title(stack, loc="left", fontsize=8, color=colours.ink)
+        bar = figure.colorbar(ScalarMappable(scale, shades), ax=panels, shrink=0.9, pad=0.02)
+        bar.ax.tick_params(colors=colours.ink, labelsize=7)
+        bar.outline.set_edgecolor(colours.faint)
+        empty = "untouched or not known" if of.startswith("rank") else "untouched"
+        title = (
+            f"Where {model_label(self.model, 48)} changed\n{MEASURES[of]}, by layer and family; empty: {empty}\n"
+            f"a fine-tune of {label(self.base)}"
+        )
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=8, color=colours.ink)
+        return figure
+
+    def write(self, path: str | Path, theme: ThemeName = "light", of: str = "relative_norm") -> None:
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError for another suffix, or if it cannot be written."""
+        from query.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        write_output(file, draw(self.figure(theme, of), file.suffix.lower()))
+
+
+def _shown_value(one: Change, of: str) -> float:
+    """NaN for a cell that stays empty."""
+    value = getattr(one, of)
+    return math.nan if value is None or one.norm == 0 else float(value)
+
+
+def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part]:
+    groups: dict[str, list[Change]] = {}
+    for one in deltas:
+        groups.setdefault(name(one), []).append(one)
+    return [
+        Part(
+            name=group,
+            norm=math.hypot(*(one.norm for one in members)),
+            relative_norm=math.hypot(*(one.relative_norm for one in members)) / math.sqrt(len(members)),
+            share=math.fsum(one.share for one in members),
+        )
+        for group, members in groups.items()
+    ]
+
+
+def layers(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Layers:
+    """Where ``model`` changed: the size and rank of the change of every matrix, layer and family.
+
+    ``model`` is an indexed id, any other Hub id, or a local folder. Raises AtlasError if it is unknown, has no record,
+    or cannot be read.
+    """
+    return layers_of(atlas, resolve_model(atlas, str(model), base, "input"))
+
+
+def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
+    """The same for a model that is resolved already."""
+    if model.record is None:
+        assert model.model_id is not None
+        found = stored_layers(atlas, model.model_id, model.name, model.base)
+    else:
+        found = _layers(model.name, model.base, _measured(model.record))
+    return replace(found, notes=unrelated_notes(model))
+
+
+def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
+    """The same for an indexed model, by its id; without notes."""
+    rows = atlas.rows(
+        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90 FROM deltas WHERE model_id = ?",
+        [model_id],
+    )
+    return _layers(model, base, rows)
+
+
+def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
+    """From a row for each delta."""
+    total = math.fsum(one["norm"] ** 2 for one in rows)
+    order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
+    changes = tuple(Change(**one, share=one["norm"] ** 2 / total if total else 0.0) for one in order)
+    return Layers(model, base, math.sqrt(total), changes)
+
+
+def _measured(record: Record) -> list[dict[str, Any]]:
+    """The rows of a model that was just read."""
+    rows = []
+    for delta in record.deltas:
+        half, most = delta.change_ranks((0.5, 0.9))
+        rows.append(
+            {
+                "stack": delta.key.stack,
+                "layer": delta.key.layer,
+                "family": delta.key.family,
+                "norm": float(delta.norm),
+                "relative_norm": float(delta.relative_norm),
+                "energy": delta.energy,
+                "rank_50": half,
+                "rank_90": most,
+            }
+        )
+    return rows

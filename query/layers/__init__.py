@@ -1,1 +1,0 @@
-"""`query layers`: where a model changed, by stack, layer and family."""
