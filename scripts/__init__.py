@@ -1,1 +1,1 @@
-"""Tools beside the product: the loopback Hub, the demo family, the measures."""
+"""Tools for development: the loopback Hub, the demo family, the measures."""

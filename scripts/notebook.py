@@ -1,6 +1,6 @@
 """Make docs/atlas.ipynb again, with its outputs: python -m scripts.notebook --atlas .demo/atlas.
 
-The cells stand here; they run in a fresh kernel beside the atlas, which the notebook calls "atlas" wherever it lies.
+The cells stand here; they run in a fresh kernel next to the atlas, which the notebook calls "atlas" wherever it is.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def notebook() -> Any:
 
 
 def executed(atlas: Path) -> Any:
-    """The notebook run beside ``atlas``. Raises nbclient's CellExecutionError where a cell fails."""
+    """The notebook, run next to ``atlas``. Raises nbclient's CellExecutionError if a cell fails."""
     from nbclient import NotebookClient
 
     made = notebook()

@@ -37,7 +37,7 @@ _SENTENCE = re.compile(r"(<!-- demo:(\w+) -->\n).*?(\n<!-- /demo -->)", re.DOTAL
 
 
 def with_replies(text: str, replies: Mapping[str, str]) -> str:
-    """README's text with the replies below their commands, and the sentences made anew."""
+    """README's text with current replies below their commands, and current sentences."""
 
     def block(found: re.Match[str]) -> str:
         return _ASKED.sub(

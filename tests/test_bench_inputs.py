@@ -13,17 +13,17 @@ from safetensors import safe_open
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.rounding import narrowest_dtype
 from scripts.bench import memory, population, reading
-from scripts.bench.hub import Told
+from scripts.bench.hub import Usage
 from scripts.bench.inputs import made_once, state_of
 from scripts.bench.measure import NotMeasuredError, Repeats
 
 
 @pytest.mark.parametrize("lacking", ["rise", "base", "kept"])
 def test_a_model_that_was_read_in_no_memory_was_not_measured(lacking):
-    assert Told(rise=1, base=1, kept=1)
+    assert Usage(rise=1, base=1, kept=1)
     for value in (0, -5):
         with pytest.raises(NotMeasuredError, match=rf"{value} bytes \({lacking}\)"):
-            Told(**{"rise": 1, "base": 1, "kept": 1, lacking: value})
+            Usage(**{"rise": 1, "base": 1, "kept": 1, lacking: value})
 
 
 def test_fewer_bytes_than_a_model_is_made_of_are_no_measurement():
@@ -145,7 +145,7 @@ def test_the_larger_file_is_compared_with_one_of_the_same_content(like, large, k
 
 @pytest.mark.parametrize(("sent", "is_measured"), [(0, False), (3 * 340_000_000, True)])
 def test_a_reading_of_which_nothing_was_sent_is_not_measured(sent, is_measured, monkeypatch):
-    monkeypatch.setattr(memory, "read_model", lambda *words, **named: Told(100 << 20, 340_000_000, 2 << 20))
+    monkeypatch.setattr(memory, "read_model", lambda *words, **named: Usage(100 << 20, 340_000_000, 2 << 20))
     hub = SimpleNamespace(reset_log=lambda: None, body_bytes=lambda model, file: sent)
     one = memory.Reading("bench/small", "base.safetensors", True, 3)
     if is_measured:

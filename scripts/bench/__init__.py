@@ -1,1 +1,1 @@
-"""Measures: what the project promises in numbers, each row beside what it is compared with, in one run."""
+"""Benchmarks: every promise of the project in numbers, compared with its rival in the same run."""

@@ -36,7 +36,7 @@ class Command:
 
 
 def measure_start(work: Path) -> list[Table]:
-    """Whole commands from the shell, each beside a Python that only imports faiss and duckdb."""
+    """Whole commands from the shell, compared with a Python that only imports faiss and duckdb."""
     where = ("--atlas", str(ten_thousand(work)))
     similar = ("-m", "query", "similar", Model(MODELS // 2).name, *where)
     commands = {
@@ -80,7 +80,7 @@ def _seconds_of(command: Command) -> float:
 
 
 def measure_search(work: Path) -> list[Table]:
-    """One query in process, beside bare FAISS and NumPy on the same vectors; all must find the same."""
+    """One query in process, compared with bare FAISS and NumPy on the same vectors; all must find the same models."""
     import faiss
 
     faiss.omp_set_num_threads(1)

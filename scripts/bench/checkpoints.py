@@ -39,7 +39,7 @@ RELATIVE_NORM = 0.008
 STEPS = 6
 # Layers of the smaller models.
 FEW = 4
-# What decides how these checkpoints, and the base's block matrices beside them, turn out.
+# What decides how these checkpoints, and the base's block matrices turn out.
 CODE = (
     Path(__file__),
     *(

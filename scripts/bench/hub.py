@@ -33,7 +33,7 @@ def served(store: Path) -> Iterator[LoopbackHub]:
 
 
 @dataclass(frozen=True)
-class Told:
+class Usage:
     """What reading one model took, in bytes.
 
     ``rise``: of the peak resident size over idle. ``base``: the base's block matrices. ``kept``: the singular
@@ -50,7 +50,7 @@ class Told:
             raise NotMeasuredError(f"a model cannot be read in {getattr(self, nothing[0])} bytes ({nothing[0]})")
 
 
-def read_model(model: str, base_file: Path, *, resident: bool, relation: str = "finetune") -> Told:
+def read_model(model: str, base_file: Path, *, resident: bool, relation: str = "finetune") -> Usage:
     """Let ``scripts.bench.one_model`` vectorise ``model``. Raises NotMeasuredError where it cannot."""
     held = "resident" if resident else "on disk"
     done = subprocess.run(
@@ -63,4 +63,4 @@ def read_model(model: str, base_file: Path, *, resident: bool, relation: str = "
     )
     if done.returncode:
         raise NotMeasuredError(f"{model} was not read: {done.stderr.strip().rpartition(chr(10))[2]}")
-    return Told(**json.loads(done.stdout))
+    return Usage(**json.loads(done.stdout))

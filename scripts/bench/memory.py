@@ -1,6 +1,6 @@
 """The row ``memory``: how far resident memory rises while a checkpoint is read, and that its size does not matter.
 
-Size is told from content by two checkpoints that differ in the number of their layers only, 17 and 176 of the same
+Size is separated from content by two checkpoints that differ in the number of their layers only, 17 and 176 of the same
 size. Their files have holes: the first rows of every matrix hold numbers, the others are zeros that take no place on
 the disk. They travel over HTTP, are compared with the base and decomposed like any others. Matrices of nothing but
 zeros would not do: these fit a narrower dtype, and are held twice while that is tried.
@@ -110,7 +110,7 @@ def _read(reading: Reading, hub: LoopbackHub) -> tuple[Taken, float]:
             f"the Hub sent {sent:,.0f} bytes of {reading.model}, its block matrices are {found[0].base:,}"
         )
     held = found[0].base / MIB if reading.resident else 0.0
-    return Taken(Repeats([told.rise / MIB for told in found]), held, found[0].kept / MIB), sent / 1e9
+    return Taken(Repeats([one.rise / MIB for one in found]), held, found[0].kept / MIB), sent / 1e9
 
 
 def _promise(table: Table, taken: Mapping[str, Taken]) -> None:

@@ -32,7 +32,7 @@ def main(model: str, base_file: str, held: str, relation: str) -> None:
     unit = Unit(ModelRef(model), "main", base.base, base.commit, relation, Spec(svd=SVD_METHOD))
     _ = base.layout, base.norms
     idle = _resident()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     record = vectorise(unit, base, ahead_bytes=AHEAD_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         write_record(record, Path(folder) / "record.safetensors")

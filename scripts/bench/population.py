@@ -1,7 +1,7 @@
 """An atlas of many synthetic models: real listing and records, made into an atlas by the project's own command.
 
 The vectors are of length 8,208 as those of roberta-base, each near one of some hundred centres. Deltas have norms
-and singular values, no vectors: nobody asks for them.
+and singular values, but no singular vectors, which are not used.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def child() -> None:
     width, depth = layers.tokens.shape[1], layers.depth
 
     def cost(sequences: int) -> float:
-        """CPU seconds of one forward pass of so many sequences, the better of two."""
+        """CPU seconds of one forward pass of this many sequences, the best of three."""
         batch = inputs[:1].repeat(sequences, 1, 1)
         taken = []
         for _ in range(3):

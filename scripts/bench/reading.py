@@ -86,7 +86,7 @@ def _make_store(made: Checkpoints, folder: Path) -> None:
 
 
 def _make_lora(folder: Path) -> None:
-    """Factors for queries and values as PEFT saves them, and a classifier that nobody needs."""
+    """Factors for queries and values as PEFT saves them, and a classifier, which is not read."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""The row ``spectra``: all singular values of every delta, beside LAPACK's and WeightWatcher's."""
+"""The row ``spectra``: all singular values of every delta, compared with LAPACK and WeightWatcher."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def population(atlas: Path) -> Population:
 def correlations(found: Population) -> list[dict[str, Any]]:
     """Spearman's ρ of each measure's change with ‖δW‖/‖W‖ up to the layer, over all layers and at each."""
     random = np.random.default_rng(0)
-    told = []
+    result = []
     for name in MEASURES:
         change = found.tables[name] - (0 if name in BETWEEN else found.base[name])
         for place in (None, *range(len(found.layers))):
@@ -102,9 +102,9 @@ def correlations(found: Population) -> list[dict[str, Any]]:
             if np.isnan(right).any() or np.ptp(right) == 0:
                 continue
             low, high = interval(lambda rows, a=left, b=right: rho(a[rows], b[rows]), found.authors, random)
-            told.append({"measure": name, "layer": "all" if place is None else found.layers[place],
+            result.append({"measure": name, "layer": "all" if place is None else found.layers[place],
                          "rho": rho(left, right), "low": low, "high": high})  # fmt: skip
-    return told
+    return result
 
 
 def rho(left: Floats, right: Floats) -> float:
@@ -146,17 +146,17 @@ def explained(found: Population, training: Mapping[str, Training]) -> dict[str, 
     sets = sorted({one.dataset for one in runs})
     data = np.array([[one.dataset == name for name in sets[1:]] for one in runs], dtype=float)
     random = np.random.default_rng(0)
-    told: dict[str, Any] = {"models": len(kept)}
+    result: dict[str, Any] = {"models": len(kept)}
     for name in ("recovered", "drift"):
         values = found.tables[name][kept, -1]
         for what, column in (("rate", rate), ("length", steps)):
             low, high = interval(lambda rows, a=column, b=values: rho(a[rows], b[rows]), found.authors[kept], random)
-            told[f"rho({name}, {what})"] = {"rho": rho(column, values), "low": low, "high": high}
-        told[f"adjusted R2 of {name}"] = {
+            result[f"rho({name}, {what})"] = {"rho": rho(column, values), "low": low, "high": high}
+        result[f"adjusted R2 of {name}"] = {
             "data": adjusted(values, data), "rate": adjusted(values, rate), "length": adjusted(values, steps),
             "rate, length and data": adjusted(values, np.hstack([rate, steps, data])),
         }  # fmt: skip
-    return told
+    return result
 
 
 def adjusted(values: Floats, columns: Floats) -> float:
@@ -188,15 +188,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--family", type=Path, help="the family it was made of: what its runs say")
     arguments = parser.parse_args(words)
     found = population(arguments.atlas)
-    told = {
+    result = {
         "models": len(found.models),
         "base recovered by layer": found.base["recovered"].tolist(),
         "correlations": correlations(found),
         "forgetful": forgetful(found),
     }
     if arguments.family is not None:
-        told["explained"] = explained(found, trainings(arguments.family))
-    print(json.dumps(told, indent=1))
+        result["explained"] = explained(found, trainings(arguments.family))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -101,11 +101,11 @@ def _once(folder: Path, train: Callable[[Path], dict[str, Any]]) -> dict[str, An
     started = time.process_time()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        told = train(into) | {"cpu_seconds": round(time.process_time() - started, 1)}
-    (into / "training.json").write_text(json.dumps(told), encoding="utf-8")
+        result = train(into) | {"cpu_seconds": round(time.process_time() - started, 1)}
+    (into / "training.json").write_text(json.dumps(result), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     into.replace(folder)
-    return told
+    return result
 
 
 def _train_vit(folder: Path) -> dict[str, Any]:
@@ -117,18 +117,18 @@ def _train_vit(folder: Path) -> dict[str, Any]:
         initializer_range=0.08,  # at .02 the first hundred steps teach it nothing
     )  # fmt: skip
     model = ViTForImageClassification(config)
-    told = _classify(model, lambda pixels: model(pixel_values=2 * pixels - 1).logits, VIT_STEPS)
+    result = _classify(model, lambda pixels: model(pixel_values=2 * pixels - 1).logits, VIT_STEPS)
     model.save_pretrained(folder)
-    return told
+    return result
 
 
 def _train_mixer(folder: Path) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     model = Mixer()
-    told = _classify(model, model, MIXER_STEPS)
+    result = _classify(model, model, MIXER_STEPS)
     save_file(model.state_dict(), folder / "mixer.safetensors")
-    return told
+    return result
 
 
 def _classify(model: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor], steps: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def lying_header(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 
 def malicious_pickle(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """Weights beside an object that acts when it is unpickled."""
+    """Weights and an object that runs code when it is unpickled."""
     copy(plan, oddity, root, folder)
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -126,7 +126,7 @@ def quantized(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
 
 
 def unknown_architecture(plan: Plan, oddity: Oddity, root: Path, folder: Path) -> None:
-    """A model type nobody knows, with code of its own that must not be run."""
+    """An unknown model type, with code of its own that must not be run."""
     copy(plan, oddity, root, folder)
     change_configuration(
         folder,

@@ -49,11 +49,11 @@ class Access:
 
 
 def _gated(request: Request, repository: Repository) -> Answer:
-    told = f"Access to model {repository.id} is restricted"
+    result = f"Access to model {repository.id} is restricted"
     if request.token is None:
         hint = "You must have access to it and be authenticated to access it. Please log in."
-        answer = error(401, f"{told}. {hint}", "GatedRepo")
+        answer = error(401, f"{result}. {hint}", "GatedRepo")
     else:
-        answer = error(403, f"{told} and you are not in the authorized list.", "GatedRepo")
+        answer = error(403, f"{result} and you are not in the authorized list.", "GatedRepo")
     answer.repo_id = repository.id
     return answer

@@ -20,7 +20,7 @@ from scripts.loopback_hub.faults import Effects
 class Request:
     """One request; ``path`` and ``query`` still percent-encoded, header names in lower case.
 
-    ``spooled``: the file that holds a body which is too large for ``body``; whoever wants it moves it away.
+    ``spooled``: the file that holds a body which is too large for ``body``; the reader moves it away.
     """
 
     method: str
@@ -39,10 +39,10 @@ class Request:
 
     @cached_property
     def _parameters(self) -> dict[str, list[str]]:
-        told: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         for key, value in parse_qsl(self.query, keep_blank_values=True):
-            told.setdefault(key.removesuffix("[]"), []).append(value)
-        return told
+            result.setdefault(key.removesuffix("[]"), []).append(value)
+        return result
 
     def all(self, name: str) -> list[str]:
         """Every value of a query parameter, in either spelling of a list: ``name`` or ``name[]``."""
@@ -96,8 +96,8 @@ class Answer:
 def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
     """A JSON body."""
     body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    told = {"Content-Type": "application/json; charset=utf-8", **(headers or {})}
-    return Answer(status, told, Content.of(body))
+    result = {"Content-Type": "application/json; charset=utf-8", **(headers or {})}
+    return Answer(status, result, Content.of(body))
 
 
 def text_answer(text: str, status: int = 200) -> Answer:

@@ -94,10 +94,10 @@ class Api:
         expand = request.all("expand")
         if refused := _refuse_unknown(expand, [*rows.EXPANDABLE, *rows.INFO_ONLY]):
             return refused
-        told = rows.row(repository, expand or rows.INFO, revision)
+        result = rows.row(repository, expand or rows.INFO, revision)
         if request.is_set("blobs"):
-            told["siblings"] = rows.siblings(revision, blobs=True)
-        return json_answer(told)
+            result["siblings"] = rows.siblings(revision, blobs=True)
+        return json_answer(result)
 
     def _listing(self, request: Request) -> Answer:
         expand = request.all("expand")
@@ -191,7 +191,7 @@ class Api:
     def _discussions(self, request: Request, repository: Repository) -> Answer:
         kind, status, author = request.one("type"), request.one("status"), request.one("author")
         page = request.one("p") or "0"
-        told = [
+        result = [
             each
             for each in history.pull_requests(repository)
             if kind in (None, "all", "pull_request")
@@ -199,9 +199,9 @@ class Api:
             and author in (None, each["author"]["name"])
         ]
         start = _DISCUSSIONS_PER_PAGE * int(page[:9]) if page.isascii() and page.isdigit() else 0
-        shown = told[start : start + _DISCUSSIONS_PER_PAGE]
-        closed = sum(each["status"] not in ("open", "draft") for each in told)
-        return json_answer({"discussions": shown, "count": len(told), "start": start, "numClosedDiscussions": closed})
+        shown = result[start : start + _DISCUSSIONS_PER_PAGE]
+        closed = sum(each["status"] not in ("open", "draft") for each in result)
+        return json_answer({"discussions": shown, "count": len(result), "start": start, "numClosedDiscussions": closed})
 
 
 def split_revision(rest: str) -> tuple[str, str]:

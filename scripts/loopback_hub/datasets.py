@@ -62,8 +62,8 @@ class Datasets:
         self.lock = threading.RLock()
         self._known: dict[str, Dataset] = {}
         for path in sorted(root.glob("*/*.json")):
-            told = json.loads(path.read_text())
-            self._known[told["id"]] = Dataset(**told)
+            result = json.loads(path.read_text())
+            self._known[result["id"]] = Dataset(**result)
 
     def find(self, repo_id: str) -> Dataset | None:
         """The repository of that id."""
@@ -111,7 +111,7 @@ class Datasets:
     def commit(
         self, repo_id: str, parent: str | None, summary: str, added: dict[str, dict[str, Any]], deleted: list[str]
     ) -> str:
-        """Move ``main``: all of it at once. Raises Conflict where ``parent`` is told and is not the head."""
+        """Move ``main``: all of it at once. Raises Conflict if ``parent`` is given and is not the head."""
         with self.lock:
             repository = self._known[repo_id]
             head = repository.refs.get(MAIN)
@@ -124,11 +124,11 @@ class Datasets:
                 elif files.pop(path, None) is None:
                     raise KeyError(path)
             files |= added
-            told = {"parent": head, "summary": summary, "files": dict(sorted(files.items())), "at": _now()}
-            sha = hashlib.sha1(json.dumps([repo_id, len(repository.commits), told]).encode()).hexdigest()
-            repository.commits[sha] = told
+            result = {"parent": head, "summary": summary, "files": dict(sorted(files.items())), "at": _now()}
+            sha = hashlib.sha1(json.dumps([repo_id, len(repository.commits), result]).encode()).hexdigest()
+            repository.commits[sha] = result
             repository.refs[MAIN] = sha
-            repository.modified = told["at"]
+            repository.modified = result["at"]
             self._save(repository)
             return sha
 

@@ -16,11 +16,11 @@ _NOTHING: Any = object()
 class Effects:
     """What can be done to one answer; every field left alone does nothing. Several can be combined.
 
-    hang: wait so many seconds, before the answer or (``hang_after``) after so many body bytes.
-    no_answer: close the connection without a byte. drop_after: close it after so many body bytes;
+    hang: seconds to wait before the answer, or after ``hang_after`` body bytes.
+    no_answer: close the connection without a byte. drop_after: close it after this many body bytes;
     with ``reset`` by RST. status: answer this instead (``retry_after`` seconds goes with it).
-    drip: wait so many seconds after every body byte. swallow: close it after so many bytes of the request's body.
-    cut_to: end the body after so many bytes, with a Content-Length to match, or ``content_length``, whatever
+    drip: seconds to wait after every body byte. swallow: close it after this many bytes of the request's body.
+    cut_to: end the body after this many bytes, with a Content-Length to match, or ``content_length``, whatever
     it claims. ignore_range: 200 and the whole file. gzip: compress the body though identity was asked for.
     replace_content, replace_etag: another content, another ETag (and X-Linked-Etag, X-Linked-Size).
     content_range: this instead of the true header. malformed_json: half of the JSON. splice_row: insert this
@@ -71,8 +71,8 @@ class Fault(Effects):
     """Effects and when they strike.
 
     ``path`` is a regular expression, searched in the decoded path with its ``?query``.
-    Of the matching requests, counted from when the fault was added: ``nth`` strikes one, ``first`` so many
-    from the start, ``since`` that one and all after it; none of the three strikes every time.
+    Matching requests are counted from when the fault was added: ``nth`` strikes one of them, ``first`` the first ones,
+    ``since`` that one and all after it. Without any of the three, every request is struck.
     """
 
     path: str

@@ -77,7 +77,7 @@ class Files:
         return answer
 
     def deliver(self, request: Request) -> Answer:
-        """The CDN: bytes for a signed URL that has not run out, and for nobody who sends a token."""
+        """The CDN: bytes for a signed URL that has not expired; requests with a token are refused."""
         match = _SIGNED.fullmatch(request.path)
         if match is None:
             return canned(404, "cdn", None)

@@ -34,9 +34,9 @@ def tree_entry(revision: Revision, path: str, modified: Any, *, expand: bool) ->
 
 def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
     """Branches, converts, tags and, where asked for, pull requests."""
-    told: dict[str, Any] = {"branches": [], "converts": [], "tags": []}
+    result: dict[str, Any] = {"branches": [], "converts": [], "tags": []}
     if pull_requests:
-        told["pullRequests"] = []
+        result["pullRequests"] = []
     kinds = (
         ("refs/pr/", "pullRequests"),
         ("refs/convert/", "converts"),
@@ -47,21 +47,21 @@ def refs(repository: Repository, *, pull_requests: bool) -> dict[str, Any]:
         revision = repository.revision(name)
         reference = name if name.startswith("refs/") else f"refs/heads/{name}"
         prefix, kind = next((each for each in kinds if reference.startswith(each[0])), ("", "branches"))
-        if revision is not None and kind in told:
+        if revision is not None and kind in result:
             short = reference.removeprefix(prefix)
-            told[kind].append({"name": short, "ref": reference, "targetCommit": revision.sha})
-    return told
+            result[kind].append({"name": short, "ref": reference, "targetCommit": revision.sha})
+    return result
 
 
 def pull_requests(repository: Repository) -> list[dict[str, Any]]:
     """The pull requests among the revisions as the discussions' listing tells them, newest first."""
-    told = []
+    result = []
     owner = repository.id.partition("/")[0]
     for name, described in repository.described.items():
         number = name.removeprefix("refs/pr/")
         if name == number or not (number.isascii() and number.isdigit()):
             continue
-        told.append(
+        result.append(
             {
                 "num": int(number),
                 "author": {"name": described.get("author", owner), "type": "user"},
@@ -74,21 +74,21 @@ def pull_requests(repository: Repository) -> list[dict[str, Any]]:
                 "pinned": False,
             }
         )
-    return sorted(told, key=lambda each: -each["num"])
+    return sorted(result, key=lambda each: -each["num"])
 
 
 def commits(repository: Repository, revision: Revision) -> list[dict[str, Any]]:
-    """The commit of ``main``; before it that of another revision, which is told as built on ``main``."""
+    """The commit of ``main``; before it that of another revision, shown as built on ``main``."""
     main = repository.revision()
     assert main is not None  # every repository has main
     owner = repository.id.partition("/")[0]
-    told = [(main.sha, "Upload files", owner)]
+    result = [(main.sha, "Upload files", owner)]
     if revision.sha != main.sha:
         described = repository.described.get(revision.name, {})
         title = described.get("title", f"Commit of {revision.name}")
-        told.insert(0, (revision.sha, title, described.get("author", owner)))
+        result.insert(0, (revision.sha, title, described.get("author", owner)))
     date = last_modified(repository)
     return [
         {"id": sha, "title": title, "message": "", "authors": [{"user": author}], "date": date}
-        for sha, title, author in told
+        for sha, title, author in result
     ]

@@ -29,7 +29,7 @@ class LoopbackHub:
     until a signed URL answers 403. Ports are chosen by the system unless given.
 
     ``datasets``: a folder for dataset repositories, which can be written to by those whose token is in ``writers``
-    (token → owners it may write as). ``xet``: a folder that hf_xet is told to keep their bytes in (else LFS), and
+    (token → owners it may write as). ``xet``: a folder where hf_xet keeps their bytes (default: LFS), and
     ``xet_sources`` where those bytes lie, see ``Writing``.
 
     Use it as a context manager, or call ``start`` and ``stop``. Raises StoreError where a root is no folder

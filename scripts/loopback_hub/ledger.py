@@ -61,7 +61,7 @@ class Ledger:
         return record
 
     def set_status(self, record: RequestRecord, status: int) -> None:
-        """Note the status before it is sent, so that whoever receives it finds it noted."""
+        """Note the status before it is sent, so that the client that receives it finds it noted."""
         with self._lock:
             record.status = status
 

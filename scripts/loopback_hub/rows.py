@@ -69,12 +69,12 @@ def row(repository: Repository, names: Collection[str], revision: Revision | Non
 
     Files are only looked at where a field needs them.
     """
-    told = {"_id": hashlib.md5(repository.id.encode()).hexdigest()[:24], "id": repository.id}
+    result = {"_id": hashlib.md5(repository.id.encode()).hexdigest()[:24], "id": repository.id}
     for name in names:
         value = _field(repository, name, revision)
         if value is not None:
-            told[name] = value
-    return told
+            result[name] = value
+    return result
 
 
 def _field(repository: Repository, name: str, revision: Revision | None) -> Any:
@@ -149,13 +149,13 @@ def siblings(revision: Revision, *, blobs: bool = False) -> list[dict[str, Any]]
     """The files' names; with ``blobs`` their sizes and hashes too."""
     if not blobs:
         return [{"rfilename": path} for path in revision.files]
-    told = []
+    result = []
     for path, file in revision.files.items():
         entry: dict[str, Any] = {"rfilename": path, "blobId": file.oid, "size": file.size}
         if file.is_lfs:
             entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
-        told.append(entry)
-    return told
+        result.append(entry)
+    return result
 
 
 def _read_json(revision: Revision, path: str) -> dict[str, Any]:
@@ -173,11 +173,11 @@ def _config(revision: Revision) -> dict[str, Any] | None:
     """The few keys of config.json that the Hub passes on; label names are not among them."""
     config = _read_json(revision, "config.json")
     shown = ("architectures", "model_type", "quantization_config")
-    told: dict[str, Any] = {name: config[name] for name in shown if name in config}
+    result: dict[str, Any] = {name: config[name] for name in shown if name in config}
     adapter = _read_json(revision, "adapter_config.json")
     if adapter:
-        told["peft"] = {name: adapter[name] for name in ("base_model_name_or_path", "task_type") if name in adapter}
-    return told or None
+        result["peft"] = {name: adapter[name] for name in ("base_model_name_or_path", "task_type") if name in adapter}
+    return result or None
 
 
 def _safetensors(revision: Revision) -> dict[str, Any] | None:

@@ -173,13 +173,13 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 answer = desk.route(request)
             if request.effects.status is not None:
-                told = canned(request.effects.status, desk.role, request.effects.retry_after)
-                told.repo_id, told.filename = answer.repo_id, answer.filename
-                answer = told
+                result = canned(request.effects.status, desk.role, request.effects.retry_after)
+                result.repo_id, result.filename = answer.repo_id, answer.filename
+                answer = result
         except StoreError as problem:
             answer = error(500, f"The store on disk cannot be read: {problem}")
         except Exception:
-            traceback.print_exc()  # a mistake in this program, to be seen by whoever runs the tests
+            traceback.print_exc()  # a mistake in this program, shown to the person who runs the tests
             answer = error(500, "Internal error of the loopback Hub")
         answer.headers |= limit_headers
         if request.effects.status == 429 and limit_headers:
@@ -251,7 +251,7 @@ class Handler(BaseHTTPRequestHandler):
                 while done < stop:
                     chunk = stream.read(1 if effects.drip else min(throttle.chunk, stop - done))
                     if not chunk:
-                        raise _HangUp  # the file has become shorter since its length was told
+                        raise _HangUp  # the file became shorter after its length was sent
                     throttle.wait(len(chunk))
                     if self.server.desk.stopping.is_set():
                         raise _HangUp
@@ -265,7 +265,7 @@ class Handler(BaseHTTPRequestHandler):
                     self._drop(effects)
 
     def _send_counted(self, chunk: bytes, record: RequestRecord) -> None:
-        # Counted first: whoever has received a byte must find it counted.
+        # Counted first, so that a client that received a byte finds it counted.
         ledger, view = self.server.desk.ledger, memoryview(chunk)
         ledger.add_body(record, len(chunk))
         try:

@@ -168,8 +168,8 @@ class Store:
         folder = self.root / owner
         entries = self._names(folder)
         names = {entry.removesuffix(_SETTINGS_SUFFIX) for entry in entries if entry.endswith(_SETTINGS_SUFFIX)}
-        told = (self._with_settings(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}"))
-        found = [repository for repository in told if repository is not None]
+        result = (self._with_settings(owner, name) for name in names if _REPO_ID.fullmatch(f"{owner}/{name}"))
+        found = [repository for repository in result if repository is not None]
         revision_folders = {
             self.revision_folder(repository, described)
             for repository in found
@@ -199,7 +199,7 @@ class Store:
         return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(self.root)
 
     def revision_folder(self, repository: Repository, described: dict[str, Any]) -> Path | None:
-        """Where a revision's files lie: below the root or beside its ``.repo.json``; None if neither."""
+        """Where a revision's files lie: below the root or next to its ``.repo.json``; None if neither."""
         relative = described.get("folder")
         if not isinstance(relative, str) or not relative:
             return None

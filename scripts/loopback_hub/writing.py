@@ -47,7 +47,7 @@ _WRITES = frozenset({"preupload", "commit", "tag", "xet-write-token", "batch", "
 class Writing:
     """``writers``: which owners a token may write as. ``xet``: a folder in which hf_xet keeps what it is given.
 
-    Bytes that came through Xet are looked for below ``xet_sources`` when they are committed, as nobody but the client
+    Bytes that came through Xet are looked for below ``xet_sources`` when they are committed, as only the client
     knows how to take them out of that folder again.
     """
 
@@ -101,16 +101,16 @@ class Writing:
         return error(403, f"You don't have the rights to write to {repo_id}")
 
     def _create(self, request: Request) -> Answer:
-        told = json.loads(request.body)
-        repo_id = f"{told.get('organization')}/{told['name']}"
+        result = json.loads(request.body)
+        repo_id = f"{result.get('organization')}/{result['name']}"
         if not self._may_write(request, repo_id):
             if request.token is None:
                 return error(401, "Invalid username or password.")
-            owner = told.get("organization")
+            owner = result.get("organization")
             return error(403, f'You don\'t have the rights to create a dataset under the namespace "{owner}"')
         url = f"{self.endpoint}/datasets/{repo_id}"
         try:
-            self.datasets.create(repo_id, private=told.get("visibility") == "private")
+            self.datasets.create(repo_id, private=result.get("visibility") == "private")
         except Conflict as conflict:
             answer = json_answer({"error": str(conflict), "url": url}, 409)
             return answer
@@ -186,18 +186,18 @@ class Writing:
         )
         if inside and not paths:
             return entry_not_found(revision.sha)
-        told = [history.tree_entry(revision, path, repository.modified, expand=False) for path in paths]
-        return json_answer(told, headers={"X-Repo-Commit": revision.sha})
+        result = [history.tree_entry(revision, path, repository.modified, expand=False) for path in paths]
+        return json_answer(result, headers={"X-Repo-Commit": revision.sha})
 
     def _paths_info(self, request: Request, repository: Dataset, revision: Revision) -> Answer:
         asked = read_paths(request)
         if asked is None:
             return error(400, "paths must be a list of strings")
-        told = [history.tree_entry(revision, path.strip("/"), repository.modified, expand=False) for path in asked[0]]
-        return json_answer([one for one in told if one], headers={"X-Repo-Commit": revision.sha})
+        result = [history.tree_entry(revision, path.strip("/"), repository.modified, expand=False) for path in asked[0]]
+        return json_answer([one for one in result if one], headers={"X-Repo-Commit": revision.sha})
 
     def _preupload(self, request: Request, revision: Revision) -> Answer:
-        told = []
+        result = []
         for one in json.loads(request.body)["files"]:
             path, sample = one["path"], base64.b64decode(one["sample"])
             mode = upload_mode(path, sample, one["size"])
@@ -205,17 +205,17 @@ class Writing:
             known = revision.files.get(path)
             if known is not None:
                 answer["oid"] = known.sha256 or known.oid
-            told.append(answer)
-        return json_answer({"files": told, "commitOid": revision.sha})
+            result.append(answer)
+        return json_answer({"files": result, "commitOid": revision.sha})
 
     def _lfs(self, request: Request, repository: Dataset, match: re.Match[str]) -> Answer:
-        told = json.loads(request.body)
+        result = json.loads(request.body)
         if match["verb"] == "verify":
-            is_there = self.datasets.holds(told["oid"], told["size"])
+            is_there = self.datasets.holds(result["oid"], result["size"])
             return json_answer({}) if is_there else error(404, "The object is not there, or of another size")
         verify = f"{self.endpoint}/datasets/{repository.id}.git/info/lfs/objects/verify"
         objects = []
-        for one in told["objects"]:
+        for one in result["objects"]:
             answer = {"oid": one["oid"], "size": one["size"]}
             if not self.datasets.holds(one["oid"], one["size"]):
                 upload = {"href": self._signed(f"/dataset-objects/{one['oid']}", "PUT"), "header": {}}
@@ -274,13 +274,13 @@ class Writing:
     def _xet_token(self) -> Answer:
         if self.xet is None:
             return error(404, "No Xet here")
-        told = {"accessToken": "loopback", "exp": int(time.time()) + 3600, "casUrl": f"local://{self.xet}"}
+        result = {"accessToken": "loopback", "exp": int(time.time()) + 3600, "casUrl": f"local://{self.xet}"}
         headers = {
-            "X-Xet-Cas-Url": told["casUrl"],
+            "X-Xet-Cas-Url": result["casUrl"],
             "X-Xet-Access-Token": "loopback",
-            "X-Xet-Token-Expiration": str(told["exp"]),
+            "X-Xet-Token-Expiration": str(result["exp"]),
         }
-        return json_answer(told, headers=headers)
+        return json_answer(result, headers=headers)
 
     def _resolve(self, request: Request, repository: Dataset, match: re.Match[str]) -> Answer:
         name, path = split_revision(match["rest"])
@@ -354,9 +354,9 @@ def _content(request: Request, location: Path, size: int) -> Content:
 
 
 def _refs(repository: Dataset) -> dict[str, Any]:
-    told: dict[str, Any] = {"branches": [], "converts": [], "tags": []}
+    result: dict[str, Any] = {"branches": [], "converts": [], "tags": []}
     for name, sha in repository.refs.items():
         kind, short = ("tags", name.removeprefix(TAGS)) if name.startswith(TAGS) else ("branches", name)
         reference = name if kind == "tags" else f"refs/heads/{name}"
-        told[kind].append({"name": short, "ref": reference, "targetCommit": sha})
-    return told
+        result[kind].append({"name": short, "ref": reference, "targetCommit": sha})
+    return result
