@@ -1,1 +1,1 @@
-"""The rooms of the report: one for each section, and what they are made from."""
+"""`query report`: one HTML page with everything about a base's fine-tunes."""

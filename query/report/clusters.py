@@ -1,26 +1,27 @@
-"""Groups of like models, found without looking at datasets, and how far they agree with datasets and authors."""
+"""The map, and the clusters: found without datasets or authors, and compared with both."""
 
 from __future__ import annotations
 
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
-from query.clusters.result import AGREE, Cluster
-from query.clusters.study import Clusters, clusters
+from query.clusters.result import AGREE, Cluster, Clusters
+from query.clusters.study import clusters
 from query.glossary import definition
+from query.map.coloring import ColorGroups
+from query.map.map import model_map
+from query.map.projection import METHODS
 from query.population import read_population
-from query.report.markup import Column, Html, Part, element, joined, told
-from query.report.section import Section, Source, Writer
+from query.report.page import Part, Section, Source, code, shorten
 from query.wording import count, counted, decimal, percent
 
-ANCHOR, TITLE = "clusters", "Clusters"
-
+_GROUPS = 6  # named in the map's text alternative
 _CLUSTERS, _MEMBERS = 20, 15  # rows of the tables
-_UNCONVINCING = 0.05  # p above which a number may be chance
-_LITTLE = 0.2  # agreement beyond chance, but not much
-_NAMES = 3  # of datasets or authors in a cell
+_NAMES = 3  # datasets or authors in a cell
+_UNCONVINCING = 0.05  # a larger p may be chance
+_LITTLE = 0.2  # agreement below this is weak
 
 _ABBREVIATED = {"ari": "ARI", "ami": "AMI"}
-_NAMES_OF = {"ari": "adjusted Rand index", "ami": "adjusted mutual information"}
+_IN_FULL = {"ari": "adjusted Rand index", "ami": "adjusted mutual information"}
 _MEASURES = ("ari", "ami", "homogeneity", "completeness", "silhouette")
 _AMONG = {
     "all": "all with a label",
@@ -30,156 +31,178 @@ _AMONG = {
 }
 
 
-def write(source: Source) -> Section:
-    """The clusters, what their undocumented members probably are, and agreement beside chance."""
-    writer = Writer(ANCHOR, TITLE)
+def map_section(source: Source) -> Section:
+    """The map: every model is a point, coloured by its dataset."""
+    section = Section("map", "The map")
+    try:
+        drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)
+    except AtlasError as error:
+        section.unavailable(error)
+        return section
+    section.paragraph(
+        "Every point is a model. Points that are close together are models whose weights were changed in a similar "
+        "way; "
+        + (
+            "the two axes are the directions in which the models differ most."
+            if drawn.method == "pca"
+            else "how far apart distant groups lie, and in which direction, means nothing."
+        )
+        + " The colours are the datasets that the models name. They had no part in placing the points: if one colour "
+        "forms one group, the weights reflect the data."
+    )
+    groups = drawn.coloring.groups[:_GROUPS] if isinstance(drawn.coloring, ColorGroups) else ()
+    largest = ", ".join(f"{shorten(one.group, 60)} ({one.models:,})" for one in groups)
+    unnamed = drawn.coloring.codes.count(-1) if isinstance(drawn.coloring, ColorGroups) else 0
+    placed = counted(len(drawn.points), "model")
+    section.picture(
+        drawn.figure,
+        f"Map of {placed} by {METHODS[drawn.method]}, coloured by dataset"
+        + (f". The largest groups: {largest}." if groups else "."),
+        [
+            placed + (f", {counted(unnamed, 'names', 'name')} no dataset (rings)" if unnamed else "")
+            + f", placed by {METHODS[drawn.method]} of the vectors ", code(drawn.representation),
+            f", seed {drawn.seed}"
+            + ("; triangles are adapters." if any(point.relation == "adapter" for point in drawn.points) else "."),
+        ],
+        marks=len(drawn.points),
+    )  # fmt: skip
+    section.notes(drawn.notes)
+    section.paragraph(
+        "To explore it (hover, search, filter, colour by author): ", code(source.command("map", "--out map.html"))
+    )
+    return section
+
+
+def clusters_section(source: Source) -> Section:
+    """The clusters, guesses for their undocumented members, and agreement with its chance level."""
+    section = Section("clusters", "Clusters")
     try:
         found = clusters(read_population(source.atlas, source.base), seed=source.seed)
     except AtlasError as error:
-        writer.lack(error)
-        return writer.done()
+        section.unavailable(error)
+        return section
     if not found.clusters:
         for note in found.notes:
-            writer.lack(note)
-        return writer.done()
+            section.unavailable(note)
+        return section
     placed = sum(cluster.size for cluster in found.clusters)
-    writer.paragraph(
-        f"Of {counted(len(found.members), 'model')} {placed:,} lie in "
-        f"{counted(len(found.clusters), 'cluster')}, {len(found.members) - placed:,} in none. The clusters were found "
-        f"by {_method(found)} from the whole vectors alone, not in the picture above. The central model "
-        "of a cluster is the one most like the others."
+    if found.min_size is not None:
+        method = f"HDBSCAN (at least {found.min_size} models in a cluster)"
+    else:
+        method = f"k-means ({counted(found.count or 0, 'cluster')})"
+    section.paragraph(
+        f"Of {counted(len(found.members), 'model')} {placed:,} are in {counted(len(found.clusters), 'cluster')} and "
+        f"{len(found.members) - placed:,} in none. The clusters were found by {method} from the whole vectors, not "
+        "from the picture above. The central model of a cluster is the one most similar to the others."
     )
     share = percent(placed / len(found.members))
-    writer.key_number(count(len(found.clusters)), f"clusters, in which {share} of the models lie")
-    _write_clusters(source, found, writer)
-    _write_silent(source, found, writer)
-    _write_agreement(found, writer)
-    writer.notes(found.notes)
-    return writer.done()
-
-
-def _method(found: Clusters) -> str:
-    if found.min_size is not None:
-        return f"HDBSCAN (at least {found.min_size} models in a cluster)"
-    return f"k-means ({counted(found.count or 0, 'cluster')})"
-
-
-def _write_clusters(source: Source, found: Clusters, writer: Writer) -> None:
-    writer.table(
+    section.key_number(count(len(found.clusters)), f"clusters, which contain {share} of the models")
+    section.table(
         "Clusters, the largest first",
-        (
-            Column("cluster"), Column("models", "number"), Column("datasets (models)", "name"),
-            Column("authors (models)", "name"), Column("central model", "name"), Column("mean similarity", "number"),
-            Column("undocumented members, probably", "name"),
-        ),
+        {
+            "cluster": "text", "models": "number", "datasets (models)": "name", "authors (models)": "name",
+            "central model": "name", "mean similarity": "number", "undocumented members, probably": "name",
+        },
         [
             (
-                str(cluster.cluster), count(cluster.size), _names(cluster.datasets), _names(cluster.authors),
-                source.model(cluster.central), decimal(cluster.cohesion), _probably(cluster),
+                str(one.cluster), count(one.size), _counts(one.datasets), _counts(one.authors),
+                source.model(one.central), decimal(one.cohesion), _probably(one),
             )
-            for cluster in found.clusters
+            for one in found.clusters
         ],
         most=_CLUSTERS,
         everything=source.command("clusters", "--json"),
     )  # fmt: skip
+    undocumented = [(name, cluster) for cluster in found.clusters for name in cluster.undocumented]
+    if undocumented:
+        section.table(
+            "Members that name no dataset, and what most of their cluster names",
+            {"model": "name", "cluster": "number", "probably": "name", "share": "number"},
+            [
+                (
+                    source.model(name), str(cluster.cluster), shorten(cluster.probably or "") or "no member names any",
+                    percent(cluster.share),
+                )
+                for name, cluster in undocumented
+            ],
+            most=_MEMBERS,
+            everything=source.command("clusters", "--json"),
+        )  # fmt: skip
+    else:
+        section.paragraph("Every model in a cluster names a dataset.")
+    _agreement(found, section)
+    section.notes(found.notes)
+    return section
 
 
-def _names(counts: dict[str, int]) -> Html | None:
+def _counts(counts: dict[str, int]) -> str:
     """The largest of them, and how many others there are."""
-    if not counts:
-        return None
     rest = len(counts) - _NAMES
-    words = ", ".join(f"{told(name or '(none)', 80)} ({number:,})" for name, number in list(counts.items())[:_NAMES])
-    return joined(words, f", {counted(rest, 'other')}" if rest > 0 else None)
+    words = ", ".join(f"{shorten(name or '(none)', 80)} ({number:,})" for name, number in list(counts.items())[:_NAMES])
+    return words + (f", {counted(rest, 'other')}" if rest > 0 else "")
 
 
-def _probably(cluster: Cluster) -> Part:
+def _probably(cluster: Cluster) -> str | None:
     if not cluster.undocumented:
         return None
     if cluster.probably is None:
         return f"{len(cluster.undocumented):,}; no member names a dataset"
-    return f"{len(cluster.undocumented):,}: {told(cluster.probably, 80)} ({percent(cluster.share)} of those that say)"
+    return (
+        f"{len(cluster.undocumented):,}: {shorten(cluster.probably, 80)} ({percent(cluster.share)} of the documented)"
+    )
 
 
-def _write_silent(source: Source, found: Clusters, writer: Writer) -> None:
-    """The members that name no dataset, and what their cluster says of them."""
-    silent = [(identity, cluster) for cluster in found.clusters for identity in cluster.undocumented]
-    if not silent:
-        writer.paragraph("Every model that lies in a cluster names a dataset.")
-        return
-    writer.table(
-        "Members that name no dataset, and what most of their cluster names",
-        (Column("model", "name"), Column("cluster", "number"), Column("probably", "name"), Column("share", "number")),
-        [
-            (
-                source.model(identity), str(cluster.cluster), told(cluster.probably or "") or "nobody in it says",
-                percent(cluster.share),
-            )
-            for identity, cluster in silent
-        ],
-        most=_MEMBERS,
-        everything=source.command("clusters", "--json"),
-    )  # fmt: skip
-
-
-def _write_agreement(found: Clusters, writer: Writer) -> None:
+def _agreement(found: Clusters, section: Section) -> None:
     rows = [row for row in found.agreement if row.value is not None]
     if not rows:
         return
     by_name = {(row.labels, row.measure, row.among): row for row in rows if row.against != "cloud"}
-    writer.heading("How far clusters agree with datasets and with authors")
+    section.heading("How well clusters agree with datasets and with authors")
     main = by_name.get(AGREE)
     if main is not None:
-        words = f"adjusted mutual information of clusters and datasets (of 1); by chance {decimal(main.chance)}"
-        writer.key_number(decimal(main.value), words)
+        words = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
+        section.key_number(decimal(main.value), words)
     across, people = by_name.get(("datasets", "ari", "cross_author")), by_name.get(("authors", *AGREE[1:]))
-    writer.paragraph(
-        "Agreement with datasets says that the clusters are groups of data; agreement with authors, that they are the "
-        "habits of people.",
+    section.paragraph(
+        "Agreement with datasets means that the clusters are groups of data; agreement with authors, that they reflect "
+        "the habits of people.",
         _in_words("Clusters and datasets", main),
         _in_words("Across authors, clusters and datasets", across),
         _in_words("Clusters and authors", people),
-        " Chance is the mean over random shufflings of the labels, or over clusters found in clouds of points "
-        "that have no groups.",
+        " Chance is the mean over random permutations of the labels, or over clusters found in clouds of random points "
+        "without groups.",
     )
     used = {row.measure for row in rows}
-    terms = (
-        element("div", element("dt", _ABBREVIATED.get(one, one)), element("dd", definition(one, "clusters")))
-        for one in _MEASURES
-        if one in used
-    )
-    writer.add(element("dl", *terms, class_="glossary"))
-    columns = (
-        Column("groups compared", "fixed"), Column("measure", "fixed"), Column("among", "prose"),
-        Column("value", "number"), Column("chance", "number"), Column("p", "number"), Column("models", "number"),
+    section.terms((_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in _MEASURES if one in used)
+    order = ("datasets", "authors", "clusters")
+    section.table(
+        "Agreement and its chance level",
+        {
+            "groups compared": "fixed", "measure": "fixed", "among": "prose", "value": "number", "chance": "number",
+            "p": "number", "models": "number",
+        },
+        [_agreement_row(row) for row in sorted(rows, key=lambda row: order.index(row.labels))],
     )  # fmt: skip
-    writer.table("Agreement beside its chance level", columns, [_agreement(row) for row in _ordered(rows)])
 
 
 def _in_words(what: str, row: Agreement | None) -> str | None:
-    """A sentence on one number."""
+    """One number as a sentence."""
     if row is None:
         return None
-    beyond = row.p_value is not None and row.p_value <= _UNCONVINCING
-    little = row.value is not None and row.value < _LITTLE
-    verb = ("agree a little" if little else "agree") if beyond else "agree no more than chance would have it"
-    measured = f"{_NAMES_OF.get(row.measure, row.measure)} {decimal(row.value)}"
+    is_convincing = row.p_value is not None and row.p_value <= _UNCONVINCING
+    is_little = row.value is not None and row.value < _LITTLE
+    verb = ("agree a little" if is_little else "agree") if is_convincing else "agree no more than by chance"
+    measured = f"{_IN_FULL.get(row.measure, row.measure)} {decimal(row.value)}"
     return f" {what} {verb}: {measured}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
 
 
-def _ordered(rows: list[Agreement]) -> list[Agreement]:
-    """Datasets, authors, then the clusters' own."""
-    order = ("datasets", "authors", "clusters")
-    return sorted(rows, key=lambda row: order.index(row.labels))
-
-
-def _agreement(row: Agreement) -> tuple[Part, ...]:
-    if row.measure == "silhouette":
-        what = {"clusters": "the clusters", "datasets": "the datasets", "authors": "the authors"}[row.labels]
-    else:
-        what = f"clusters with {row.labels}"
-    among = "clustered, against clouds without groups" if row.against == "cloud" else _AMONG.get(row.among, row.among)
+def _agreement_row(row: Agreement) -> tuple[Part, ...]:
     return (
-        what, _ABBREVIATED.get(row.measure, row.measure), among, decimal(row.value, 3), decimal(row.chance, 3),
-        decimal(row.p_value, 3), count(row.models),
-    )  # fmt: skip
+        f"the {row.labels}" if row.measure == "silhouette" else f"clusters with {row.labels}",
+        _ABBREVIATED.get(row.measure, row.measure),
+        "clustered, against clouds without groups" if row.against == "cloud" else _AMONG.get(row.among, row.among),
+        decimal(row.value, 3),
+        decimal(row.chance, 3),
+        decimal(row.p_value, 3),
+        count(row.models),
+    )

@@ -1,55 +1,55 @@
-"""Why a model is not in the atlas: every code in plain words."""
+"""Why a model is not in the atlas, and what claims its base: every code in plain words."""
 
 from __future__ import annotations
 
 STATUSES = {
     "indexed": "Its weights were read, compared with the base's and turned into vectors.",
-    "skipped": "It can never be read as it stands; a new version of it would be looked at again.",
-    "failed": "Something went wrong on the way; the next build tries again.",
-    "listed": "Found, but not looked at yet: the build was limited or stopped. The next one goes on.",
+    "skipped": "This version of it can never be read; a new version would be tried again.",
+    "failed": "Something went wrong; the next build tries again.",
+    "listed": "Found, but not processed yet: the build was limited or stopped. The next one continues.",
 }
 
 REASONS = {
     "adapter_unsupported": "An adapter of a kind whose change cannot be written as a low-rank delta, such as DoRA.",
     "base_unreadable": "The base that the adapter is added to cannot be read, so its layers cannot be asked.",
     "corrupt_file": "The file with the weights is damaged, or claims sizes that it does not have.",
-    "disabled": "The Hub has withdrawn the repository: nobody can read it any more.",
-    "does_not_fit": "What was kept of it is damaged, or holds values that the atlas has no room for.",
+    "disabled": "The Hub has disabled the repository, so it can no longer be read.",
+    "does_not_fit": "Its record is damaged, or holds values that do not fit the database.",
     "file_changed": "The file was replaced while it was being read.",
     "gated": "Its owner gives access only on request, and this account has none.",
-    "layer_mismatch": "It has another number of layers than the base, so its matrices have no counterparts.",
-    "malformed": "Its files contradict themselves or do not have the form that they must have.",
-    "malformed_row": "What the Hub says of it cannot be read.",
+    "layer_mismatch": "Its number of layers differs from the base's, so its matrices have no counterparts.",
+    "malformed": "Its files contradict each other or do not have a valid form.",
+    "malformed_row": "The Hub's listing of it cannot be read.",
     "missing_matrices": "Matrices of the base are missing from it.",
     "missing_tensors": "Tensors that its function needs are missing, so its layers cannot be asked.",
     "mixture_of_experts": "Each word is sent to some of several networks; such models are not profiled.",
     "network": "The connection failed.",
-    "no_weights": "The repository holds no weights, only a card or a plan.",
-    "not_finite": "Its weights hold values that are no numbers (NaN or infinite) or are beyond all measure.",
+    "no_weights": "The repository contains no weights.",
+    "not_finite": "Its weights contain values that are not finite (NaN or infinite) or far too large.",
     "not_found": "It, or a file of it, is no longer there, or is private.",
-    "not_kept": "The folder that keeps what is read once could not be written to.",
-    "out_of_memory": "Reading it needed more memory than there was.",
+    "not_kept": "The cache folder could not be written to.",
+    "out_of_memory": "Reading it needed more memory than was available.",
     "quantized": "Its weights were rounded to a few bits, so the small change of fine-tuning is lost in the rounding.",
-    "range_ignored": "The server would not send a part of the file alone.",
-    "rate_limited": "The Hub allows so many requests in a while, and these were used up.",
-    "refused": "The Hub refuses to show it to this account.",
-    "renamed": "It has another name now, and is listed under that.",
+    "range_ignored": "The server did not send parts of the file.",
+    "rate_limited": "The Hub's limit on requests was reached.",
+    "refused": "The Hub does not allow this account to read it.",
+    "renamed": "It was renamed, and is listed under its new name.",
     "remote_code": "It needs code of its own repository, which is never run.",
     "server_error": "The Hub, or a server behind it, answered with an error.",
-    "shape_mismatch": "Its matrices have other sizes than the base's, so they cannot be subtracted.",
+    "shape_mismatch": "Its matrices have different sizes than the base's, so they cannot be subtracted.",
     "shared_layers": "All its layers share one set of weights, so they cannot be told apart.",
-    "short_body": "The file broke off each time before its end.",
+    "short_body": "The file was cut off before its end every time.",
     "timeout": "No answer came in time.",
-    "unknown_architecture": "A kind of network that no architecture file describes.",
+    "unknown_architecture": "No architecture file describes this kind of network.",
     "unreadable_dtype": "Its numbers are stored in a format that is not read.",
-    "unreadable_format": "Its weights are there only in a format that is not read (GGUF, ONNX, flax, TensorFlow …).",
+    "unreadable_format": "Its weights exist only in a format that is not read (GGUF, ONNX, Flax, TensorFlow …).",
     "unsafe_pickle": "Its file asks to run code when it is loaded. Nothing was run.",
-    "unsupported_input": "It takes something else than words or images (sound, films, both at once).",
-    "worker_died": "The process that read it died each time, probably for want of memory.",
-    "worker_error": "The process that read it met an error that nobody foresaw.",
+    "unsupported_input": "Its input is not words or images (for example sound, video, or both).",
+    "worker_died": "The process that read it died every time, probably because memory ran out.",
+    "worker_error": "The process that read it met an unexpected error.",
 }
 
-# What claims that a model was made from the base; "alias:<id>" is any of them under another name of the base.
+# What claims that a model was made from the base; "alias:<id>" stands for a claim with another name of the base.
 CLAIMS = {
     "tag": "the Hub's base_model tag",
     "alias": "a tag with another name of the base",
@@ -61,7 +61,7 @@ CLAIMS = {
     "user": "the person who added it",
 }
 
-UNEXPLAINED = "No explanation is on record; the example says what was met."
+UNEXPLAINED = "No explanation is known; see the details of the example."
 
 
 def reason_in_words(code: str | None) -> str:
@@ -70,6 +70,6 @@ def reason_in_words(code: str | None) -> str:
 
 
 def claim_in_words(claimed_by: str | None) -> str:
-    """What claims the base, as it goes after "claimed by"."""
+    """What claims the base, to follow "claimed by"."""
     kind = (claimed_by or "").partition(":")[0]
     return CLAIMS.get(kind, claimed_by or "nothing on record")

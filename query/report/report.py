@@ -1,4 +1,4 @@
-"""One page with everything there is to say of a base's fine-tunes, for somebody who has never seen this tool."""
+"""One page with everything about a base's fine-tunes, for readers who have never seen this tool."""
 
 from __future__ import annotations
 
@@ -10,54 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import say
 from indexer.quantities import size_in_words
-from query.report import (
-    claims,
-    clusters,
-    crawl,
-    depth,
-    documentation,
-    duplicates,
-    introduction,
-    lineage,
-    map,
-    models,
-    pairs,
-    prediction,
-    purity,
-    rank,
-    reproduction,
-)  # fmt: skip
-from query.report.page import page
-from query.report.section import Section, Source
+from query.report import clusters, crawl, method, prediction, purity, ranks, views
+from query.report.page import Section, Source, page
 from query.results import Result
 from query.wording import counted
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-# In the order in which a reader needs them.
+# In the order of the page.
 _SECTIONS: tuple[tuple[str, Callable[[Source], Section]], ...] = (
-    ("words", introduction.write),
-    ("what was crawled", crawl.write),
-    ("datasets and authors", documentation.write),
+    ("words", method.glossary),
+    ("what was crawled", crawl.crawl),
+    ("datasets and authors", views.names),
     ("purity of every representation", purity.write),
-    ("the map", map.write),
-    ("clusters and their agreement", clusters.write),
+    ("the map", clusters.map_section),
+    ("clusters and their agreement", clusters.clusters_section),
     ("predictions", prediction.write),
-    ("ranks by depth", rank.write),
-    ("what layers keep", depth.write),
-    ("copies and duplicates", duplicates.write),
-    ("lineage", lineage.write),
-    ("most similar pairs", pairs.write),
-    ("suspicious claims", claims.write),
-    ("how to make it again", reproduction.write),
-    ("all models", models.write),
+    ("ranks by depth", ranks.rank_section),
+    ("what layers keep", ranks.depth_section),
+    ("copies and duplicates", views.duplicates),
+    ("lineage", views.lineage),
+    ("most similar pairs", views.pairs),
+    ("suspicious claims", views.claims),
+    ("how to make it again", method.method),
+    ("all models", views.models),
 )
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that a section could not say, and why."""
+    """Something that a section could not show, and why."""
 
     section: str
     why: str
@@ -65,7 +48,7 @@ class Missing:
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
-    """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: what it took."""
+    """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: how long it took."""
 
     base: str
     models: int
@@ -75,7 +58,7 @@ class Report(Result):
     html: str = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """What was written, JSON-ready, without the page itself."""
+        """A summary, JSON-ready, without the page itself."""
         return {
             "base": self.base,
             "models": self.models,
@@ -88,19 +71,19 @@ class Report(Result):
 
     @property
     def headline(self) -> str:
-        """What is on the page."""
+        """The size of the page and the number of models."""
         size = size_in_words(len(self.html.encode()))
-        return f'a page of {size} on {counted(self.models, "model")} of {self.base}; write("report.html") keeps it'
+        return f'A page of {size} on {counted(self.models, "model")} of {self.base}; write("report.html") saves it.'
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each section: its anchor, and what it could not say."""
+        """A row for each section: its anchor, and what it could not show."""
         return [
             {"section": name, "missing": [one.why for one in self.missing if one.section == name]}
             for name in self.sections
         ]
 
     def write(self, path: str | Path) -> None:
-        """Write the page. Raises AtlasError where it is no .html, or cannot be written."""
+        """Write the page. Raises AtlasError if the path does not end in .html or cannot be written."""
         from query.figures import checked_output, write_output
 
         write_output(checked_output(path, (".html",)), self.html.encode())
@@ -125,5 +108,5 @@ def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Rep
         sections=tuple(section.anchor for section in sections),
         missing=tuple(Missing(section.anchor, why) for section in sections for why in section.missing),
         seconds=time.monotonic() - started,
-        html=page(source, introduction.opening(source), sections),
+        html=page(source, method.opening(source), sections),
     )

@@ -93,7 +93,7 @@ def test_every_reason_is_told_in_plain_words_with_an_example(page):
     assert {reason: int(row["models"]) for reason, row in table.items()} == reasons
     assert table["unreadable_format"]["in plain words"] == REASONS["unreadable_format"]
     assert table["unreadable_format"]["an example"] == "kim/flax"
-    assert table["unreadable_format"]["what was met there"] == "only as flax"
+    assert table["unreadable_format"]["details of the example"] == "only as flax"
     assert table["timeout"]["status"] == "failed"
     assert "No explanation" in table["a_reason_of_tomorrow"]["in plain words"]
 
@@ -207,7 +207,7 @@ def test_clusters_are_the_planted_groups(page):
     silent = page.table("Members that name no dataset")
     assert silent.column("model") == ["zoe/silent"]
     assert silent.column("probably") == ["data/set0"]
-    agreement = page.table("Agreement beside its chance level")
+    agreement = page.table("Agreement and its chance level")
     rows = [row for row in agreement.rows if row[:3] == ["clusters with datasets", "homogeneity", "those in a cluster"]]
     assert float(rows[0][3]) > 0.9
     assert "agree: adjusted mutual information" in page.said("clusters")
@@ -294,7 +294,7 @@ def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
 def test_suspicious_claims(page):
     (row,) = page.table("1 claim that the weights contradict").rows
     assert row == ["kim/stranger", "kim", "finetune", "the Hub's base_model tag", "−0.012", "7"]
-    assert "Of 1 model the weights cannot say" in page.said("claims")
+    assert "For 1 model this cannot be checked" in page.said("claims")
 
 
 def test_hints_can_be_copied(page):

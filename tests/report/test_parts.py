@@ -11,9 +11,7 @@ import pytest
 from query import Atlas, wording
 from query.figures import new_figure
 from query.reader import CrawlSource
-from query.report.markup import element, joined, model
-from query.report.pictures import add_picture
-from query.report.section import Writer
+from query.report.page import Section, code, model_link
 from tests.paper_atlas import Paper, write_atlas
 from tests.report_reader import Page
 
@@ -47,15 +45,14 @@ def test_numbers():
     assert shlex.split(wording.sql("SELECT 'it''s $HOME'")) == ["query", "sql", "SELECT 'it''s $HOME'"]
 
 
-def test_parts_are_escaped_unless_they_are_markup():
-    assert (
-        str(element("p", "<b>", element("i", "&"), title='"x"')) == '<p title="&quot;x&quot;">&lt;b&gt;<i>&amp;</i></p>'
-    )
-    assert str(joined("<", None, 3)) == "&lt;3"
-    assert 'href="https://huggingface.co/owner/name"' in str(model("owner/name", "https://huggingface.co/owner/name"))
+def test_parts_are_escaped():
+    assert code("<b>&\x1b") == "<code>&lt;b&gt;&amp;\\x1b</code>"
+    link = model_link('a/<b>"', 'https://huggingface.co/a"')
+    assert link == '<a class="id" href="https://huggingface.co/a&#34;" rel="noopener nofollow">a/&lt;b&gt;&#34;</a>'
+    assert 'href="https://huggingface.co/owner/name"' in model_link("owner/name", "https://huggingface.co/owner/name")
     for strange in ("/home/me/model", "../x", "a/b/c", "owner/na me", "javascript:x", "owner/..", "", "a" * 500):
         assert CrawlSource().page_of(strange) is None
-        assert "href" not in str(model(strange, None))
+        assert "href" not in model_link(strange, None)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +109,10 @@ def test_pictures_of_many_points_are_images():
 
     kinds = []
     for marks in (1500, 1501):
-        writer = Writer("map", "The map")
-        add_picture(writer, figure, "what it shows", "caption", marks=marks)
-        kinds += {kind for kind, _ in Page(str(writer.done().body)).pictures()}
-    assert kinds == ["image/svg+xml", "image/png"]
+        section = Section("map", "The map")
+        section.picture(figure, "what it shows", ["caption"], marks=marks)
+        kinds.append(section.blocks[0]["light"].partition(";")[0])
+    assert kinds == ["data:image/svg+xml", "data:image/png"]
 
 
 def score(purity, chance, p_value):
