@@ -140,7 +140,7 @@ def _check_memory(checkpoint: Checkpoint, memory: int | None) -> None:
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:
     """Mean and standard deviation of pixels by channel, if the repository has valid ones."""
     try:
-        content = checkpoint.read_beside("preprocessor_config.json", MOST_PREPROCESSOR)
+        content = checkpoint.read_small("preprocessor_config.json", MOST_PREPROCESSOR)
         said: Any = json.loads(content or b"null")
     except (ModelError, ValueError, RecursionError):
         return None

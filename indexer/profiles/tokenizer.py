@@ -119,14 +119,14 @@ def tokenizer_of(checkpoint: Checkpoint) -> IsolatedTokenizer | None:
     """
     names: tuple[str, ...]
     for names in (("tokenizer.json",), *_OLDER):
-        files = {name: checkpoint.read_beside(name, MOST_TOKENIZER) for name in names}
+        files = {name: checkpoint.read_small(name, MOST_TOKENIZER) for name in names}
         if any(content is None for content in files.values()):
             continue
         content = {name: one for name, one in files.items() if one is not None}
         try:
             if names == ("tokenizer.json",):
                 return IsolatedTokenizer(content)
-            said = json.loads(checkpoint.read_beside("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
+            said = json.loads(checkpoint.read_small("tokenizer_config.json", MOST_TOKENIZER) or b"{}")
             kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
             model_type = {"model_type": checkpoint.config.get("model_type")}
             return IsolatedTokenizer(content | {"config.json": json.dumps(model_type).encode()}, kept)

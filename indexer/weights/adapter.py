@@ -2,8 +2,7 @@
 
 δW = s · B @ A with A (r, in) and B (out, r), whatever orientation the base stores its weight in; s = α/r, or
 α/√r for rank-stabilised LoRA (Kalajdzievski, 2023, arXiv 2312.03732), where r and α may differ by module.
-What cannot be written like that, or was trained on a base that the adapter's own initialisation had moved, is
-skipped by name.
+Adapters of another form, and adapters whose initialisation changed the base's weights, are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint
 from indexer.weights.name_pattern import NamePatterns
 
-# What makes an adapter something else than W + s·B@A: the setting in adapter_config.json, and its usual name.
+# Settings in adapter_config.json of adapters that are not W + s·B@A, and their usual names.
 _UNSUPPORTED = {
     "use_dora": "DoRA",
     "layer_replication": "layer replication",
@@ -34,7 +33,7 @@ _UNSUPPORTED = {
     "arrow_config": "Arrow routing",
     "alora_invocation_tokens": "activated LoRA",
 }
-# Initialisations that leave the base's weights as they are (peft 0.21: tuners/lora/layer.py, update_layer).
+# Initialisations that do not change the base's weights (peft 0.21: tuners/lora/layer.py, update_layer).
 # The others (pissa, olora, corda, loftq, lora_ga) subtract something from the base, or quantise it.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 _PEFT_DEFAULT_RANK = 8
@@ -62,7 +61,7 @@ class LoraModule:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The names of a module's two factors, checked against each other and the config."""
+    """The names of a module's two factors, whose shapes and config were checked."""
 
     path: str
     a: str
@@ -73,8 +72,8 @@ class _Pair:
 def read_lora(checkpoint: Checkpoint) -> Iterator[LoraModule]:
     """Stream the modules of a LoRA adapter in file order.
 
-    Everything is checked before the first factor is read. A factor is held until its partner comes, which in
-    the files that PEFT writes is the next one.
+    Everything is checked before the first factor is read. A factor is held until its partner arrives, which is the next
+    tensor in files written by PEFT.
 
     Raises Skipped: ``adapter_unsupported``, ``malformed``, ``unreadable_dtype``, ``corrupt_file``; or Failed.
     """
@@ -93,19 +92,19 @@ def read_lora(checkpoint: Checkpoint) -> Iterator[LoraModule]:
 
 
 def lora_paths(checkpoint: Checkpoint) -> list[str]:
-    """The modules that ``read_lora`` will give, from the index alone. Raises Skipped as it does."""
+    """The modules that ``read_lora`` will yield, from the index alone. Raises Skipped like it."""
     return [pair.path for pair in _pairs(checkpoint)]
 
 
 def factor_names(checkpoint: Checkpoint) -> list[str]:
-    """The tensors that ``read_lora`` reads, from the index alone. Raises Skipped as it does."""
+    """The tensors that ``read_lora`` reads, from the index alone. Raises Skipped like it."""
     return [name for pair in _pairs(checkpoint) for name in (pair.a, pair.b)]
 
 
 def whole_weights(checkpoint: Checkpoint) -> list[str]:
     """Tensors of an adapter that replace one of the base's (``modules_to_save``, resized embeddings, biases).
 
-    Their names are those in the base model. They are no part of what ``read_lora`` gives.
+    Their names are those in the base model. ``read_lora`` does not yield them.
     """
     found = []
     for name in checkpoint.tensors:
@@ -114,12 +113,12 @@ def whole_weights(checkpoint: Checkpoint) -> list[str]:
     return found
 
 
-# A header's pairs are asked for three times, by paths, by names and by reading; it is a stranger's how long they take.
+# The pairs are needed three times (paths, names, reading), and an untrusted header may make them slow to compute.
 _pairs_of: WeakKeyDictionary[Checkpoint, tuple[_Pair, ...]] = WeakKeyDictionary()
 
 
 def _pairs(checkpoint: Checkpoint) -> tuple[_Pair, ...]:
-    """All pairs of an adapter, worked out once. Raises Skipped."""
+    """All pairs of an adapter, computed once. Raises Skipped."""
     if checkpoint not in _pairs_of:
         _pairs_of[checkpoint] = tuple(_checked_pairs(checkpoint))
     return _pairs_of[checkpoint]
@@ -137,7 +136,7 @@ def _checked_pairs(checkpoint: Checkpoint) -> list[_Pair]:
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
             raise Skipped(
                 "malformed",
-                f"the factors of {shown(path)} are no pair of matrices: A is {a[:9]}, B is {b[:9]}",
+                f"the factors of {shown(path)} are not a pair of matrices: A is {a[:9]}, B is {b[:9]}",
             )
         pairs.append(_Pair(path, names["A"], names["B"], rule.scale(path, a[0])))
     if not pairs:
@@ -158,7 +157,7 @@ def _factor_names(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
         elif ".lora_magnitude_vector" in name:
             raise Skipped("adapter_unsupported", "it holds the magnitudes of DoRA (use_dora)")
         elif _OTHER_FACTOR.search(name) and not _EMBEDDING.search(name) and not _BIAS.search(name):
-            raise Skipped("adapter_unsupported", f"it holds a kind of factor that is not known: {shown(name)}")
+            raise Skipped("adapter_unsupported", f"it holds an unknown kind of factor: {shown(name)}")
     return found
 
 
@@ -176,7 +175,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if not any(known is one or (isinstance(known, str) and known == one) for one in _INITIALISATIONS):
         raise Skipped(
             "adapter_unsupported",
-            f"its initialisation moves the base's weights, or is not known here: init_lora_weights {shown(start, 40)}",
+            f"its initialisation changes the base's weights, or is unknown: init_lora_weights {shown(start, 40)}",
         )
 
 
@@ -194,7 +193,7 @@ class _ScaleRule:
         self._stabilised = bool(stabilised)
 
     def scale(self, module: str, rank: int) -> float:
-        """The scale s of a module whose A has ``rank`` rows, which must be what the config says."""
+        """The scale s of a module whose A has ``rank`` rows, which must agree with the config."""
         said = self._ranks.find(module)
         said = self._rank if said is None else _checked_rank(said, "a value of rank_pattern")
         if said != rank:

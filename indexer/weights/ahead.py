@@ -1,4 +1,4 @@
-"""Reading ahead: a thread fetches what comes next while the processor is busy with what came before."""
+"""Read ahead: a thread fetches the next items while the current one is processed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# How long a consumer that leaves early waits for the thread, which may be deep in a read.
+# How long a consumer that stops early waits for the thread, which may be in the middle of a read.
 LEAVE_SECONDS = 2.0
 
 
 def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes: int) -> Iterator[Item]:
     """The same items in the same order, fetched by a thread that keeps up to ``most_bytes`` of them ready.
 
-    An item larger than that passes alone. What ``items`` raises is raised where it would have come. Whoever
-    stops early stops the thread.
+    A larger item passes alone. Errors of ``items`` are raised at their place. A consumer that stops early stops the
+    thread.
     """
     store: _Store[Item] = _Store(size_of, most_bytes)
     thread = threading.Thread(target=store.fill, args=(items,), name="read-ahead", daemon=True)
@@ -30,7 +30,7 @@ def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes
 
 
 class _Store(Generic[Item]):
-    """Items on their way from the thread to the consumer."""
+    """Items between the thread and the consumer."""
 
     def __init__(self, size_of: Callable[[Item], int], most_bytes: int) -> None:
         self._size_of = size_of
@@ -52,8 +52,8 @@ class _Store(Generic[Item]):
                 except StopIteration:
                     break
                 self._put(item)
-                del item  # the consumer alone decides how long it lives
-        except BaseException as raised:  # handed on: nobody sees what a thread raises
+                del item  # only the consumer keeps it alive
+        except BaseException as raised:  # raised again in the consumer
             error = raised
         finally:
             close = getattr(items, "close", None)
@@ -85,7 +85,7 @@ class _Store(Generic[Item]):
             self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
-        """Before the next item is fetched, not after: what is in hand counts as well. False: stopped."""
+        """Wait for room before the next item is fetched. False if the consumer has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._bytes < self._most_bytes)
             return not self._is_stopped

@@ -1,8 +1,7 @@
-"""Checkpoints: which tensors a model's files hold, and those tensors one after another.
+"""Checkpoints: the tensors in a model's files, streamed one after another.
 
-Only the indexes of the files are read on opening; ``Checkpoint.stream`` then fetches what is asked for, by as
-few requests as make sense, and holds one tensor at a time. Which file wins is told in
-``indexer.weights.checkpoint_files``.
+Opening a checkpoint reads only the indexes of its files. ``Checkpoint.stream`` then fetches the requested tensors
+with as few requests as make sense and holds one at a time. ``indexer.weights.checkpoint_files`` chooses the files.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ __all__ = ["Checkpoint", "FileFacts", "TensorInfo", "open_checkpoint", "plan_run
 
 MOST_SHARD_INDEX = 16 << 20
 MOST_SHARDS = 1000
-# Bytes that may be fetched in vain, as a share of those that are used: a small gap costs less than a request.
+# Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
 GAP_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A weight file. ``sha256`` is its LFS id where known; an adapter's ``format`` begins with "adapter"."""
+    """A weight file. ``sha256`` is its LFS id if known; an adapter's ``format`` begins with "adapter"."""
 
     name: str
     size: int
@@ -64,10 +63,10 @@ class _WeightFile:
 
 
 class Checkpoint:
-    """The weights of one model at one commit, ready to be read.
+    """The weights of one model at one commit.
 
-    ``kind`` is "full" or "adapter", ``config`` config.json as it was found ({} for an adapter without one),
-    ``tensors`` what the files hold, in their order. ``folder`` is where the files lie ("" or "name/").
+    ``kind`` is "full" or "adapter", ``config`` the unchanged config.json ({} for an adapter without one), ``tensors``
+    the tensors in the order of the files, and ``folder`` the folder of the files ("" or "name/").
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Checkpoint:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes so far, from the disk or as response bodies, configs and indexes included."""
+        """Bytes read so far, from disk or in response bodies, including configs and indexes."""
         return self._repository.small_bytes + sum(file.source.bytes_read for file in self._files)
 
     @property
@@ -118,8 +117,8 @@ class Checkpoint:
     def stream(self, names: Collection[str], ahead_bytes: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors ``names``, file by file in the order they are stored in.
 
-        A tensor that is held keeps its memory; that of one that was dropped is used again. From the network a
-        thread reads ahead by up to ``ahead_bytes``, a tensor more or less.
+        The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
+        ``ahead_bytes``.
 
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
@@ -136,7 +135,7 @@ class Checkpoint:
         yield from read_ahead(self._read(names, buffers), lambda item: item[1].nbytes, ahead_bytes)
 
     def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
-        """These rows of each of these matrices, and little more of the files. Raises as ``stream`` does."""
+        """Some rows of each of these matrices, reading little more of the files. Raises like ``stream``."""
         for name in rows:
             if name not in self.tensors:
                 raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
@@ -154,10 +153,10 @@ class Checkpoint:
                 yield from _read_run(file.source, tensors, buffers)
             file.source.close()
 
-    def read_beside(self, name: str, limit: int) -> bytes | None:
-        """A small file of the same repository (tokenizer.json), by its folder's first; None where there is none.
+    def read_small(self, name: str, limit: int) -> bytes | None:
+        """A small file of the repository (tokenizer.json), preferably from the weights' folder; None if there is none.
 
-        Raises Skipped("malformed") where it is longer than ``limit``, Failed where another try may work.
+        Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """
         for path in dict.fromkeys((self.folder + name, name)):
             if path in self._repository.filenames:
@@ -165,16 +164,16 @@ class Checkpoint:
         return None
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         for file in self._files:
             file.source.close()
 
 
 def plan_runs(located: Collection[StoredTensor]) -> list[list[StoredTensor]]:
-    """Group tensors into runs that are fetched by one request each.
+    """Group tensors into runs, each fetched by one request.
 
-    Neighbours always share a run. A gap is fetched and dropped, the smallest first, while all fetched gaps
-    together stay within GAP_SHARE of the tensors' bytes. Tensors that overlap do not share a run.
+    Adjacent tensors share a run. Gaps are fetched as well, the smallest first, as long as all fetched gaps together
+    stay within GAP_SHARE of the tensors' bytes. Overlapping tensors do not share a run.
     """
     ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
     allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
@@ -229,8 +228,8 @@ def open_checkpoint(
         return _open(repository, choice, found_config, None)
     except Skipped as skip:
         if reference.folder is None and is_offline_mode():
-            # The cache may lack what the repository has: nothing is decided for good.
-            raise Failed("network", f"{skip.detail} (in the cache; HF_HUB_OFFLINE forbids to ask the Hub)") from skip
+            # The cache may lack files of the repository, so this is not permanent.
+            raise Failed("network", f"{skip.detail} (in the cache; HF_HUB_OFFLINE forbids asking the Hub)") from skip
         raise
 
 
@@ -267,14 +266,16 @@ def _open_file(repository: Repository, path: str) -> _WeightFile:
 
 
 def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
-    """The shards in order, with the tensors that the index says they hold. The index is a stranger's."""
+    """The shards in order, with the tensors that the (untrusted) index says they hold."""
     found = read_json_object(repository, choice.folder + choice.name, MOST_SHARD_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise Skipped("malformed", f"{choice.name} has no weight_map")
     shards: dict[str, list[str]] = {}
     for tensor, name in found.items():
         if not is_plain_name(name) or not name.endswith((".safetensors", ".bin")):
-            raise Skipped("malformed", f"{choice.name} names a shard {shown(name)}, which is no weight file's name")
+            raise Skipped(
+                "malformed", f"{choice.name} names a shard {shown(name)}, which is not the name of a weight file"
+            )
         shards.setdefault(choice.folder + name, []).append(tensor)
     if len(shards) > MOST_SHARDS:
         raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {MOST_SHARDS} are read")
@@ -305,7 +306,7 @@ def _converted(
     endpoint: str | None,
     retries: RetryPolicy | None,
 ) -> tuple[Repository, Choice] | None:
-    """The conversion and what wins in it; None where there is none, or it cannot be had now."""
+    """The conversion and its files; None if there is none or it cannot be read now."""
     try:
         revision = conversion()
         if revision is None:

@@ -1,6 +1,6 @@
-"""Which files of a repository hold the weights.
+"""Chooses the files of a repository that hold the weights, and reads the configuration next to them.
 
-The first row that fits wins; ``root`` is the repository, or the subfolder that was asked for.
+The first matching row wins, relative to the repository or the requested subfolder.
 
 | row | files | for |
 |---|---|---|
@@ -8,16 +8,16 @@ The first row that fits wins; ``root`` is the repository, or the subfolder that 
 | 2 | adapter_model.bin | relation adapter |
 | 3 | model.safetensors | a full model |
 | 4 | the shards of model.safetensors.index.json | a full model |
-| 5 | a safetensors conversion of row 6 or 7, where the caller knows of one | a full model |
+| 5 | a safetensors conversion of row 6 or 7, if the caller knows of one | a full model |
 | 6 | pytorch_model.bin | a full model |
 | 7 | the shards of pytorch_model.bin.index.json | a full model |
-| 8 | the only other *.safetensors; model.<variant>.safetensors only failing that | a full model |
-| 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | what there is |
+| 8 | the only other *.safetensors, or else the only model.<variant>.safetensors | a full model |
+| 9 | rows 1 and 2 for any other relation, rows 3 to 8 for an adapter | either kind |
 | 10 | rows 1 to 9 in ``0_Transformer/`` (sentence-transformers) | |
 | 11 | rows 1 to 9 in the ``checkpoint-N/`` with the highest N that has weights | |
 | 12 | rows 1 to 9 in the only other subfolder that has weights | |
 
-``consolidated*.safetensors`` repeats the weights under other names and is never taken, nor are the states of
+``consolidated*.safetensors`` repeats the weights under other names and is never used. Neither are the states of
 optimizers, schedulers and random generators.
 """
 
@@ -49,7 +49,7 @@ _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
 MOST_CONFIG = 4 << 20
 
-# How quantised weights name their parts, where config.json keeps silent.
+# Name endings of quantised tensors, for models whose config.json does not mention quantisation.
 _QUANTISED_PARTS = {
     ".qweight": "GPTQ or AWQ",
     ".SCB": "bitsandbytes (8 bits)",
@@ -57,7 +57,7 @@ _QUANTISED_PARTS = {
     ".weight_packed": "compressed-tensors",
 }
 
-# What else weights come as, told to the user when nothing can be read.
+# Other formats of weights, named in the error if nothing can be read.
 _OTHER_FORMATS = (
     (re.compile(r"\.gguf$|(^|/)ggml[\w.\-]*\.bin$"), "GGUF"),
     (re.compile(r"\.onnx(_data)?$"), "ONNX"),
@@ -76,7 +76,7 @@ _NOT_WEIGHTS = re.compile(r"(^|/)(optimizer|scheduler|training_args|rng_state|ra
 
 @dataclass(frozen=True)
 class Choice:
-    """The winner: ``folder`` is "" or ends in "/"; ``name`` is a weight file in it or an index of shards."""
+    """The chosen file: ``folder`` is "" or ends in "/"; ``name`` is a weight file in it or an index of shards."""
 
     kind: Kind
     folder: str
@@ -89,14 +89,14 @@ class Choice:
 
     @property
     def is_pickle(self) -> bool:
-        """Whether a safetensors conversion would be the better thing to read."""
+        """Whether a safetensors conversion would be preferable."""
         return self.kind == "full" and ".bin" in self.name
 
 
 def choose(filenames: Collection[str], relation: str) -> Choice:
-    """The files that win for ``relation``.
+    """The chosen files for ``relation``.
 
-    Raises Skipped: ``unreadable_format`` naming the formats that are there, or ``no_weights``.
+    Raises Skipped: ``unreadable_format`` with the formats found, or ``no_weights``.
     """
     by_folder = _by_folder(filenames)
     for folder in _folders_to_try(by_folder):
@@ -112,7 +112,7 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
 
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
-    """What wins at a revision that should hold a safetensors conversion; None if it holds none."""
+    """The files of a revision that should hold a safetensors conversion; None if it does not."""
     for name in _CONVERTED:
         if folder + name in filenames:
             return Choice("full", folder, name)
@@ -120,7 +120,7 @@ def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a file name that came from a stranger is just that: no path, no way out of its folder."""
+    """Whether an untrusted file name is a plain name: not a path, no way out of its folder."""
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
@@ -171,14 +171,17 @@ def _nothing(filenames: Collection[str]) -> Skipped:
         return Skipped("unreadable_format", f"the weights are there only as {', '.join(formats)}")
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if len(safetensors) > 1:
-        return Skipped("no_weights", f"{len(safetensors)} safetensors files, and none has the name of a model's")
+        return Skipped(
+            "no_weights",
+            f"there are {len(safetensors)} safetensors files, none with the usual name of a model's weights",
+        )
     return Skipped("no_weights", "none of its files holds weights")
 
 
 def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
-    """config.json beside the weights, else of the root, else ``stand_in``. An adapter can do without.
+    """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
 
-    Raises Skipped: ``malformed`` where a full model has none that can be read, ``quantized`` where it says so.
+    Raises Skipped: ``malformed`` if a full model has no readable one, ``quantized`` if it says so.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
@@ -192,20 +195,22 @@ def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, A
                 _refuse_quantised(found)
             return found
     if stand_in is None and choice.kind == "full":
-        raise Skipped("malformed", "there is no config.json to say which architecture this is")
+        raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
     return dict(stand_in or {})
 
 
 def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any]:
-    """adapter_config.json beside the factors. Raises Skipped("malformed") where there is none to read."""
+    """adapter_config.json in the factors' folder. Raises Skipped("malformed") if there is none."""
     path = f"{choice.folder}adapter_config.json"
     if path not in repository.filenames:
-        raise Skipped("malformed", f"there is {choice.name}, but no adapter_config.json to say how to apply it")
+        raise Skipped(
+            "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"
+        )
     return read_json_object(repository, path, MOST_CONFIG)
 
 
 def refuse_quantised_tensors(names: Collection[str]) -> None:
-    """Raise Skipped("quantized") where tensors have the names of quantised weights."""
+    """Raise Skipped("quantized") if tensors have the names of quantised weights."""
     for name in names:
         for ending, method in _QUANTISED_PARTS.items():
             if name.endswith(ending):
@@ -218,7 +223,7 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
         if not found:
             continue
         settings = found if isinstance(found, dict) else {}
-        method = settings.get("quant_method") or settings.get("method") or "a method it does not name"
+        method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
         if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
-            continue  # written for a model that was loaded with quantisation switched off
+            continue  # written for a model that was loaded with quantisation turned off
         raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")

@@ -1,12 +1,13 @@
 """PEFT's ``rank_pattern`` and ``alpha_pattern``: values by module name, by keys that are regular expressions.
 
-The keys come from strangers. A regular expression can take years to match and gigabytes to compile, so one is taken
-only where it is short, made of harmless parts and matched in time; and there may be hundreds of thousands of keys, so
-those that are plain names, as PEFT writes them, are looked up instead of tried.
+The keys are untrusted. A regular expression can take years to match and gigabytes to compile, so one is used only if
+it is short, consists of harmless parts and matches in time (``regex``'s timeout alone does not limit compiling).
+There may be hundreds of thousands of keys, so those that are plain names, as PEFT writes them, are looked up in a
+dictionary.
 
-A plain key is a regular expression, too, in which a dot stands for any character. It matches from the start of a name
-or from after one of its dots to its end, so that what it matches is as long as itself: keys are looked up by the end
-of a name of their length, in which the characters at the key's dots do not count.
+A plain key is also a regular expression, in which a dot stands for any character. It matches from the start of a
+name, or from after one of its dots, to the end, so a match is as long as the key. Keys are therefore looked up by the
+ending of the name that has their length, ignoring the characters at the key's dots.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from indexer.errors import Skipped
 from indexer.untrusted import shown
 
 _PLAIN = regex.compile(r"[\w.\-]+")
-_BLANK = "\n"  # stands in no key that is plain and in no name
+_BLANK = "\n"  # occurs in no plain key and in no name
 # Literals, classes, groups and quantifiers, but no counts, no look-around, no back reference, and no group
 # repeated by "+", which is compiled twice at every level of nesting.
 _HARMLESS = regex.compile(
@@ -33,20 +34,20 @@ _MOST_KEYS = 100_000
 _MOST_EXPRESSIONS = 100
 _SECONDS_EACH = 0.05
 _SECONDS = 2.0
-# Characters looked at for one adapter, in all: of an honest one a few times the names of its modules.
+# All characters compared for one adapter; an honest one needs a few times the length of its module names.
 _MOST_CHARACTERS = 20_000_000
 
-# Where a plain key has its dots.
+# The places of the dots in a plain key.
 _Dots = tuple[int, ...]
 
 
 class NamePatterns:
-    r"""A mapping from keys to values, asked by module name as PEFT does.
+    r"""A mapping from keys to values, looked up by module name as PEFT does.
 
-    The first key wins that matches as ``(.*\.)?(key)$``, else a key that is the name itself. ``name`` is what
-    the mapping is called in adapter_config.json. ``lookups`` counts keys looked up and expressions tried. Raises
-    Skipped("adapter_unsupported") for keys that are too many or not safe to match, Skipped("malformed") for one that
-    is no regular expression, and for a module's name that is more than a line.
+    The first key wins that matches as ``(.*\.)?(key)$``, else a key that is the name itself. ``name`` is what the
+    mapping is called in adapter_config.json. ``lookups`` counts lookups and tried expressions. Raises
+    Skipped("adapter_unsupported") for too many or unsafe keys, Skipped("malformed") for an invalid regular expression
+    and for a module name of more than one line.
     """
 
     def __init__(self, patterns: Mapping[str, Any], name: str) -> None:
@@ -58,7 +59,7 @@ class NamePatterns:
         if len(patterns) > _MOST_KEYS:
             raise self._unsafe(f"{len(patterns)} keys")
         self._expressions: list[tuple[int, str, regex.Pattern[str]]] = []
-        self._plain: dict[str, int] = {}  # a key, its dots blanked, to its first place among all keys
+        self._plain: dict[str, int] = {}  # key with blanked dots → its first place among all keys
         self._dots: dict[int, list[_Dots]] = {}  # by length of key
         self._keys = list(patterns)
         for place, key in enumerate(self._keys):
@@ -74,7 +75,7 @@ class NamePatterns:
             self._dots.setdefault(dots[0], []).append(dots[1])
 
     def find(self, module: str) -> Any:
-        """The value for a module; None where no key matches."""
+        """The value for a module; None if no key matches."""
         if "\n" in module:
             raise Skipped("malformed", f"the name of the module {shown(module)} is more than a line")
         place = self._plain_place(module)
@@ -87,9 +88,9 @@ class NamePatterns:
         return self._patterns[self._keys[place]] if place < len(self._keys) else self._patterns.get(module)
 
     def _plain_place(self, module: str) -> int:
-        """The place of the first plain key that matches; the number of keys where none does."""
+        """The place of the first matching plain key; the number of keys if none matches."""
         found = len(self._keys)
-        start = -1  # the name as a whole begins where a dot before it would end
+        start = -1  # the whole name starts after an imagined dot
         if len(module) > _LONGEST_PLAIN:
             start = module.find(".", len(module) - _LONGEST_PLAIN - 1)
             if start < 0:
@@ -109,7 +110,7 @@ class NamePatterns:
         try:
             return regex.compile(rf"(.*\.)?({key})$", regex.VERSION0)
         except regex.error as error:
-            raise Skipped("malformed", f"{self._name} has a key that is no pattern: {shown(key)}") from error
+            raise Skipped("malformed", f"{self._name} has a key that is not a valid pattern: {shown(key)}") from error
 
     def _matches(self, key: str, expression: regex.Pattern[str], module: str) -> bool:
         self._count(module)
@@ -128,7 +129,7 @@ class NamePatterns:
             raise self._unsafe(f"keys that take more than {_MOST_CHARACTERS:,} comparisons")
 
     def _unsafe(self, what: str) -> Skipped:
-        return Skipped("adapter_unsupported", f"{self._name} holds {what}, more than is matched for a stranger")
+        return Skipped("adapter_unsupported", f"{self._name} holds {what}, which is too much for untrusted patterns")
 
 
 def _dots_in(blanked: str) -> _Dots:
@@ -136,7 +137,7 @@ def _dots_in(blanked: str) -> _Dots:
 
 
 def _blanked(text: str, dots: _Dots) -> str:
-    """The text with blanks at those places."""
+    """The text with blanks at these places."""
     pieces, after = [], 0
     for place in dots:
         pieces.append(text[after:place])

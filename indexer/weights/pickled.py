@@ -1,6 +1,6 @@
-"""What the pickle of a PyTorch checkpoint describes: stand-ins for names, storages and tensors.
+"""Stand-ins for the names, storages and tensors in the pickle of a PyTorch checkpoint.
 
-All numbers in them are a stranger's until ``span_of`` has checked them against the file.
+All numbers in them are untrusted until ``span_of`` has checked them against the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STORAGE_DTYPES: dict[str, torch.dtype] = {
     "QUInt8Storage": torch.quint8,
     "QInt32Storage": torch.qint32,
 }
-# What a checkpoint may name besides PyTorch's types: what ``torch.load(weights_only=True)`` lets through.
+# What a checkpoint may name besides PyTorch's types, as for ``torch.load(weights_only=True)``.
 _HARMLESS = frozenset(
     {
         ("collections", "OrderedDict"),
@@ -58,11 +58,11 @@ _TORCH_KINDS = (torch.dtype, torch.qscheme)
 
 
 class MalformedPickleError(Exception):
-    """The pickle is not one, or describes what cannot be."""
+    """The pickle is invalid, or describes something impossible."""
 
 
 class Other:
-    """Whatever a checkpoint may hold that is of no interest here."""
+    """Anything in a checkpoint that is not needed here."""
 
 
 OTHER = Other()
@@ -70,7 +70,7 @@ OTHER = Other()
 
 @dataclass(frozen=True)
 class PickledName:
-    """A global that the pickle names; it is never looked up."""
+    """A global that the pickle names. It is never imported."""
 
     module: str
     name: str
@@ -95,7 +95,7 @@ class PickledName:
 class PickledStorage:
     """Memory that tensors share: ``elements`` of ``dtype`` under ``key``.
 
-    ``first`` is where in it a view of the oldest files begins, in elements.
+    ``first`` is the start of a view in the oldest files, in elements.
     """
 
     key: str
@@ -105,7 +105,7 @@ class PickledStorage:
 
     @property
     def nbytes(self) -> int:
-        """The bytes it takes."""
+        """Its size in bytes."""
         return self.elements * self.dtype.itemsize
 
 
@@ -122,7 +122,7 @@ class PickledTensor:
 
 @dataclass(frozen=True)
 class Span:
-    """The bytes of a storage that a tensor touches: [first, last) counted from the storage's beginning."""
+    """The bytes [first, last) of a storage that a tensor uses."""
 
     info: TensorInfo
     first: int
@@ -130,12 +130,12 @@ class Span:
     stride: tuple[int, ...]
 
     def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
-        """The tensor, from a run that stands at ``first``."""
+        """The tensor, from a run at ``first``."""
         flat = buffers.load_flat(run, self.last - self.first, self.info.dtype)
         return flat.as_strided(self.info.shape, self.stride)
 
     def of_rows(self, rows: range) -> Span:
-        """The span of these rows of a matrix. Raises Skipped where its rows do not lie one behind the other."""
+        """The span of some rows of a matrix. Raises Skipped if its rows are not contiguous."""
         if len(self.info.shape) != 2 or self.stride != (self.info.shape[1], 1):
             raise Skipped("unreadable_format", f"the rows of {shown(self.info.name)} do not lie together in the file")
         info, offset = info_of_rows(self.info, rows)
@@ -161,10 +161,10 @@ class PlacedTensor:
 
 
 def span_of(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: int) -> Span:
-    """Which bytes of its storage the tensor touches.
+    """The bytes of its storage that the tensor uses.
 
-    Raises Skipped("corrupt_file") unless they lie inside, and are enough for its elements: a shape must not
-    make more of a storage than there is.
+    Raises Skipped("corrupt_file") unless they lie inside the storage and suffice for its elements: a shape must not
+    expand a storage.
     """
     itemsize, count = tensor.dtype.itemsize, element_count(tensor.shape)
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
@@ -187,7 +187,7 @@ def infos_of(spans: Mapping[str, Span]) -> Mapping[str, TensorInfo]:
 def dictionary_of(items: list[Any]) -> dict[str, Any]:
     """Alternating keys and values, as a dictionary of those whose key is a string.
 
-    The names of tensors are strings, and only strings have hashes that a stranger cannot make collide.
+    Names of tensors are strings, and only strings have hashes that cannot be made to collide.
     """
     if len(items) % 2:
         raise MalformedPickleError("a dictionary with a key and no value")
@@ -196,7 +196,7 @@ def dictionary_of(items: list[Any]) -> dict[str, Any]:
 
 
 def stand_in(function: Any, arguments: Any) -> Any:
-    """What a call would give, as far as it matters here. Nothing is called."""
+    """A stand-in for the result of a call. Nothing is called."""
     if not isinstance(arguments, tuple):
         raise MalformedPickleError("a call without arguments")
     if not isinstance(function, PickledName):
@@ -216,7 +216,7 @@ def stand_in(function: Any, arguments: Any) -> Any:
 def storage_of(identifier: Any) -> PickledStorage:
     """("storage", type, key, location, elements[, view]), where a view is (key, first element, elements)."""
     if not isinstance(identifier, tuple) or len(identifier) not in (5, 6) or identifier[0] != "storage":
-        raise MalformedPickleError("a persistent id that is no storage")
+        raise MalformedPickleError("a persistent id that is not a storage")
     kind, key, elements = identifier[1], identifier[2], identifier[4]
     dtype = _STORAGE_DTYPES.get(kind.name) if isinstance(kind, PickledName) else None
     if dtype is None or not isinstance(key, str) or not is_count(elements):
@@ -225,7 +225,7 @@ def storage_of(identifier: Any) -> PickledStorage:
     if view is None:
         return PickledStorage(key, dtype, elements)
     if not isinstance(view, tuple) or len(view) != 3 or not is_count(view[1]):
-        raise MalformedPickleError("a view that is none")
+        raise MalformedPickleError("an invalid view")
     return PickledStorage(key, dtype, elements, view[1])
 
 

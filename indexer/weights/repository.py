@@ -1,4 +1,4 @@
-"""A repository at one commit: which files it has, and how to get at them wherever it lies."""
+"""A repository at one commit, on the Hub, in the cache or in a folder: its files and how to read them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from indexer.network.session import as_model_error, ensure_session
 from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000
-_MOST_SMALL = 64 << 20  # whoever reads a file says how much of it at most
-# One of these is in the cache if anything of use is.
+_MOST_SMALL = 64 << 20  # every reader gives a smaller limit of its own
+# If anything useful is in the cache, one of these files is.
 _LIKELY = (
     "config.json",
     "adapter_config.json",
@@ -32,9 +32,9 @@ _LIKELY = (
 
 
 class Repository(Protocol):
-    """The files of one commit, by their paths below the repository or the subfolder that was asked for.
+    """The files of one commit, by their paths in the repository or the requested subfolder.
 
-    ``small_bytes`` counts what ``read_small`` read; it reads no file of more than ``most_small`` bytes.
+    ``small_bytes`` counts the bytes read by ``read_small``, which refuses files of more than ``most_small`` bytes.
     """
 
     commit: str | None
@@ -43,16 +43,16 @@ class Repository(Protocol):
     most_small: int
 
     def open(self, path: str) -> ByteSource:
-        """One file, by ranges."""
+        """One file, to be read by ranges."""
         ...
 
     def read_small(self, path: str, limit: int) -> bytes:
-        """One file whole. Raises Skipped("malformed") where it is longer than ``limit``."""
+        """The content of one file. Raises Skipped("malformed") if it is longer than ``limit``."""
         ...
 
 
 class FolderRepository:
-    """A folder of this machine: its files and those one level down."""
+    """A local folder: its files and those one level down."""
 
     def __init__(self, folder: Path, commit: str | None = None) -> None:
         self._folder = folder
@@ -69,14 +69,14 @@ class FolderRepository:
         return LocalFile(self._folder / path, path)
 
     def read_small(self, path: str, limit: int) -> bytes:
-        """One file whole."""
+        """The content of one file."""
         content = _read_small_file(LocalFile(self._folder / path, path), min(limit, self.most_small))
         self.small_bytes += len(content)
         return content
 
 
 class HubRepository:
-    """A repository of the Hub. What the Hugging Face cache holds of this commit is read from there."""
+    """A repository on the Hub. Files of this commit in the Hugging Face cache are read from there."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class HubRepository:
         )
 
     def read_small(self, path: str, limit: int) -> bytes:
-        """One file whole."""
+        """The content of one file."""
         limit = min(limit, self.most_small)
         if (cached := self._cached(path)) is not None:
             content = _read_small_file(cached, limit)
@@ -138,10 +138,10 @@ def open_repository(
     endpoint: str | None = None,
     retries: RetryPolicy | None = None,
 ) -> Repository:
-    """The repository that ``reference`` names, at ``commit`` (its revision, else main, where None).
+    """The repository that ``reference`` names, at ``commit`` (by default its revision or main).
 
-    The Hub is asked for commit and file names only where they are not given. With HF_HUB_OFFLINE it is what
-    the cache holds; raises Failed("network") where that is nothing.
+    The Hub is asked for commit and file names only if they are not given. With HF_HUB_OFFLINE only the cache is used;
+    raises Failed("network") if it holds nothing.
     """
     if reference.folder is not None:
         return FolderRepository(reference.folder / _checked(reference.subfolder))
@@ -165,7 +165,7 @@ def open_revision(reference: ModelRef, revision: str, endpoint: str | None, retr
 
 
 def read_json_object(repository: Repository, path: str, limit: int) -> dict[str, Any]:
-    """A JSON file that must hold an object. Raises Skipped("malformed") where it does not."""
+    """A JSON file that must hold an object. Raises Skipped("malformed") if it does not."""
     content = repository.read_small(path, limit)
     try:
         found = load_json(content.decode())
@@ -185,7 +185,7 @@ def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> t
     except Exception as error:
         raise _named(as_model_error(error), reference) from error
     if not found.sha:
-        raise Failed("server_error", f"the Hub tells no commit of {shown(reference.id)}")
+        raise Failed("server_error", f"the Hub names no commit of {shown(reference.id)}")
     if found.id != reference.id and is_hub_id(str(found.id)):
         raise Skipped("renamed", f"the model is called {found.id} now")
     return found.sha, [sibling.rfilename for sibling in found.siblings or []]
@@ -204,7 +204,7 @@ def _from_cache(reference: ModelRef, commit: str | None) -> FolderRepository:
             folder = found.parent
             snapshot = folder.parents[len(below.parts) - 1] if below.parts else folder
             return FolderRepository(folder, snapshot.name)
-    raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub for it")
+    raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub for it")
 
 
 def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
@@ -240,7 +240,7 @@ def _files_below(folder: Path) -> Iterable[str]:
 
 
 def _checked(subfolder: str) -> Path:
-    """The subfolder as a relative path that does not climb."""
+    """The subfolder as a relative path without "..". Raises Skipped("malformed") for others."""
     path = Path(subfolder)
     if path.is_absolute() or ".." in path.parts:
         raise Skipped("malformed", f"{shown(subfolder)} is not a folder inside the repository")

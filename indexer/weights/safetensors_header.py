@@ -1,7 +1,7 @@
-"""The front of a safetensors file: eight bytes of length, then JSON that says where every tensor lies.
+"""The header of a safetensors file: eight bytes of length, then JSON with the place of every tensor.
 
-It comes from a stranger. Every number in it is checked against the size of the file before anything is read by it.
-Nothing here needs torch, which takes longer to load than most questions about a file take to answer.
+It is untrusted: every number in it is checked against the size of the file before it is used. This module does not
+import torch, which takes longer to load than most questions about a file take to answer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
 from indexer.untrusted import element_count, is_count, load_json, shown
 
-# The header of a model of 12 layers is about 20 KiB: it mostly comes with the first request.
+# The header of a model of 12 layers is about 20 KiB, so the first request usually includes it.
 FIRST_GUESS = 32 << 10
 # The format allows 100 MB. Parsed, that is a gigabyte of Python objects; 16 MiB name some 150,000 tensors.
 MOST_HEADER = 16 << 20
 MOST_DIMENSIONS = 16
 
 
-# Bytes of one number of each dtype that can be read, by the name that the format gives it.
+# Bytes per number of each readable dtype, by its name in the format.
 ITEM_BYTES = {
     **dict.fromkeys(("F64", "C64", "I64", "U64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -33,7 +33,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class HeaderEntry:
-    """A tensor that lies in [start, stop) of the file. ``dtype`` is the file's own word, known to us or not."""
+    """A tensor in [start, stop) of the file. ``dtype`` is as in the file and may be unknown."""
 
     name: str
     dtype: str
@@ -43,23 +43,23 @@ class HeaderEntry:
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Its size in bytes."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """The tensors by name, in the file's own order, and the file's own notes (``metadata``)."""
+    """The tensors by name, in the order of the file, and the file's ``metadata``."""
 
     entries: Mapping[str, HeaderEntry]
     metadata: Mapping[str, str]
 
 
 def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeader:
-    """Read and check it; one of more than ``most`` bytes, or MOST_HEADER, is not read.
+    """Read and check the header, of at most ``most`` and MOST_HEADER bytes.
 
-    Raises Skipped("corrupt_file") where it is none, or does not fit the file: a truncated upload is told by the
-    number of bytes it lacks. Raises Failed where it cannot be read now.
+    Raises Skipped("corrupt_file") if it is invalid or does not match the file; for a truncated upload with the number
+    of missing bytes. Raises Failed if it cannot be read now.
     """
     front = source.read(0, min(FIRST_GUESS, source.size), keep=True)
     if len(front) < 8:

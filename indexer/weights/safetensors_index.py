@@ -1,4 +1,4 @@
-"""safetensors: a header that says where every tensor lies, then the tensors as they are in memory."""
+"""Reads tensors of safetensors files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indexer.weights.stored_tensor import DTYPES, Buffers, TensorInfo, check_rea
 
 @dataclass(frozen=True)
 class SafetensorsTensor:
-    """A tensor that lies in [start, stop) of the file as it is in memory."""
+    """A tensor in [start, stop) of the file, stored as in memory."""
 
     info: TensorInfo
     start: int
@@ -28,7 +28,7 @@ class SafetensorsTensor:
 
 @dataclass(frozen=True)
 class SafetensorsIndex:
-    """What the header says: the tensors by name, and the file's own notes (``metadata``)."""
+    """The tensors by name, and the file's ``metadata``."""
 
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
@@ -36,17 +36,17 @@ class SafetensorsIndex:
     format: str = "safetensors"
 
     def locate(self, name: str) -> SafetensorsTensor:
-        """Where ``name`` lies. Raises KeyError."""
+        """The place of ``name``. Raises KeyError."""
         return self._located[name]
 
     def locate_rows(self, name: str, rows: range) -> SafetensorsTensor:
-        """Where these rows of the matrix ``name`` lie. Raises KeyError, Skipped("shape_mismatch")."""
+        """The place of some rows of the matrix ``name``. Raises KeyError, Skipped("shape_mismatch")."""
         tensor = self._located[name]
         info, offset = info_of_rows(tensor.info, rows)
         return SafetensorsTensor(info, tensor.start + offset, tensor.start + offset + info.nbytes)
 
     def read(self, source: ByteSource, name: str) -> torch.Tensor:
-        """One tensor by itself. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
+        """Read one tensor. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
         tensor = self._located[name]
         check_readable(tensor.info)
         run = source.run(tensor.start, tensor.stop)
@@ -57,7 +57,7 @@ class SafetensorsIndex:
 
 
 def read_index(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsIndex:
-    """Read and check the header; raises as :func:`indexer.weights.safetensors_header.read_header` does."""
+    """Read and check the header; raises like :func:`indexer.weights.safetensors_header.read_header`."""
     header = read_header(source, most)
     located = {name: _tensor(entry) for name, entry in header.entries.items()}
     return SafetensorsIndex(

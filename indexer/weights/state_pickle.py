@@ -1,9 +1,9 @@
 """Read the pickle of a PyTorch checkpoint without unpickling it.
 
-A small machine follows the pickle's instructions with stand-ins (``indexer.weights.pickled``): it calls nothing,
-imports nothing, and makes nothing larger than the pickle is. ``torch.load(weights_only=True)`` also refuses
-to run strange code, but it calls what is on its list: thirty bytes of pickle make it fill
-``bytearray(3 << 30)``. And it cannot tell where in a file of the older form a tensor lies.
+A small machine follows the pickle's instructions with stand-ins (``indexer.weights.pickled``). It calls and imports
+nothing, and creates nothing larger than the pickle. ``torch.load(weights_only=True)`` also refuses unknown code, but it
+calls the functions on its list: a pickle of thirty bytes makes it allocate ``bytearray(3 << 30)``. And it does not give
+the offsets of tensors in files of the older form.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class ByteReader(Protocol):
         ...
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes read."""
         ...
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """What one pickle says: its object in stand-ins, and the storages it mentions by key."""
+    """The object in a pickle, made of stand-ins, and the storages it mentions by key."""
 
     value: Any
     storages: dict[str, PickledStorage]
 
 
 def read_pickle(file: ByteReader, filename: str) -> Pickled:
-    """Follow one pickle to its end; ``file`` then stands behind it.
+    """Read one pickle; ``file`` is then positioned after it.
 
-    Raises Skipped("unsafe_pickle") naming the first global that has no place in a checkpoint, and
-    Skipped("corrupt_file") for what is no pickle, or too large a one.
+    Raises Skipped("unsafe_pickle") with the first global that a checkpoint must not name, and Skipped("corrupt_file")
+    for an invalid or too large pickle.
     """
     machine = _Machine(filename)
     try:
@@ -74,9 +74,9 @@ def read_pickle(file: ByteReader, filename: str) -> Pickled:
 
 
 def state_dict_of(value: Any) -> dict[str, PickledTensor]:
-    """The tensors by name: of ``value`` itself, or of the dictionary in it that holds the model.
+    """The tensors by name, of ``value`` itself or of the dictionary in it that holds the model.
 
-    One called state_dict, model_state_dict or model is preferred; else the one with the most tensors.
+    A dictionary called state_dict, model_state_dict or model is preferred, then the one with the most tensors.
     """
     best: tuple[bool, int] = (False, 0)
     found: dict[str, PickledTensor] = {}
@@ -89,7 +89,7 @@ def state_dict_of(value: Any) -> dict[str, PickledTensor]:
 
 
 def _dictionaries(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-    """``value`` and the dictionaries in it, three levels deep, each once, with the names they go by."""
+    """``value`` and the dictionaries in it, three levels deep, each once, with their names."""
     seen: set[int] = set()
     level: list[tuple[str, Any]] = [("", value)]
     for _ in range(4):
@@ -103,7 +103,7 @@ def _dictionaries(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 class _Machine:
-    """The stack machine of pickle, with stand-ins for everything that is not plain data."""
+    """Pickle's stack machine, with stand-ins for everything that is not plain data."""
 
     def __init__(self, filename: str) -> None:
         self.stack: list[Any] = []
@@ -113,7 +113,7 @@ class _Machine:
         self._filename = filename
 
     def follow(self, opcode: str, argument: Any) -> None:
-        """One instruction. Raises Skipped for a name that is not allowed, and for an unknown instruction."""
+        """Execute one instruction. Raises Skipped for a forbidden name or an unknown instruction."""
         if opcode in _PUSHED:
             self.stack.append(argument)
         elif opcode in _CONSTANTS:
@@ -149,8 +149,8 @@ class _Machine:
     def _unsafe(self, wanted: str) -> Skipped:
         return Skipped(
             "unsafe_pickle",
-            f"{shown(self._filename)} is a pickle that wants {shown(wanted)}, which has no place in a "
-            "checkpoint; it was not run",
+            f"{shown(self._filename)} is a pickle that wants {shown(wanted)}, which does not belong in "
+            "a checkpoint; it was not run",
         )
 
     def memoize(self) -> None:

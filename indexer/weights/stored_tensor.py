@@ -1,4 +1,4 @@
-"""What every file form shares: dtypes, what is known of a tensor before it is read, and how it is read."""
+"""What all file formats share: dtypes, tensor descriptions, and memory for reading."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
-# A delta can be taken of these; anything else is stored some other way (quantised, packed) or is no weight.
+# Deltas can be computed for these dtypes. Anything else is quantised, packed, or not a weight.
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as its file describes it. ``nbytes`` is what it takes once read.
+    """A tensor as its file describes it. ``nbytes`` is its size in memory.
 
-    ``dtype_name`` is the file's own word; where torch has no such dtype ``dtype`` is uint8, which is refused
-    like every dtype outside READABLE when the tensor is asked for.
+    ``dtype_name`` is the file's name of the dtype. If torch has no such dtype, ``dtype`` is uint8, which is refused
+    like every dtype outside READABLE when the tensor is read.
     """
 
     name: str
@@ -57,11 +57,11 @@ class TensorInfo:
 
 
 class StoredTensor(Protocol):
-    """A tensor and the bytes [start, stop) of its file that have to be passed over to get it."""
+    """A tensor and the bytes [start, stop) of its file that must be read for it."""
 
     @property
     def info(self) -> TensorInfo:
-        """What is known of it before it is read."""
+        """Its description."""
         ...
 
     @property
@@ -71,43 +71,43 @@ class StoredTensor(Protocol):
 
     @property
     def stop(self) -> int:
-        """Behind the last byte to read."""
+        """The end of the bytes to read."""
         ...
 
     def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
-        """Read it from ``run``, which stands at ``start``; nothing else writes to its memory while it lives.
+        """Read it from ``run``, which is at ``start``; its memory is not reused while it lives.
 
-        Raises Skipped("corrupt_file") where the bytes are not what the file's index promised.
+        Raises Skipped("corrupt_file") if the bytes contradict the file's index.
         """
         ...
 
 
 class TensorIndex(Protocol):
-    """What a weight file holds, known without reading the weights."""
+    """The tensors of a weight file, known without reading the weights."""
 
     @property
     def format(self) -> str:
-        """The name of the file form."""
+        """The name of the file format."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The tensors by name, in the file's own order."""
+        """The tensors by name, in the order of the file."""
         ...
 
     def locate(self, name: str) -> StoredTensor:
-        """Where ``name`` lies. Raises KeyError, or Skipped where the file cannot hold what it claims."""
+        """The place of ``name``. Raises KeyError, or Skipped if the file cannot hold what it claims."""
         ...
 
     def locate_rows(self, name: str, rows: range) -> StoredTensor:
-        """Where these rows of the matrix ``name`` lie. Raises KeyError, or Skipped where they do not lie together."""
+        """The place of some rows of the matrix ``name``. Raises KeyError, or Skipped if they are not contiguous."""
         ...
 
 
 def info_of_rows(info: TensorInfo, rows: range) -> tuple[TensorInfo, int]:
-    """What is known of some rows of a matrix that lie together, and how many bytes of it lie before them.
+    """The description of some contiguous rows of a matrix, and their byte offset in it.
 
-    Raises Skipped("shape_mismatch") where it does not have them.
+    Raises Skipped("shape_mismatch") if it does not have these rows.
     """
     if len(info.shape) != 2 or not 0 <= rows.start <= rows.stop <= info.shape[0]:
         raise Skipped("shape_mismatch", f"{shown(info.name)} has no rows {rows.start} to {rows.stop}")
@@ -117,7 +117,7 @@ def info_of_rows(info: TensorInfo, rows: range) -> tuple[TensorInfo, int]:
 
 
 def check_readable(info: TensorInfo) -> None:
-    """Raise Skipped("unreadable_dtype") unless a delta can be taken of the tensor's dtype."""
+    """Raise Skipped("unreadable_dtype") unless deltas can be computed for the tensor's dtype."""
     if info.dtype not in READABLE:
         names = ", ".join(DTYPE_NAMES[dtype] for dtype in READABLE)
         raise Skipped(
@@ -127,16 +127,16 @@ def check_readable(info: TensorInfo) -> None:
 
 
 class Buffers:
-    """Memory for tensors that come one after another; it is used again once its last tensor is gone.
+    """Memory for tensors that are read one after another; it is reused once its last tensor is gone.
 
-    Fresh memory costs as much as reading into it does, and in the heap, among the chunks of a body, it leaves
-    gaps that add up. A tensor that is kept keeps its memory for itself.
+    Fresh memory costs as much as reading into it, and in the heap, among the chunks of a body, it leaves gaps that
+    add up. A tensor that is kept keeps its memory.
     """
 
     _SMALL = 1 << 20
 
     def __init__(self, held: int = 2) -> None:
-        """``held``: how many pieces of memory are kept to be used again."""
+        """``held``: how many pieces of memory are kept for reuse."""
         self._most = held
         self._held: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
 
@@ -152,7 +152,7 @@ class Buffers:
         return torch.frombuffer(view, dtype=dtype)
 
     def _view(self, nbytes: int) -> memoryview:
-        """A view that the tensor will hold on to: when it dies, the memory behind it is free."""
+        """A view that the tensor keeps alive: when it dies, the memory behind it is free."""
         free = [memory for memory, user in self._held if user() is None]
         fitting = [memory for memory in free if len(memory) >= nbytes]
         self._held = [(memory, user) for memory, user in self._held if user() is not None]

@@ -1,11 +1,11 @@
-"""PyTorch's own files: where the tensors of a ``.bin`` lie, without running its pickle.
+"""Finds the tensors of PyTorch's ``.bin`` files without running their pickles.
 
-Both forms give the same kind of index, so both are read lazily, by ranges, one tensor at a time. The zip form
-is in ``indexer.weights.torch_zip``; the older form, before PyTorch 1.6, is here: a row of pickles (a magic number, a
-version, facts about the machine, the object, the keys of its storages), then the storages in the order of the
-keys, each an int64 count of elements and the elements.
+Both formats give the same kind of index and are read lazily, by ranges, one tensor at a time. The zip format is in
+``indexer.weights.torch_zip``. The older format, before PyTorch 1.6, is here: a sequence of pickles (a magic number, a
+version, facts about the machine, the object, the keys of its storages), then the storages in the order of the keys,
+each an int64 count of elements and the elements.
 
-The pickles are followed by ``indexer.weights.state_pickle``, never run; ``torch.load`` is not used at all.
+``indexer.weights.state_pickle`` interprets the pickles; ``torch.load`` is not used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from indexer.weights.torch_zip import ZipIndex
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 
-# Some 200 tensors are described in 32 KiB.
+# 32 KiB describe about 200 tensors.
 _FRONT = 32 << 10
 
 
 def read_torch_index(source: ByteSource) -> TensorIndex:
-    """Read the index of a ``.bin``, whichever form it has.
+    """Read the index of a ``.bin`` of either format.
 
-    Raises Skipped: ``unsafe_pickle`` where the pickle names what has no place in a checkpoint,
+    Raises Skipped: ``unsafe_pickle`` if the pickle names something that does not belong in a checkpoint,
     ``unreadable_format`` for TorchScript and the tar files of PyTorch before 0.1.10, ``corrupt_file``.
     """
     front = bytes(source.read(0, min(_FRONT, source.size), keep=True))
@@ -48,12 +48,12 @@ def read_torch_index(source: ByteSource) -> TensorIndex:
 
 @dataclass(frozen=True)
 class LegacyTensor(PlacedTensor):
-    """A tensor at the beginning of its storage; [start, stop) has the storage's count of elements before the span."""
+    """A tensor at the beginning of its storage; [start, stop) begins with the storage's count of elements."""
 
     elements: int
 
     def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
-        """The tensor. Raises Skipped("corrupt_file") where the count is not the one the pickle told."""
+        """The tensor. Raises Skipped("corrupt_file") if the count differs from the pickle's."""
         count = int.from_bytes(run.read(8), "little")
         if count != self.elements:
             raise Skipped(
@@ -64,9 +64,9 @@ class LegacyTensor(PlacedTensor):
 
 
 class LegacyIndex:
-    """The tensors of a file of the older form.
+    """The tensors of a file of the older format.
 
-    Raises Skipped: ``unsafe_pickle``, and ``corrupt_file`` for what is no such file.
+    Raises Skipped: ``unsafe_pickle``, and ``corrupt_file`` for other files.
     """
 
     format = "torch-legacy"
@@ -88,7 +88,7 @@ class LegacyIndex:
         self.tensors: Mapping[str, TensorInfo] = infos_of(self._spans)
 
     def locate(self, name: str) -> StoredTensor:
-        """Where ``name`` lies."""
+        """The place of ``name``."""
         span, storage = self._spans[name], self._storages[self._keys[name]]
         place = self._places[storage.key]
         if span.first == 0:
@@ -96,7 +96,7 @@ class LegacyIndex:
         return PlacedTensor(span, place + 8 + span.first, place + 8 + span.last)
 
     def locate_rows(self, name: str, rows: range) -> StoredTensor:
-        """Where these rows of the matrix ``name`` lie."""
+        """The place of some rows of the matrix ``name``."""
         span, place = self._spans[name].of_rows(rows), self._places[self._keys[name]]
         return PlacedTensor(span, place + 8 + span.first, place + 8 + span.last)
 
@@ -105,7 +105,7 @@ class LegacyIndex:
 
 
 def _places(source: ByteSource, keys: object, storages: Mapping[str, PickledStorage], position: int) -> dict[str, int]:
-    """Where each storage (its count first) begins: one behind the other, in the order of ``keys``."""
+    """The start of each storage (which begins with its count), in the order of ``keys``."""
     if not isinstance(keys, list) or len(keys) != len(storages):
         raise _corrupt(source, "does not list its storages as its pickle names them")
     places: dict[str, int] = {}
@@ -120,7 +120,7 @@ def _places(source: ByteSource, keys: object, storages: Mapping[str, PickledStor
 
 
 class _Front:
-    """The beginning of a file as what a pickle is read from; no more than MOST_BYTES of it."""
+    """The first MOST_BYTES of a file, as a source for pickles."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -129,7 +129,7 @@ class _Front:
         self._position = 0
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes read."""
         return self._position
 
     def read(self, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The zip form of PyTorch's files (since 1.6): a pickle, and one uncompressed entry for each storage."""
+"""PyTorch's zip files (since 1.6): a pickle, and one uncompressed entry per storage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_NAME_AND_EXTRA = 2 * 0xFFFF
 
 @dataclass(frozen=True)
 class _Entry:
-    """A stored entry: where its local header begins, its size, and where the next header begins."""
+    """A stored entry: the start of its local header, its size, and the start of the next header."""
 
     name: str
     header: int
@@ -36,7 +36,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class ZipTensor:
-    """A tensor that is all of an entry. The local header, which tells its own length, is read on the way."""
+    """A tensor that fills an entry. The local header, which holds its own length, is read first."""
 
     span: Span
     entry: _Entry
@@ -48,26 +48,26 @@ class ZipTensor:
 
     @property
     def start(self) -> int:
-        """Where the entry's local header begins."""
+        """The start of the entry's local header."""
         return self.entry.header
 
     @property
     def stop(self) -> int:
-        """Behind the data, at the latest."""
+        """An upper bound for the end of the data."""
         longest = _LOCAL_HEADER + _MOST_NAME_AND_EXTRA + self.entry.size
         return min(self.entry.next_header, self.entry.header + longest)
 
     def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
-        """The tensor. Raises Skipped("corrupt_file") where header and directory disagree."""
+        """The tensor. Raises Skipped("corrupt_file") if header and directory disagree."""
         run.skip_to(_data_start(self.entry, bytes(run.read(_LOCAL_HEADER))))
         return self.span.load(run, buffers)
 
 
 class ZipIndex:
-    """The tensors of a zip file of PyTorch's.
+    """The tensors of a PyTorch zip file.
 
-    Raises Skipped: ``unsafe_pickle``, ``corrupt_file``, ``unreadable_format`` for TorchScript and for files
-    of big-endian machines.
+    Raises Skipped: ``unsafe_pickle``, ``corrupt_file``, ``unreadable_format`` for TorchScript and for files of
+    big-endian machines.
     """
 
     format = "torch-zip"
@@ -89,7 +89,7 @@ class ZipIndex:
         self.tensors: Mapping[str, TensorInfo] = infos_of(self._spans)
 
     def locate(self, name: str) -> StoredTensor:
-        """Where ``name`` lies. For a part of a larger storage the storage's header is read to tell."""
+        """The place of ``name``. For a part of a larger storage the storage's header is read."""
         span, key = self._spans[name], self._keys[name]
         entry = self._entries[key]
         if (span.first, span.last) == (0, entry.size):
@@ -97,7 +97,7 @@ class ZipIndex:
         return self._placed(span, key)
 
     def locate_rows(self, name: str, rows: range) -> StoredTensor:
-        """Where these rows of the matrix ``name`` lie; the storage's header is read to tell."""
+        """The place of some rows of the matrix ``name``; the storage's header is read."""
         return self._placed(self._spans[name].of_rows(rows), self._keys[name])
 
     def _placed(self, span: Span, key: str) -> PlacedTensor:
@@ -121,7 +121,7 @@ class ZipIndex:
 
 
 def _directory(source: ByteSource) -> dict[str, _Entry]:
-    """The archive's directory, checked: each entry stored, named once, inside the file, over no other."""
+    """The archive's directory; every entry is checked to be stored, unique, inside the file and not overlapping."""
     source.read(max(0, source.size - _TAIL), source.size, keep=True)
     try:
         with zipfile.ZipFile(_Seekable(source)) as archive:
@@ -160,7 +160,7 @@ def _content(source: ByteSource, entry: _Entry, limit: int) -> bytes:
 
 
 def _data_start(entry: _Entry, header: bytes) -> int:
-    """Where the entry's data begin, from its local header (30 bytes, then its name and extra fields)."""
+    """The start of the entry's data, from its local header (30 bytes, then its name and extra fields)."""
     name_length, extra_length = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
     start = entry.header + _LOCAL_HEADER + name_length + extra_length
     if header[:4] != b"PK\x03\x04" or header[8:10] != b"\0\0" or start + entry.size > entry.next_header:
@@ -169,7 +169,7 @@ def _data_start(entry: _Entry, header: bytes) -> int:
 
 
 class _Seekable(io.RawIOBase):
-    """A source as the file object that ``zipfile`` wants; it gives a bounded number of bytes in all."""
+    """A source as a file object for ``zipfile``; it returns a bounded number of bytes in all."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
