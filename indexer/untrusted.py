@@ -36,7 +36,7 @@ _ADDRESS = re.compile(
     r"(?<![\w.\-])(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^\s?#)\]<>\"']{1,300})", re.IGNORECASE
 )
 
-# Second parts of an address that are pages of a repository and not its name.
+# Second parts of an address that are pages, not names.
 _PAGES = {"viewer", "tree", "blob", "resolve", "raw", "discussions", "commits", "commit", "embed", "settings"}
 _NOT_OWNERS = {
     "datasets",
@@ -59,7 +59,7 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def tidy(text: str, limit: int = MAX_TEXT) -> str:
-    """``text`` cut to ``limit``, on one line, without control characters and without blanks around it."""
+    """``text`` cut to ``limit``, on one line, without control characters and surrounding blanks."""
     text = text[:limit]
     if not text.isprintable():
         text = _CONTROLS.sub("", _BLANKS.sub(" ", text))
@@ -131,14 +131,21 @@ def element_count(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-def shown(text: object, limit: int = 120) -> str:
-    """A name from a file as it may appear in a message: quoted, escaped, and cut to ``limit``."""
-    name = str(text)
-    return repr(name) if len(name) <= limit else repr(name[:limit] + "…")
+def shown(value: object, limit: int = 120) -> str:
+    """An untrusted value as it may appear in a message: text is quoted, escaped, and cut to ``limit``."""
+    # Turning a huge int into digits is quadratic, and Python refuses more than 4,300 of them.
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a number with more than 38 digits"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | dict):  # which may be nested deeply
+        return f"a {type(value).__name__}"
+    text = str(value)
+    return repr(text) if len(text) <= limit else repr(text[:limit] + "…")
 
 
 class Reader:
-    """Reads single fields of one untrusted object and collects what was odd about them."""
+    """Reads single fields of one untrusted object and collects notes on what was odd."""
 
     def __init__(self) -> None:
         self._oddities: dict[str, None] = {}

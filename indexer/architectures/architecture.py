@@ -1,9 +1,8 @@
 """Architectures as data: which tensors of a checkpoint are the block matrices, and how to read them.
 
-A file in ``architectures/`` says, for a group of model types, how the layers are named, which tensor is
-which family, how fused tensors divide into rows, and how the checkpoint orients them (pattern.py reads it).
-This room applies those files to the tensor names of a checkpoint or to the module names of a LoRA adapter.
-It knows no model by name.
+A file in ``architectures/`` says, for a group of model types, how layers are named, which tensor belongs to which
+family, how fused tensors divide into rows, and how the checkpoint orients them (``pattern.py`` reads it). This module
+applies these files to the tensor names of a checkpoint or to the module names of a LoRA adapter.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from indexer.architectures.layout import Layout, Matrix, Rows, compare
-from indexer.architectures.pattern import NAMES_TOLD, Found, Index, Pattern, Settings, Stack, quoted, told
+from indexer.architectures.pattern import NAMES_SHOWN, Found, Index, Pattern, Settings, Stack
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
+from indexer.untrusted import shown
 
 __all__ = [
     "Architecture",
@@ -34,13 +34,13 @@ __all__ = [
 
 _FOLDER = Path(__file__).parent
 
-# What a list of names holds under one prefix, by stack.
+# The names found under one prefix, by stack.
 Place = dict[str, Found]
 
 
 @dataclass(frozen=True)
 class LocatedModules:
-    """The modules of an adapter: the matrices that each block module holds, and the modules that are none."""
+    """The modules of an adapter: the matrices in each block module, and the other modules."""
 
     matrices: dict[str, tuple[Matrix, ...]]
     ignored: tuple[str, ...]
@@ -50,8 +50,8 @@ class LocatedModules:
 class Architecture:
     """One data file.
 
-    ``prefixes`` decide, in order, where a checkpoint holds its layers several times; what lies below a module
-    in ``foreign`` is never meant.
+    If a checkpoint holds the layers several times, the first of ``prefixes`` is used. Everything below a module in
+    ``foreign`` is ignored.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Architecture:
 
     @classmethod
     def read(cls, path: Path) -> Architecture:
-        """Read one data file of ours."""
+        """Read one data file."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         return cls(
             name=path.stem,
@@ -81,9 +81,9 @@ class Architecture:
     def locate(self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Layout:
         """Find the block matrices of a full checkpoint among the ``shapes`` of its tensors.
 
-        Neither argument is trusted; the work is linear in the number of names. Raises Skipped:
-        ``missing_matrices`` (none, or a layer lacks some), ``malformed`` (shapes or a config that cannot be,
-        or the layers of several models in one file and no telling which is meant).
+        Both arguments are untrusted; the work is linear in the number of names. Raises Skipped: ``missing_matrices``
+        (none, or an incomplete layer), ``malformed`` (an impossible shape or config, or layers of several models in
+        one file without a way to decide).
         """
         settings = Settings(config, self.counts, self.switches)
         places = self._by_prefix(name.removesuffix(".weight") for name in shapes if name.endswith(".weight"))
@@ -97,10 +97,10 @@ class Architecture:
     def locate_modules(self, modules: Collection[str], base_layout: Layout) -> LocatedModules:
         """Match module paths (of a LoRA adapter, without ``.lora_A.weight``) to the base's matrices.
 
-        The paths are those in memory, so their prefix, and with some models a layer's spelling, differ from
-        the base checkpoint's. Raises Skipped: ``layer_mismatch`` (a layer the base lacks),
-        ``missing_matrices`` (a family the base lacks), ``malformed`` (several prefixes and no telling which
-        is meant), ``adapter_unsupported`` (a module that fuses what the base stores apart).
+        The paths are those in memory, so their prefix, and for some models the names of layers, differ from the base
+        checkpoint's. Raises Skipped: ``layer_mismatch`` (a layer the base lacks), ``missing_matrices`` (a family the
+        base lacks), ``malformed`` (several prefixes without a way to decide), ``adapter_unsupported`` (a module that
+        fuses matrices which the base stores separately).
         """
         places = self._by_prefix(modules)
         matrices: dict[str, tuple[Matrix, ...]] = {}
@@ -121,7 +121,7 @@ class Architecture:
         return dict(table)
 
     def _by_prefix(self, names: Iterable[str]) -> dict[str, Place]:
-        """Sort the names that look like block matrices by what stands before their layer."""
+        """Group the names of possible block matrices by the prefix before their layer."""
         places: dict[str, Place] = {}
         for name in names:
             parts = name.split(".")
@@ -134,7 +134,7 @@ class Architecture:
         return places
 
     def _by_index(self, layout: Layout) -> dict[tuple[str, Index], dict[str, Matrix]]:
-        """A layout's matrices by stack and layer as its tensors' names number it, then by family."""
+        """A layout's matrices by stack and layer number in the tensors' names, then by family."""
         names = {tensor.removesuffix(".weight"): tensor for tensor in layout.tensors}
         held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
         for stack, _, index, name in _entries(self._by_prefix(names).get(layout.prefix, {})):
@@ -142,7 +142,7 @@ class Architecture:
         return dict(held)
 
     def _choose_prefix(self, places: Mapping[str, Place], settings: Settings) -> str:
-        """The prefix under which a layer is complete; where none is, the one with the most tensors."""
+        """The prefix under which a layer is complete, or else the one with the most tensors."""
         complete = [
             prefix
             for prefix, place in places.items()
@@ -156,14 +156,14 @@ class Architecture:
         raise Skipped("missing_matrices", f"no tensor is named like those of {self.name} ({example}.weight)")
 
     def _prefer(self, candidates: list[str], what: str, *more_known: str) -> str:
-        """The only candidate, else the first known one. Raises Skipped("malformed") that names them."""
+        """The only candidate, or else the first known one. Raises Skipped("malformed") with their names."""
         if len(candidates) == 1:
             return candidates[0]
         for prefix in (*self.prefixes, *more_known):
             if prefix in candidates:
                 return prefix
-        some = ", ".join(quoted(prefix) for prefix in candidates[:NAMES_TOLD])
-        raise Skipped("malformed", f"{what} come under {len(candidates)} prefixes and any could be meant: {some}")
+        some = ", ".join(shown(prefix) for prefix in candidates[:NAMES_SHOWN])
+        raise Skipped("malformed", f"{what} come under {len(candidates)} prefixes, any of which could be right: {some}")
 
     def _layer(
         self,
@@ -173,7 +173,7 @@ class Architecture:
         shapes: Mapping[str, tuple[int, ...]],
         settings: Settings,
     ) -> list[Matrix]:
-        """The matrices of one layer. Raises Skipped("malformed") on shapes that cannot be."""
+        """The matrices of one layer. Raises Skipped("malformed") for impossible shapes."""
         matrices: dict[str, Matrix] = {}
         for pattern, tensor in names.items():
             out, inner = _oriented(tensor, shapes[tensor], self.transposed)
@@ -184,22 +184,22 @@ class Architecture:
         if query.rows and query.shape[0] != output.shape[1]:
             raise Skipped(
                 "malformed",
-                f"by config.json {quoted(query.tensor)} holds {query.shape[0]} rows of queries, "
-                f"but {quoted(output.tensor)} takes {output.shape[1]} columns",
+                f"by config.json {shown(query.tensor)} holds {query.shape[0]} rows of queries, "
+                f"but {shown(output.tensor)} takes {output.shape[1]} columns",
             )
         return list(matrices.values())
 
 
 def load_architecture(model_type: str) -> Architecture:
-    """The architecture of a config's ``model_type``. Raises Skipped("unknown_architecture") that names it."""
+    """The architecture of a config's ``model_type``. Raises Skipped("unknown_architecture")."""
     found = _catalogue().get(model_type) if isinstance(model_type, str) else None
     if found is None:
-        raise Skipped("unknown_architecture", f"model type {quoted(model_type)} has no architecture file")
+        raise Skipped("unknown_architecture", f"model type {shown(model_type)} has no architecture file")
     return found
 
 
 def known_model_types() -> tuple[str, ...]:
-    """Every model type that ``load_architecture`` knows, sorted."""
+    """All model types of the data files, sorted."""
     return tuple(sorted(_catalogue()))
 
 
@@ -229,25 +229,25 @@ def _matrices_of(
     layer = held.get((stack, index))
     if layer is None:
         depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
-        raise Skipped("layer_mismatch", f"the adapter changes {quoted(module)}, the base has {depth}")
+        raise Skipped("layer_mismatch", f"the adapter changes {shown(module)}, the base has {depth}")
     for family in pattern.families:
         if family not in layer:
-            raise Skipped("missing_matrices", f"the adapter changes {quoted(module)}, the base has no {family}")
+            raise Skipped("missing_matrices", f"the adapter changes {shown(module)}, the base has no {family}")
     matrices = tuple(layer[family] for family in pattern.families)
     if len(matrices) == 1:
-        # A module of its own in memory may be fused in the base's file; then no rows are to be cut from B.
+        # A separate module in memory may be fused in the base's file; then B has no other rows.
         return (replace(matrices[0], rows=None),)
     if any(matrix.fused != pattern.whole for matrix in matrices):
         raise Skipped(
             "adapter_unsupported",
-            f"the adapter's {quoted(module)} is {pattern.whole} in one module, the base stores them apart",
+            f"the adapter's {shown(module)} is {pattern.whole} in one module, which the base stores separately",
         )
     return matrices
 
 
 def _oriented(tensor: str, shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
-    """(out, in) of a stored shape. Raises Skipped("malformed") on anything but two positive numbers."""
+    """(out, in) of a stored shape. Raises Skipped("malformed") for anything but two positive numbers."""
     if len(shape) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in shape):
-        sizes = " × ".join(told(size) for size in tuple(shape)[:8]) or "of one number"
-        raise Skipped("malformed", f"{quoted(tensor)} has the shape {sizes}, a block matrix has two sizes above zero")
+        sizes = " × ".join(shown(size) for size in tuple(shape)[:8]) or "of one number"
+        raise Skipped("malformed", f"{shown(tensor)} has the shape {sizes}, a block matrix has two sizes above zero")
     return (shape[1], shape[0]) if transposed else (shape[0], shape[1])

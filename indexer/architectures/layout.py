@@ -1,4 +1,4 @@
-"""Where the block matrices of one checkpoint lie, and how to cut them out of its tensors."""
+"""The places of block matrices in the tensors of one checkpoint, and how to extract them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
-from indexer.untrusted import printable
+from indexer.untrusted import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ class Rows:
 
     @property
     def total(self) -> int:
-        """How many rows these are."""
+        """The number of rows."""
         return self.groups * (self.stop - self.start)
 
     def take(self, tensor: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ class Matrix:
     """One block matrix in one checkpoint.
 
     ``tensor`` is the full name of the tensor that holds it, ``shape`` its own (out features, in features).
-    ``transposed``: the checkpoint stores it (in × out). ``fused`` names the whole ("query_key_value") where
-    the tensor holds other matrices too, and ``rows`` are those of this one.
+    ``transposed``: the checkpoint stores it (in × out). If the tensor holds other matrices too, ``fused`` names the
+    whole ("query_key_value") and ``rows`` are those of this one.
     """
 
     key: DeltaKey
@@ -53,19 +53,19 @@ class Matrix:
 
     @property
     def stored_rows(self) -> int:
-        """The out features of the whole tensor, this matrix and those it is fused with."""
+        """The out features of the whole tensor."""
         return self.rows.groups * self.rows.size if self.rows else self.shape[0]
 
     def extract(self, tensor: Tensor) -> Tensor:
         """The stored tensor → this matrix, (out, in), same dtype; a view where possible.
 
-        Raises Skipped("shape_mismatch") where the tensor is not of the size its header promised.
+        Raises Skipped("shape_mismatch") if the tensor does not have the shape in its header.
         """
         oriented = tensor.mT if self.transposed and tensor.ndim == 2 else tensor
         if tuple(oriented.shape) != (self.stored_rows, self.shape[1]):
             raise Skipped(
                 "shape_mismatch",
-                f'"{printable(self.tensor, 200)}" holds {tuple(oriented.shape)} (out × in), '
+                f"{shown(self.tensor, 200)} holds {tuple(oriented.shape)} (out × in), "
                 f"its header said {(self.stored_rows, self.shape[1])}",
             )
         return self.rows.take(oriented) if self.rows else oriented
@@ -74,15 +74,15 @@ class Matrix:
         """PEFT's A (r, in) and B (out of the whole module, r) → A and B of this matrix.
 
         δW = s·B@A is (out, in); s is not applied.
-        PEFT's factors do not follow the checkpoint's orientation, so nothing is transposed here.
-        Raises Skipped("shape_mismatch") where the factors do not fit this matrix.
+        PEFT's factors do not depend on the checkpoint's orientation, so nothing is transposed here.
+        Raises Skipped("shape_mismatch") if the shapes of the factors do not match.
         """
         fits = a.ndim == b.ndim == 2 and b.shape == (self.stored_rows, a.shape[0]) and a.shape[1] == self.shape[1]
         if not fits:
             raise Skipped(
                 "shape_mismatch",
                 f"LoRA factors {tuple(b.shape)} and {tuple(a.shape)} do not make the "
-                f'{self.stored_rows} × {self.shape[1]} of "{printable(self.tensor, 200)}"',
+                f"{self.stored_rows} × {self.shape[1]} of {shown(self.tensor, 200)}",
             )
         return a, (self.rows.take(b) if self.rows else b)
 
@@ -123,9 +123,8 @@ class Layout:
 def compare(base: Layout, layout: Layout) -> None:
     """Check that a fine-tune has the base's matrices.
 
-    Raises Skipped: ``layer_mismatch`` with the layers of both, ``shape_mismatch`` with the first matrix that
-    differs and both shapes (or both ways to divide a fused tensor), ``missing_matrices`` where one of the two
-    has a family the other lacks.
+    Raises Skipped: ``layer_mismatch`` with both depths, ``shape_mismatch`` with the first matrix that differs and both
+    shapes (or both ways to divide a fused tensor), ``missing_matrices`` if one has a family that the other lacks.
     """
     if base.depth != layout.depth:
         raise Skipped("layer_mismatch", f"it has {_depth(layout)}, the base has {_depth(base)}")

@@ -1,10 +1,10 @@
-"""What an architecture's data file says: how the tensors of a layer are named, and how fused ones divide.
+"""Reads an architecture's data file: how the tensors of a layer are named, and how fused ones divide.
 
-A file in ``architectures/`` is read thus:
+The format of a file in ``architectures/``:
 
     model_types = ["…"]                    the config.json model types it serves
-    prefixes = ["bert.", ""]               where one file holds several models, the first of these is meant
-    foreign = ["vision_tower"]             modules below which nothing is meant (default: none)
+    prefixes = ["bert.", ""]               if a file holds several models, the first of these is used
+    foreign = ["vision_tower"]             modules whose contents are ignored (default: none)
     transposed = true                      the checkpoint stores in × out (default: out × in)
     [counts]
     heads = ["num_attention_heads"]        keys of config.json, the first found wins
@@ -12,7 +12,7 @@ A file in ``architectures/`` is read thus:
     multi_query = true                     boolean keys of config.json and their defaults
     [[stack]]                              one or two
     name = "encoder"                       left out where there is one stack
-    layer = "encoder.layer.{layer}"        what stands before a tensor; {group} and {layer} count together
+    layer = "encoder.layer.{layer}"        the prefix of a layer's tensors; {group} and {layer} count together
     [[stack.attention]]                    a part of every layer; several tables are its variants, of which
     when = { multi_query = true }          the config's switches and the tensors that exist choose one;
     layer = "layers.{layer}"               a variant may name layers its own way
@@ -31,25 +31,25 @@ from typing import Any
 
 from indexer.architectures.layout import Rows
 from indexer.errors import Skipped
-from indexer.untrusted import printable
+from indexer.untrusted import shown
 
-MAX_HEADS = 4096  # far above any model; beyond it a config is not to be believed
-MAX_LAYER = 10**9  # a layer number is read up to here and no further
+MAX_HEADS = 4096  # far above any model
+MAX_LAYER = 10**9  # larger layer numbers are read as this
 
-NAMES_TOLD = 3  # how many of a stranger's names an error tells
+NAMES_SHOWN = 3  # of untrusted names in an error
 
 Index = tuple[int, ...]
-# What a list of names holds of one stack: pattern → layer → name without ".weight".
+# The names found of one stack: pattern → layer → name without ".weight".
 Found = dict["Pattern", dict[Index, str]]
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A tensor of every layer: its dotted path, with ``{…}`` where a layer's number stands.
+    """A tensor of every layer: its dotted path, with ``{…}`` for a layer's number.
 
-    ``families`` are told in the order of their rows. Where there are several, ``shares`` are their relative
-    numbers of rows and ``groups`` how often the whole sequence repeats; both are numbers or the names of
-    counts in the config (see ``Settings``).
+    ``families`` are in the order of their rows. If there are several, ``shares`` are their relative numbers of rows
+    and ``groups`` how often the whole sequence repeats; both are numbers or names of counts in the config (see
+    ``Settings``).
     """
 
     path: tuple[str, ...]
@@ -69,11 +69,11 @@ class Pattern:
 
     @property
     def whole(self) -> str:
-        """What the tensor is as a whole: ``query_key_value``."""
+        """The name of the whole tensor: ``query_key_value``."""
         return "_".join(self.families)
 
     def match(self, parts: list[str]) -> Index | None:
-        """The layer's number(s) in a name split at its dots, or None where the name is another tensor's."""
+        """The layer's number(s) in a name split at its dots, or None if it is the name of another tensor."""
         if len(parts) < len(self.path):
             return None
         numbers: list[int] = []
@@ -92,9 +92,9 @@ class Pattern:
         return ".".join(str(next(numbers)) if part.startswith("{") else part for part in self.path)
 
     def divide(self, tensor: str, out: int, settings: Settings) -> list[Rows | None]:
-        """The rows of each family among the ``out`` rows of ``tensor``; None where it holds only one.
+        """The rows of each family among the ``out`` rows of ``tensor``; None if it holds only one.
 
-        Raises Skipped("malformed") where the config does not divide them.
+        Raises Skipped("malformed") if the rows do not divide as the config says.
         """
         if len(self.families) == 1:
             return [None]
@@ -107,7 +107,7 @@ class Pattern:
             by = ", ".join(f"{name} = {count}" for name, count in used.items()) or "equal parts"
             raise Skipped(
                 "malformed",
-                f"{quoted(tensor)} has {out} rows, which do not divide into {self.whole} by {by}",
+                f"{shown(tensor)} has {out} rows, which do not divide into {self.whole} by {by}",
             )
         stops = [sum(shares[: place + 1]) * unit // groups for place in range(len(shares))]
         return [Rows(groups, stops[-1], start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
@@ -115,14 +115,14 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to store a part of a layer; only where the config's switches are ``when``."""
+    """One way to store a part of a layer, used if the config's switches are ``when``."""
 
     patterns: tuple[Pattern, ...]
     when: Mapping[str, bool]
 
     @classmethod
     def read(cls, variant: Mapping[str, Any], layer: str) -> Variant:
-        """One table of a data file; ``layer`` holds where the table has none of its own."""
+        """One table of a data file; ``layer`` is used if the table has none."""
         lines = {name: what for name, what in variant.items() if name not in ("when", "layer")}
         layer = variant.get("layer", layer)
         patterns = (Pattern.read(f"{layer}.{name}", what) for name, what in lines.items())
@@ -149,7 +149,7 @@ class Stack:
         return (pattern for part in self.parts for variant in part for pattern in variant.patterns)
 
     def choose(self, found: Found, settings: Settings) -> tuple[Pattern, ...]:
-        """For every part of a layer the patterns of the variant of which the most tensors are there."""
+        """For every part of a layer the patterns of the variant with the most tensors present."""
         chosen: list[Pattern] = []
         for part in self.parts:
             allowed = [variant.patterns for variant in part if settings.allow(variant)]
@@ -164,16 +164,16 @@ class Stack:
     def layers(self, found: Found, prefix: str, settings: Settings) -> Iterator[dict[Pattern, str]]:
         """The layers in order, each complete: pattern → full name of the tensor.
 
-        Raises Skipped("missing_matrices") where a layer lacks a matrix or a whole layer is missing.
+        Raises Skipped("missing_matrices") if a matrix or a whole layer is missing.
         """
         chosen = {pattern: found.get(pattern, {}) for pattern in self.choose(found, settings)}
         present = {index for names in chosen.values() for index in names}
         if not present:
             return
         sizes = [max(numbers) + 1 for numbers in zip(*present, strict=True)]
-        # Lazy on purpose: a hostile number makes the grid huge, but a gap comes within len(present) steps.
+        # Must be lazy: a hostile number makes the grid huge, but a gap appears within len(present) steps.
         gaps = ((pattern, index) for index in _grid(sizes) for pattern in chosen if index not in chosen[pattern])
-        if some := [quoted(f"{prefix}{pattern.name(index)}.weight") for pattern, index in islice(gaps, NAMES_TOLD)]:
+        if some := [shown(f"{prefix}{pattern.name(index)}.weight") for pattern, index in islice(gaps, NAMES_SHOWN)]:
             raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}")
         for index in _grid(sizes):
             yield {pattern: names[index] + ".weight" for pattern, names in chosen.items()}
@@ -183,8 +183,8 @@ class Stack:
 class Settings:
     """The few values of an untrusted config.json that say how fused tensors divide.
 
-    ``counts`` names for each count the config's keys, the first present one wins; ``switches`` are booleans
-    with their defaults. Both come from the data file.
+    ``counts`` gives for each count the keys of the config, of which the first present one is used; ``switches`` are
+    booleans with their defaults. Both come from the data file.
     """
 
     config: Mapping[str, Any]
@@ -192,7 +192,7 @@ class Settings:
     switches: Mapping[str, bool]
 
     def count(self, name: str) -> int:
-        """A number of heads; "kv_heads" that are not told are as many as "heads".
+        """A number of heads; "kv_heads" defaults to "heads".
 
         Raises Skipped("malformed").
         """
@@ -201,43 +201,29 @@ class Settings:
             if value is None:
                 continue
             if type(value) is not int or not 1 <= value <= MAX_HEADS:
-                raise Skipped("malformed", f"config.json says {key} = {told(value)}, not a number of 1 to {MAX_HEADS}")
+                raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 1 to {MAX_HEADS}")
             return value
         if name == "kv_heads":
             return self.count("heads")
         raise Skipped("malformed", f"config.json does not say {' or '.join(self.counts[name])}")
 
     def switch(self, name: str) -> bool:
-        """True or false, the default where the config is silent. Raises Skipped("malformed")."""
+        """True or false, by default as in the data file. Raises Skipped("malformed")."""
         value = self.config.get(name)
         if value is not None and not isinstance(value, bool):
-            raise Skipped("malformed", f"config.json says {name} = {told(value)}, neither true nor false")
+            raise Skipped("malformed", f"config.json says {name} = {shown(value)}, neither true nor false")
         return self.switches[name] if value is None else value
 
     def allow(self, variant: Variant) -> bool:
-        """Whether the config's switches are as the variant wants them."""
+        """Whether the config's switches are those of the variant."""
         return all(self.switch(name) == value for name, value in variant.when.items())
 
 
 def _grid(sizes: list[int]) -> Iterator[Index]:
-    """All index tuples below ``sizes``, in order, one at a time."""
+    """All index tuples below ``sizes``, in order."""
     if not sizes:
         yield ()
         return
     for first in range(sizes[0]):
         for rest in _grid(sizes[1:]):
             yield (first, *rest)
-
-
-def quoted(text: object) -> str:
-    """A stranger's string, short and harmless, in quotes."""
-    text = str(text)[:201]
-    return f'"{printable(text, 200)}{"…" if len(text) > 200 else ""}"'
-
-
-def told(value: object) -> str:
-    """A stranger's value from JSON, short and harmless."""
-    # A huge int must not be turned into digits (quadratic, and refused by Python past 4,300).
-    if isinstance(value, int) and value.bit_length() > 128:
-        return "a number with more than 38 digits"
-    return printable(repr(value)[:60]) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
