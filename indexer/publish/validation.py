@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexer.architectures.pattern import told
 from indexer.database.catalog import definitions
 from indexer.publish.tables import Row
+from indexer.untrusted import shown
 
 if TYPE_CHECKING:
     from duckdb.typing import DuckDBPyType
@@ -121,7 +121,7 @@ def _whole(bits: int) -> Check:
         odd = _other_than(values, int)
         if odd is None and values and (min(values) < least or max(values) > most):
             odd = min(values) if min(values) < least else max(values)
-            return f"{told(odd)} is not a {bits}-bit integer"
+            return f"{shown(odd)} is not a {bits}-bit integer"
         return odd
 
     return check
@@ -139,7 +139,7 @@ def _floating(largest: float, name: str) -> Check:
                 return "a number of more than 308 digits"
         # Written so that NaN is refused too.
         if not bool((sizes <= largest).all()):
-            return f"{told(next(one for one in values if not abs(one) <= largest))} is not a {name}"
+            return f"{shown(next(one for one in values if not abs(one) <= largest))} is not a {name}"
         if any(type(one) is int and abs(one) > _EXACT_INTEGER for one in values):
             return "an integer that is not exact as a float"
         return None
