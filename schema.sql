@@ -319,7 +319,7 @@ COMMENT ON COLUMN representations.per_delta IS 'Whether a vector concatenates eq
 COMMENT ON COLUMN representations.blocks IS 'Number of blocks, where similarity is the mean cosine of the blocks that both models changed; 0 where it is the cosine of the whole vector.';
 COMMENT ON COLUMN representations.budget IS 'Requested length of a vector (--vector-length), approximately; null if none was requested.';
 COMMENT ON COLUMN representations.centre IS 'Version of the centre that was subtracted from every vector, see internal.centres; null if none was.';
-COMMENT ON COLUMN representations.index_choice IS 'The requested index (index build --index): auto, exact, or a FAISS factory string.';
+COMMENT ON COLUMN representations.index_choice IS 'The requested index (index build --index): auto, exact, RaBitQ or RaBitQ2.';
 COMMENT ON COLUMN representations.index_memory IS 'Bytes that a compressed index may occupy in the memory of a reader.';
 COMMENT ON COLUMN representations.promised_recall IS 'The lowest recall@10 at which a compressed index is published.';
 
@@ -425,7 +425,6 @@ CREATE TABLE internal.compressed_indexes (
     base VARCHAR NOT NULL,
     representation VARCHAR NOT NULL,
     factory VARCHAR NOT NULL,
-    parameters VARCHAR NOT NULL,
     candidates INTEGER NOT NULL,
     trained_on INTEGER NOT NULL,
     vectors INTEGER NOT NULL,
@@ -438,8 +437,7 @@ CREATE TABLE internal.compressed_indexes (
 COMMENT ON TABLE internal.compressed_indexes IS 'Compressed indexes, used where there are many vectors: they propose candidates, which are then compared exactly. A row without a file is an index that missed the requested recall and is not used.';
 COMMENT ON COLUMN internal.compressed_indexes.base IS 'Canonical id of the base.';
 COMMENT ON COLUMN internal.compressed_indexes.representation IS 'Name of the representation.';
-COMMENT ON COLUMN internal.compressed_indexes.factory IS 'FAISS factory string of the index.';
-COMMENT ON COLUMN internal.compressed_indexes.parameters IS 'FAISS search parameters; empty if the index has none.';
+COMMENT ON COLUMN internal.compressed_indexes.factory IS 'Name of the index: RaBitQ or RaBitQ2.';
 COMMENT ON COLUMN internal.compressed_indexes.candidates IS 'Number of candidates proposed for ten results.';
 COMMENT ON COLUMN internal.compressed_indexes.trained_on IS 'Number of models in the atlas when it was trained.';
 COMMENT ON COLUMN internal.compressed_indexes.vectors IS 'Number of vectors in it.';
@@ -780,7 +778,7 @@ COMMENT ON COLUMN models.initialisation IS 'Models with the same number have LoR
 CREATE VIEW indexes AS
 SELECT
     base, representation, version, rank, representations.vectors, length,
-    coalesce(compressed.factory, 'Flat') AS factory, compressed.parameters, compressed.recall_at_10,
+    coalesce(compressed.factory, 'Flat') AS factory, compressed.recall_at_10,
     coalesce(files.segments, 0) AS segments, coalesce(files.faiss_bytes, 0) + coalesce(compressed.faiss_bytes, 0) AS faiss_bytes,
     list_concat(coalesce(files.faiss_files, []), CASE WHEN compressed.faiss_file IS NULL THEN [] ELSE [compressed.faiss_file] END)
         AS faiss_files
@@ -798,11 +796,10 @@ COMMENT ON COLUMN indexes.version IS 'Version of the representation; vectors of 
 COMMENT ON COLUMN indexes.rank IS 'Number of singular triplets that the vectors were computed from.';
 COMMENT ON COLUMN indexes.vectors IS 'Models that have a vector.';
 COMMENT ON COLUMN indexes.length IS 'Length of a vector.';
-COMMENT ON COLUMN indexes.parameters IS 'FAISS search parameters; null if the search is exact.';
 COMMENT ON COLUMN indexes.segments IS 'Number of files of exact vectors.';
 COMMENT ON COLUMN indexes.faiss_bytes IS 'Total size of its files in bytes.';
 COMMENT ON COLUMN indexes.faiss_files IS 'Names of its files, in the folder of this database.';
-COMMENT ON COLUMN indexes.factory IS 'Flat if the search is exact; else the FAISS factory string of the index that proposes candidates, which are then compared exactly.';
+COMMENT ON COLUMN indexes.factory IS 'Flat if the search is exact; else RaBitQ or RaBitQ2, an index that proposes candidates, which are then compared exactly.';
 COMMENT ON COLUMN indexes.recall_at_10 IS 'Share of the exact 10 nearest that a search finds; null if the search is exact.';
 
 CREATE VIEW dataset_counts AS

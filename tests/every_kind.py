@@ -49,7 +49,7 @@ def make_every_kind(folder: Path) -> None:
             for row in models[1:]
         ],
     )  # fmt: skip
-    represent(atlas, "spectrum", IndexChoice("SQ8", promised=0.0))
+    represent(atlas, "spectrum", IndexChoice("RaBitQ", promised=0.0))
 
 
 def _profile(atlas: AtlasFolder, identity: ProfileIdentity, seed: int) -> None:

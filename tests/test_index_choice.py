@@ -14,7 +14,7 @@ from indexer.vectors.choice import IndexChange, IndexChoice
 from indexer.vectors.published import read_published
 from tests.world import BASE
 
-ASKED = IndexChoice("IVF256,Flat", 2 << 30, 0.5)
+ASKED = IndexChoice("RaBitQ2", 2 << 30, 0.5)
 
 
 def chosen(atlas: AtlasFolder, representation: str = "input") -> IndexChoice:
@@ -28,8 +28,8 @@ def test_each_option_changes_one_thing():
     assert ASKED.changed(None) == ASKED
     assert ASKED.changed(IndexChange()) == ASKED
     assert ASKED.changed(IndexChange(index="exact")) == IndexChoice("exact", 2 << 30, 0.5)
-    assert ASKED.changed(IndexChange(memory=1)) == IndexChoice("IVF256,Flat", 1, 0.5)
-    assert ASKED.changed(IndexChange(promised=0.0)) == IndexChoice("IVF256,Flat", 2 << 30, 0.0)
+    assert ASKED.changed(IndexChange(memory=1)) == IndexChoice("RaBitQ2", 1, 0.5)
+    assert ASKED.changed(IndexChange(promised=0.0)) == IndexChoice("RaBitQ2", 2 << 30, 0.0)
     assert IndexChoice().changed(ASKED) == ASKED
 
 
@@ -44,7 +44,7 @@ def test_a_publish_that_says_one_thing_leaves_the_rest_and_a_later_representatio
     assert chosen(atlas) == chosen(atlas, "spectrum") == ASKED
     ran = CliRunner().invoke(main, ["publish", "--atlas", str(atlas.root), "--index-memory", "4G", "--json"])
     assert ran.exit_code == 0, ran.output
-    after = IndexChoice("IVF256,Flat", 4 * 10**9, 0.5)
+    after = IndexChoice("RaBitQ2", 4 * 10**9, 0.5)
     assert chosen(atlas) == chosen(atlas, "spectrum") == after
     represent(atlas, "output")
     assert chosen(atlas, "output") == after
@@ -55,4 +55,4 @@ def test_a_rebuild_keeps_the_choice_and_says_what_becomes_of_it(atlas):
     said: list[str] = []
     rebuild(atlas, say=said.append)
     assert chosen(atlas) == chosen(atlas, "spectrum") == ASKED
-    assert any("IVF256,Flat" in sentence for sentence in said)
+    assert any("RaBitQ2" in sentence for sentence in said)

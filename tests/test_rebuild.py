@@ -146,6 +146,7 @@ def test_an_atlas_of_schema_6_is_rebuilt_with_its_stored_answers_and_deleted_mod
         connection.execute("ALTER TABLE lineage RENAME evidence TO because")
         connection.execute("ALTER TABLE lineage RENAME answered_at TO told")
         connection.execute("ALTER TABLE fused_matrices RENAME TO wholes")
+        connection.execute("UPDATE representations SET index_choice = 'PCA256,SQ8'")
     write_lines(atlas.lineage(SECOND), [{
         "model": child, "record_key": key, "parent": parent, "parent_key": parent_key, "kind": "continued",
         "method": None, "coefficient": 1.0, "left": 0.25, "card": "confirmed", "direction": "known",
@@ -164,6 +165,7 @@ def test_an_atlas_of_schema_6_is_rebuilt_with_its_stored_answers_and_deleted_mod
     assert rows(atlas, "SELECT evidence, answered_at FROM lineage") == [("an older answer", datetime(2026, 1, 1))]
     assert rows(atlas, "SELECT dataset, answered_at FROM predictions") == [("glue/wnli", datetime(2026, 1, 2))]
     assert rows(atlas, "SELECT model FROM models WHERE deleted_at_hub") == [(child,)]
+    assert rows(atlas, "SELECT DISTINCT index_choice FROM representations") == [("auto",)]
 
 
 @pytest.mark.slow

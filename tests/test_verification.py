@@ -29,7 +29,7 @@ def made(made, tmp_path_factory):
     """With `input` compressed, so that every table has rows."""
     folder = tmp_path_factory.mktemp("made") / "atlas"
     shutil.copytree(made, folder)
-    represent(AtlasFolder(folder), "spectrum", IndexChoice("SQ8", promised=0.0))
+    represent(AtlasFolder(folder), "spectrum", IndexChoice("RaBitQ", promised=0.0))
     return folder
 
 
@@ -84,8 +84,8 @@ def test_a_byte_that_changed_with_its_file_s_time_kept_is_found_and_the_file_is_
         ("UPDATE internal.segments SET vectors = vectors + 1 WHERE representation = 'input'", "vectors of"),
         ("UPDATE internal.compressed_indexes SET vectors = 3 WHERE representation = 'input'", "vectors of"),
         (
-            "UPDATE internal.compressed_indexes SET parameters = 'nprobe=foo' WHERE representation = 'input'",
-            "nprobe=foo",
+            "UPDATE internal.compressed_indexes SET factory = 'IVF4,Flat' WHERE representation = 'input'",
+            "does not write ('IVF4,Flat')",
         ),
         (
             "UPDATE internal.compressed_indexes SET faiss_file = NULL WHERE representation = 'input'",
@@ -106,7 +106,7 @@ def test_tables_that_do_not_fit_the_files_are_told(atlas, statement, told):
 
 
 @pytest.mark.parametrize(
-    "column", ["representations SET length = 7", "internal.compressed_indexes SET parameters = 'x=y'"]
+    "column", ["representations SET length = 7", "internal.compressed_indexes SET factory = 'HNSW0'"]
 )
 def test_a_search_in_what_does_not_fit_is_refused_in_a_sentence(atlas, column):
     edit(atlas, f"UPDATE {column} WHERE representation = 'input'")

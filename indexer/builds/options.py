@@ -11,7 +11,7 @@ from indexer.errors import BadArgument
 from indexer.machine import processors
 from indexer.names import DISCOVERIES, EXECUTORS, RELATIONS, SORTS
 from indexer.records.thresholds import Thresholds
-from indexer.vectors.choice import AUTO, EXACT, IndexChange
+from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
 Size = str | int | None
 
@@ -31,7 +31,7 @@ class RecordArguments(TypedDict, total=False):
 
 
 class IndexArguments(TypedDict, total=False):
-    """How vectors are searched. ``index``: auto, exact or a FAISS factory string."""
+    """How vectors are searched. ``index``: auto, exact, RaBitQ or RaBitQ2."""
 
     index: str | None
     index_memory: Size
@@ -141,13 +141,11 @@ def index_change(
     recall: float | None = None,
     vector_length: int | None = None,
 ) -> IndexChange | None:
-    """The index asked for, or None where no option names one. Raises BadArgument where it cannot be built."""
+    """The index asked for, or None where no option names one. Raises BadArgument for an unknown index."""
     if index is None and index_memory is None and recall is None and vector_length is None:
         return None
-    from indexer.vectors.factories import UNDERSTOOD, is_understood
-
-    if index not in (None, AUTO, EXACT) and not is_understood(index):
-        raise BadArgument(f"`index` {index[:60]!r} is not an index that can be built.", UNDERSTOOD)
+    if index is not None and index not in INDEXES:
+        raise BadArgument(f"Unknown `index` {index[:60]!r}.", KNOWN_INDEXES)
     return IndexChange(index, bytes_of("index_memory", index_memory), recall, vector_length)
 
 

@@ -76,7 +76,7 @@ resource_options = together(
 )  # fmt: skip
 
 index_options = together(
-    click.option("--index", metavar="auto|exact|FACTORY",
+    click.option("--index", metavar="auto|exact|RaBitQ|RaBitQ2",
                  help="How vectors are searched. auto: exact while that is instant, then compressed."),
     click.option("--index-memory", metavar="SIZE",
                  help="Size limit of a compressed index, e.g. 4G. Default: 1 GiB."),

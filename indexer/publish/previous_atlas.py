@@ -20,7 +20,7 @@ from indexer.publish.rows import Entry
 from indexer.records.identity import SVD_METHODS, Identity
 from indexer.records.representation import DEFAULT
 from indexer.records.store import RecordStore
-from indexer.vectors.choice import IndexChoice
+from indexer.vectors.choice import AUTO, COMPRESSED, EXACT, IndexChoice
 
 # Models that an error message names; the others are only counted.
 MOST_NAMES = 5
@@ -174,9 +174,15 @@ def _grouped(folder: AtlasFolder, table: str, column: str) -> dict[int, list[str
 
 
 def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
-    """The index choice of each base."""
+    """The index choice of each base; older versions had indexes that are now replaced by `auto`."""
+    known = (EXACT, *COMPRESSED)
     return {
-        row["base"]: IndexChoice(row["index_choice"], row["index_memory"], row["promised_recall"], row.get("budget"))
+        row["base"]: IndexChoice(
+            row["index_choice"] if row["index_choice"] in known else AUTO,
+            row["index_memory"],
+            row["promised_recall"],
+            row.get("budget"),
+        )
         for row in representations
         if row["representation"] == DEFAULT and "index_choice" in row
     }

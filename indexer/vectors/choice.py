@@ -1,19 +1,36 @@
-"""Which vectors and which index an atlas is to have: of how many numbers; exact, or compressed by a FAISS factory."""
+"""The choice of vectors and index: how many numbers a vector has, and whether search is exact or compressed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from indexer.errors import AtlasError
+
 AUTO, EXACT = "auto", "exact"
+
+# Compressed indexes by the name that FAISS gives them, and their bits per number, in the order in which `auto` tries
+# them; see ``indexer.vectors.compressed``.
+COMPRESSED = {"RaBitQ": 1, "RaBitQ2": 2}
+
+INDEXES = (AUTO, EXACT, *COMPRESSED)
+KNOWN_INDEXES = (
+    "Choose auto (exact while that is fast, then RaBitQ or RaBitQ2), exact, RaBitQ (1 bit per number) or RaBitQ2 "
+    "(2 bits per number)."
+)
+
+
+def check_index(name: str) -> None:
+    """Raises AtlasError if there is no such index."""
+    if name not in INDEXES:
+        raise AtlasError(f"Unknown index {name[:60]!r}.", KNOWN_INDEXES)
 
 
 @dataclass(frozen=True)
 class IndexChange:
-    """What is asked for; None leaves it as it was chosen before.
+    """A requested change; None leaves a setting as it is.
 
-    ``index``: auto (exact while that is instant, then what fits), exact, or a FAISS factory string. ``memory``: bytes
-    that a compressed index may take. ``promised``: the recall@10 below which none is published. ``budget``: about how
-    many numbers a vector of a length that can be chosen has.
+    ``index``: one of INDEXES. ``memory``: bytes that a compressed index may take. ``promised``: the lowest recall@10 of
+    a compressed index. ``budget``: the length of a vector, approximately, if the representation lets it be chosen.
     """
 
     index: str | None = None
@@ -24,7 +41,7 @@ class IndexChange:
 
 @dataclass(frozen=True)
 class IndexChoice(IndexChange):
-    """What is chosen, nothing left open but a budget that nobody asked for: the usual one."""
+    """The current settings. ``budget``: None for the usual length."""
 
     index: str = AUTO
     memory: int = 1 << 30
@@ -32,7 +49,7 @@ class IndexChoice(IndexChange):
     budget: int | None = None
 
     def changed(self, asked: IndexChange | None) -> IndexChoice:
-        """This choice, but for what is asked for."""
+        """These settings with a change."""
         if asked is None:
             return self
         return IndexChoice(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from indexer.database.connection import Connection
 
-_PARAMETERS = re.compile("|(?:nprobe|efSearch)=[1-9][0-9]{0,6}")
-
 
 @dataclass(frozen=True)
 class PublishedBase:
@@ -41,7 +38,6 @@ class StoredIndex:
     """The compressed index as the database names it; without a file it did not keep its promise."""
 
     factory: str
-    parameters: str
     candidates: int
     trained_on: int
     recall: float
@@ -80,27 +76,16 @@ class Published:
         """Ready for search. Raises AtlasError where a file is missing, damaged, or not what the database says."""
         try:
             return self._opened(root)
-        except (RuntimeError, AttributeError) as error:  # FAISS: of another kind, or parameters that it does not know
-            parameters = self.compressed.parameters if self.compressed else ""
-            raise AtlasError(
-                f"The vectors of {self.base}, {self.representation}, cannot be opened"
-                f"{f' (with {parameters[:60]!r})' if parameters else ''}.",
-                HINT,
-            ) from error
+        except (RuntimeError, AttributeError) as error:  # FAISS found an index of another kind
+            raise AtlasError(f"The vectors of {self.base}, {self.representation}, cannot be opened.", HINT) from error
 
     def _opened(self, root: Path) -> VectorIndex:
         search = None
-        if self.compressed is not None and not _PARAMETERS.fullmatch(self.compressed.parameters):
-            raise AttributeError(self.compressed.parameters)  # FAISS would set any field of an index
         if self.compressed is not None and self.compressed.file is not None:
             from indexer.vectors.candidates import CompressedSearch
 
-            search = CompressedSearch(
-                open_index(root, self.compressed.file),
-                self.compressed.parameters,
-                self.compressed.candidates,
-                self.masks,
-            )
+            index = open_index(root, self.compressed.file)
+            search = CompressedSearch(index, self.compressed.candidates, self.masks)
         segments = [OpenSegment(root, one, self.masks) for one in self.segments]
         return VectorIndex(segments, self.length, search, self.masks)
 
@@ -127,7 +112,7 @@ def read_published(
         key,
     ).fetchall()
     compressed = connection.execute(
-        "SELECT factory, parameters, candidates, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, "
+        "SELECT factory, candidates, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, "
         "faiss_bytes, vectors FROM internal.compressed_indexes WHERE base = ? AND representation = ?",
         key,
     ).fetchall()
@@ -196,6 +181,6 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
 
 
 def _stored(row: tuple[Any, ...], length: int) -> StoredIndex:
-    factory, parameters, candidates, trained_on, recall, queries, name, sha256, size, stored = row
+    factory, candidates, trained_on, recall, queries, name, sha256, size, stored = row
     file = VectorFile(name, sha256, size, stored, length, factory) if name is not None else None
-    return StoredIndex(factory, parameters, candidates, trained_on, recall, queries, file)
+    return StoredIndex(factory, candidates, trained_on, recall, queries, file)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from indexer.vectors.candidates import one_thread
 from indexer.vectors.masks import Masks, changed_blocks, divisors, shared_blocks
-from indexer.vectors.segments import OpenSegment, Vectors, ascending, joined, only, positions
+from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selector, joined, positions
 
 if TYPE_CHECKING:
     from indexer.vectors.candidates import CompressedSearch
@@ -179,7 +179,7 @@ def _search(
         ids = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
         if not len(ids):
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        selector = only(ids)
+        selector = id_selector(ids)
     elif allowed is not None:
         selector = faiss.IDSelectorBatch(np.setdiff1d(allowed, removed, assume_unique=True))
     elif len(removed):

@@ -259,7 +259,7 @@ def positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int
     return places[held[places] == ids] if len(held) else np.zeros(0, dtype=np.intp)
 
 
-def only(ids: NDArray[np.int64]) -> Any:
+def id_selector(ids: NDArray[np.int64]) -> Any:
     """FAISS's selector of these ids (one at least, ascending): a bit for each number up to the last one.
 
     A table of them where they are so sparse that the bits would take more memory: an id may be a stranger's word.

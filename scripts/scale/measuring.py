@@ -77,7 +77,7 @@ def _sizes(maker: Maker, figures: Figures) -> None:
     figures.put("record_bytes", sum(path.stat().st_size for path in _records(maker)))
     with duckdb.connect(str(maker.folder.database), read_only=True) as connection:
         compressed = connection.execute(
-            "SELECT faiss_file, trim(factory || ' ' || parameters), recall_at_10 FROM internal.compressed_indexes"
+            "SELECT faiss_file, factory, recall_at_10 FROM internal.compressed_indexes"
         ).fetchall()
         for table in ("deltas", "neighbours"):
             (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()

@@ -17,7 +17,7 @@ import numpy as np
 
 from indexer.atlas import STORAGE_VERSION, schema_sql
 from indexer.publish.tables import Tables
-from indexer.publish.vectors import Incoming, PublishedVectors
+from indexer.publish.vectors import PublishedVectors, VectorWriter
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.vectors.centre import Centre
 from indexer.vectors.published import Published, read_published
@@ -123,14 +123,14 @@ def _change(root: Path, population: Population, count: int, models: range) -> fl
         stored = PublishedVectors(
             root, tables, BASE, representation, RANK, lambda sentence: print(sentence, file=sys.stderr)
         )
-        incoming = Incoming(root, BASE, representation, centre.version, population.blocks)
+        writer = VectorWriter(root, BASE, representation, centre.version, population.blocks)
         for start in range(models.start, models.stop, _STRETCH):
             begun = time.perf_counter()
             stretch = range(start, min(start + _STRETCH, models.stop))
             drawn = population.vectors(stretch.start, stretch.stop)
             drawing += time.perf_counter() - begun
-            incoming.take(np.arange(start, stretch.stop), _published_as(population, centre, stretch, drawn))
-        stored.change(incoming, [])
+            writer.add_all(np.arange(start, stretch.stop), _published_as(population, centre, stretch, drawn))
+        stored.change(writer, [])
         tables.run("COMMIT")
     seconds = time.perf_counter() - started - drawing
     _collect(root)

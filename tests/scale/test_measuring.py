@@ -42,9 +42,9 @@ def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, t
     database = tmp_path / "atlas.duckdb"
     with duckdb.connect(str(database)) as connection:
         connection.execute(
-            "CREATE SCHEMA internal; CREATE TABLE internal.compressed_indexes (faiss_file VARCHAR, factory VARCHAR, parameters VARCHAR, recall_at_10 DOUBLE)"
+            "CREATE SCHEMA internal; CREATE TABLE internal.compressed_indexes (faiss_file VARCHAR, factory VARCHAR, recall_at_10 DOUBLE)"
         )
-        connection.execute("INSERT INTO internal.compressed_indexes VALUES (?, 'IVF32,SQ8', 'nprobe=4', 0.8)", [file])
+        connection.execute("INSERT INTO internal.compressed_indexes VALUES (?, 'RaBitQ', 0.8)", [file])
         for name in ("deltas", "neighbours"):
             connection.execute(f"CREATE TABLE {name} (model_id BIGINT)")
     folder = SimpleNamespace(root=tmp_path, database=database, records=tmp_path / "records")
@@ -52,7 +52,7 @@ def test_a_compressed_index_has_bytes_only_where_it_is_kept(file, bytes_of_it, t
     _sizes(SimpleNamespace(folder=folder, listing=SimpleNamespace(path=tmp_path / "listing.jsonl")), figures)
     assert figures.values.get("compressed_bytes") == bytes_of_it
     assert figures.values["vectors_bytes"] == 100
-    assert figures.values["index_type"] == "IVF32,SQ8 nprobe=4"
+    assert figures.values["index_type"] == "RaBitQ"
 
 
 @pytest.mark.slow

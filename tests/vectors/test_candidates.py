@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from indexer.vectors.candidates import CompressedSearch
+from indexer.vectors.choice import COMPRESSED
 from indexer.vectors.compressed import compress
 from indexer.vectors.masks import Masks
 from indexer.vectors.recall import ask, recall
-from indexer.vectors.segments import Vectors, only
+from indexer.vectors.segments import Vectors, id_selector
 
 BLOCKS, EACH = 12, 20
 COUNT, LACKING = 3000, 600
 KINDS = [np.r_[np.ones(4), np.zeros(8)].astype(bool), np.r_[np.zeros(6), np.ones(6)].astype(bool)]
 
 
-def strangers(common: float = 0.0) -> tuple[np.ndarray, Masks]:
+def unrelated_models(common: float = 0.0) -> tuple[np.ndarray, Masks]:
     """Every fifth with few blocks: by chance these are nearer to many, but their products are smaller.
 
     ``common``: the cosine's root of what models have in common with nineteen others.
@@ -36,7 +37,7 @@ def strangers(common: float = 0.0) -> tuple[np.ndarray, Masks]:
 
 @pytest.fixture(scope="module")
 def planted() -> tuple[np.ndarray, Masks]:
-    return strangers()
+    return unrelated_models()
 
 
 def likeness(matrix: np.ndarray, asked: int) -> np.ndarray:
@@ -50,73 +51,53 @@ def likeness(matrix: np.ndarray, asked: int) -> np.ndarray:
     return found / np.maximum(shared, 4)
 
 
-@pytest.fixture(scope="module", params=["IVF16,Flat", "Flat", "PCA239,SQfp16"])
-def thorough(planted, request) -> CompressedSearch:
-    """One whose codes are as good as exact, and of which every list is visited."""
-    matrix, masks = planted
-    made = compress([Vectors(np.arange(COUNT), matrix)], request.param, 1.0, masks=masks)
-    return CompressedSearch(made.index, "nprobe=16" if "IVF" in request.param else "", masks=masks)
-
-
 @pytest.mark.parametrize("asked", [1, 0, 5])  # one with all blocks, one of each kind that lacks some
-def test_the_nearest_are_proposed_whatever_they_lack(planted, thorough, asked):
-    matrix, _ = planted
-    near = likeness(matrix, asked)
-    nearest = np.argsort(-near)[:30]
+def test_the_nearest_are_proposed_whatever_they_lack(planted, asked):
+    matrix, masks = planted
+    exact = faiss.IndexIDMap(faiss.IndexFlatIP(matrix.shape[1]))
+    exact.add_with_ids(matrix, np.arange(COUNT))
+    search = CompressedSearch(exact, masks=masks)
+    nearest = np.argsort(-likeness(matrix, asked))[:30]
     lacking = set(range(0, COUNT, COUNT // LACKING))
     assert asked != 1 or len(lacking & set(nearest.tolist())) > 15, "those that lack blocks are the nearer ones"
     for count in (100, 400):
-        proposed = thorough.candidates(matrix[asked], count)
+        proposed = search.candidates(matrix[asked], count)
         assert len(proposed) == len(set(proposed.tolist())) == count
         assert set(nearest.tolist()) <= set(proposed.tolist())
 
 
-@pytest.mark.parametrize("factory", ["IVF16,SQ8", "IVF16,RaBitQ9", "PCA200,IVF16,SQ8"])
+@pytest.mark.parametrize("factory", COMPRESSED)
 def test_their_recall_is_measured_and_kept(planted, factory):
     matrix, masks = planted
     parts = [Vectors(np.arange(COUNT), matrix)]
     made = compress(parts, factory, 0.95, masks=masks)
     assert made.recall >= 0.95
-    search = CompressedSearch(made.index, made.parameters, masks=masks)
+    search = CompressedSearch(made.index, masks=masks)
     assert recall(ask(parts, 200, 1, masks), search.candidates, made.candidates, parts, masks) >= 0.93
-
-
-def test_models_that_the_index_does_not_know_are_not_waited_for(planted):
-    """Of those that lack blocks half are in a segment of their own: few lists are visited all the same."""
-    matrix, masks = planted
-    known = np.arange(COUNT // 2)
-    made = compress([Vectors(known, matrix[known])], "IVF16,Flat", 0.5, masks=masks)
-    search = CompressedSearch(made.index, "nprobe=4", masks=masks)
-    proposed = search.candidates(matrix[1], 60)
-    assert len(proposed) == 60
-    assert proposed.max() < COUNT // 2
 
 
 @pytest.mark.parametrize("ids", [np.arange(0, 90, 3), np.array([5]), np.array([7, 2_000_000_011])])
 def test_a_selector_takes_no_more_memory_than_its_ids(ids):
-    """A stranger's ids may be any numbers."""
-    selector = only(ids)
+    """Ids of a foreign atlas may be any numbers."""
+    selector = id_selector(ids)
     numbers = [*ids.tolist(), 1, 4, 8, 91, 1_999_999_999]
     assert [selector.is_member(number) for number in numbers] == [number in ids for number in numbers]
     if isinstance(selector, faiss.IDSelectorBitmap):
         assert selector.n <= 8 * len(ids)
 
 
-@pytest.mark.parametrize("factory", ["RaBitQ", "IVF4,RaBitQ"])
-def test_those_that_lack_blocks_do_not_push_out_the_others(factory):
-    """Divided by fewer blocks, a code's error is larger: ranked by that alone, strangers would come before near ones."""
-    matrix, masks = strangers(common=0.5)
+def test_those_that_lack_blocks_do_not_push_out_the_others():
+    """Divided by fewer blocks, the error of a code is larger: ranked by that alone, unrelated models would come first."""
+    matrix, masks = unrelated_models(common=0.5)
     parts = [Vectors(np.arange(COUNT), matrix)]
-    made = compress(parts, factory, 0.1, masks=masks)
-    search = CompressedSearch(made.index, "nprobe=4" if "IVF" in factory else "", masks=masks)
+    made = compress(parts, "RaBitQ", 0.1, masks=masks)
+    search = CompressedSearch(made.index, masks=masks)
     lacking = np.arange(0, COUNT, COUNT // LACKING)
     index = made.index
 
     def by_likeness_alone(query: np.ndarray, count: int) -> np.ndarray:
-        chosen = [only(lacking), faiss.IDSelectorNot(only(lacking))]
-        kind = faiss.SearchParametersIVF if "IVF" in factory else faiss.SearchParameters
-        more = {"nprobe": 4} if "IVF" in factory else {}
-        found = [index.search(query[None], count, params=kind(sel=one, **more)) for one in chosen]
+        chosen = [id_selector(lacking), faiss.IDSelectorNot(id_selector(lacking))]
+        found = [index.search(query[None], count, params=faiss.SearchParameters(sel=one)) for one in chosen]
         ids = np.concatenate([one[1][0] for one in found])
         likely = np.concatenate([one[0][0] for one in found]) / masks.divisors(query[None], ids)[0]
         return ids[np.argsort(-likely)[:count]]
@@ -127,25 +108,25 @@ def test_those_that_lack_blocks_do_not_push_out_the_others(factory):
         assert found > recall(asked, by_likeness_alone, count, parts, masks) + 0.01
 
 
-@pytest.mark.parametrize("lacking", ["nobody", "a stretch", "everywhere"])
+@pytest.mark.parametrize("lacking", ["no model", "a range of ids", "everywhere"])
 def test_codes_that_several_threads_compare_propose_the_same(planted, monkeypatch, lacking):
     """Ids are far apart and not in the order of the codes; those that lack blocks are in one stretch of ids, or in all."""
     matrix, _ = planted
     lacks = np.arange(COUNT) % (COUNT // LACKING) == 0
-    order = np.argsort(~lacks, kind="stable") if lacking == "a stretch" else np.arange(COUNT)
+    order = np.argsort(~lacks, kind="stable") if lacking == "a range of ids" else np.arange(COUNT)
     ids = 7 * np.arange(COUNT)
     members: dict[bytes, list[int]] = {}
     for row, one in zip(order[lacks[order]].tolist(), ids[lacks[order]].tolist(), strict=True):
         members.setdefault(KINDS[row % 2].astype(np.uint8).tobytes(), []).append(one)
-    masks = Masks.none() if lacking == "nobody" else Masks.of(BLOCKS, members)
+    masks = Masks.none() if lacking == "no model" else Masks.of(BLOCKS, members)
     places = np.random.default_rng(5).permutation(COUNT)
     made = compress([Vectors(ids[places], matrix[order][places])], "RaBitQ", 0.1, masks=masks)
     monkeypatch.setattr("indexer.vectors.candidates.CODES_A_THREAD", 1000)
     monkeypatch.setattr("indexer.vectors.candidates.processors", lambda: 1)
-    alone = CompressedSearch(made.index, made.parameters, masks=masks)
+    alone = CompressedSearch(made.index, masks=masks)
     monkeypatch.setattr("indexer.vectors.candidates.processors", lambda: 3)
-    several = CompressedSearch(made.index, made.parameters, masks=masks)
-    assert len(several._stretches) == 3
+    several = CompressedSearch(made.index, masks=masks)
+    assert len(several._ranges) == 3
     for asked in (0, 1, 5):
         for count in (40, 700):
             assert several.candidates(matrix[asked], count).tolist() == alone.candidates(matrix[asked], count).tolist()
