@@ -8,6 +8,10 @@ LoRA factors that started from the same random A stay near it, so that adapters 
 data are. Where models of one initialisation name three data sets or more, the initialisation has a centre of its own:
 their mean, one vote a data set, drawn towards the centre of all adapters by half a model. With fewer nobody can tell
 what comes from the seed and what from the data, and the centre of all adapters serves.
+
+An adapter that moved less than the others of its initialisation lies on the near side of their mean, one that moved
+more on the far side, and the line is that of the seed. So what is left of a block along the line from the adapters'
+centre to the initialisation's counts a quarter.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ FEWEST_VOTES = 3
 # In an initialisation a vote of n models counts n/(n + 8): of one model alone it is mostly what that model has of its
 # own, which all others would then lack, and be alike by it.
 FEW_MODELS = 8.0
+
+# What is left of a block of an initialisation, along the line from the adapters' centre to its own, counts this much.
+ALONG_SEED = 0.25
 
 # A block this near to its centre has no direction left but rounding.
 _NOTHING = 1e-6
@@ -94,9 +101,11 @@ class Centre:
 
         A block that was not changed stays zero, and so does one that is its centre.
         """
-        centre = self.groups[group].blocks.astype(np.float64)
+        centre, line = self._subtracted(group)
         blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
         rest = (blocks - centre) * blocks.any(axis=2, keepdims=True)
+        if line is not None:
+            rest -= (1 - ALONG_SEED) * np.einsum("nbm,bm->nb", rest, line)[:, :, None] * line
         norms = np.linalg.norm(rest, axis=2, keepdims=True)
         rest = np.divide(rest, norms, out=np.zeros_like(rest), where=norms > _NOTHING)
         return rest.reshape(len(vectors), -1).astype(np.float32)
@@ -104,15 +113,32 @@ class Centre:
     def uncentred(self, vectors: NDArray[np.floating], group: str) -> Floats:
         """(n, d) the vectors of unit blocks that were centred to (n, d) ``vectors``: no record need be read again.
 
-        With p the published block, c the centre and s > 0 what was left: b = c + s·p has norm 1, and as ‖c‖ < 1 there
-        is one such s: −c·p + √((c·p)² + 1 − ‖c‖²).
+        With p the published block, its part along the seed's line restored, c the centre and s > 0 what was left:
+        b = c + s·p has norm 1, and as ‖c‖ < 1 there is one such s: (−c·p + √((c·p)² + ‖p‖²(1 − ‖c‖²))) / ‖p‖².
         """
-        centre = self.groups[group].blocks.astype(np.float64)
+        centre, line = self._subtracted(group)
         blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
+        if line is not None:
+            blocks = blocks + (1 / ALONG_SEED - 1) * np.einsum("nbm,bm->nb", blocks, line)[:, :, None] * line
         along = np.einsum("nbm,bm->nb", blocks, centre)
-        left = -along + np.sqrt(np.maximum(along**2 + 1 - np.einsum("bm,bm->b", centre, centre), 0))
+        square = np.einsum("nbm,nbm->nb", blocks, blocks)
+        room = 1 - np.einsum("bm,bm->b", centre, centre)
+        root = np.sqrt(np.maximum(along**2 + square * room, 0)) - along
+        left = np.divide(root, square, out=np.zeros_like(root), where=square > 0)
         whole = (centre + left[:, :, None] * blocks) * blocks.any(axis=2, keepdims=True)
         return whole.reshape(len(vectors), -1).astype(np.float32)
+
+    def _subtracted(self, group: str) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """The centre (b, m) of a group; of an initialisation also the line to it from the adapters' centre.
+
+        The line (b, m) has unit norm, and is zero in blocks where the initialisation has no centre of its own.
+        """
+        centre = self.groups[group].blocks.astype(np.float64)
+        if group in GROUPS:
+            return centre, None
+        line = centre - self.groups[ADAPTER].blocks
+        norms = np.linalg.norm(line, axis=1, keepdims=True)
+        return centre, np.divide(line, norms, out=np.zeros_like(line), where=norms > _NOTHING)
 
 
 def cosine_of_strangers(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
