@@ -376,7 +376,8 @@ CREATE TABLE internal.centres (
     block INTEGER NOT NULL,
     models INTEGER NOT NULL,
     votes INTEGER NOT NULL,
-    numbers FLOAT[] NOT NULL
+    numbers FLOAT[] NOT NULL,
+    drift FLOAT[]
 );
 COMMENT ON TABLE internal.centres IS 'The centre that is subtracted from every block before the block is rescaled to unit norm: the mean block of the group of the model, with one vote per author, times votes/(votes + 2). For adapters of one initialisation it is their own mean, with one vote per dataset, shrunk towards the mean of all adapters. It is recomputed only when the group has grown by half.';
 COMMENT ON COLUMN internal.centres.base IS 'Canonical id of the base.';
@@ -386,6 +387,7 @@ COMMENT ON COLUMN internal.centres.block IS 'Number of the block, from 0, in the
 COMMENT ON COLUMN internal.centres.models IS 'Models of the group when the centre was computed, without copies, unrelated models and duplicates.';
 COMMENT ON COLUMN internal.centres.votes IS 'Number of authors of models that changed the matrix; for an initialisation, the number of datasets that its models name (or the author of a model that names none).';
 COMMENT ON COLUMN internal.centres.numbers IS 'The shrunk mean of the unit-norm blocks.';
+COMMENT ON COLUMN internal.centres.drift IS 'For an initialisation: how its blocks change with log(delta_norm) among models of the same datasets; vectors are scaled by a quarter along it. Null for adapter and full.';
 
 CREATE TABLE internal.centre_members (
     base VARCHAR NOT NULL,

@@ -23,6 +23,7 @@ from indexer.vectors.centre import (
     Centre,
     GroupCentre,
     Mean,
+    drift_slopes,
     initialisation_group,
     joined_centres,
     vote_shares,
@@ -40,7 +41,7 @@ _PLURAL = {"adapter": "adapters", "full": "full fine-tunes"}
 class _Known:
     """What the database says of a model: its author, group, initialisation and record, and whether its vote counts.
 
-    ``datasets``: those that it names.
+    ``datasets``: those that it names. ``norm``: of its whole change.
     """
 
     author: str
@@ -49,6 +50,7 @@ class _Known:
     record_key: str
     counts: bool
     datasets: Sequence[str]
+    norm: float
 
     def vote(self, group: str) -> str:
         """Whose vote it has a share of: in GROUPS its author's; in an initialisation that of the data it names."""
@@ -122,7 +124,8 @@ class Centring:
             row[0]: _Known(*row[1:])
             for row in self.tables.rows(
                 "SELECT model_id, author, vector_group, initialisation, record_key, "
-                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL, datasets FROM models WHERE base = ?",
+                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL, datasets, coalesce(delta_norm, 0) "
+                "FROM models WHERE base = ?",
                 [self.key[0]],
             )
         }
@@ -157,9 +160,13 @@ class Centring:
             for row, model_id in enumerate(ids.tolist()):
                 if model_id in coming:
                     changed[row] = coming[model_id]
-            few = 0.0 if group in GROUPS else FEW_MODELS
-            shares, votes = vote_shares([known[one].vote(group) for one in ids.tolist()], changed, few)
-            means[group] = Mean(ids, shares, votes, length)
+            voters = [known[one].vote(group) for one in ids.tolist()]
+            if group in GROUPS:
+                means[group] = Mean(ids, *vote_shares(voters, changed), length)
+            else:
+                norms = np.array([known[one].norm for one in ids.tolist()])
+                slopes = drift_slopes(voters, changed, norms)
+                means[group] = Mean(ids, *vote_shares(voters, changed, FEW_MODELS), length, slopes)
         for ids, before, vectors in self._held(known, gone):
             assert self.stored is not None
             uncentred_ones = self.stored.uncentred(vectors, before)
@@ -221,6 +228,7 @@ class Centring:
             {
                 "base": self.key[0], "representation": self.key[1], "vector_group": group, "block": number,
                 "models": centre.models, "votes": int(votes), "numbers": block.tolist(),
+                "drift": None if centre.drift is None else centre.drift[number].tolist(),
             }
             for number, (block, votes) in enumerate(zip(centre.blocks, centre.votes, strict=True))
         ]  # fmt: skip

@@ -264,7 +264,7 @@ def _check_centre(
         is_same = made.blocks.shape == stored.blocks.shape and np.allclose(
             made.blocks, stored.blocks, atol=TOLERANCE_OF_CENTRES
         )
-        if not is_same or not np.array_equal(made.votes, stored.votes):
+        if not is_same or not np.array_equal(made.votes, stored.votes) or not _is_same_drift(made, stored):
             why = f"the centre of group {group} is not the mean of the models it was made from"
             yield Disagreement("centre", what, why)
 
@@ -281,12 +281,23 @@ def _centre_from(
         return GroupCentre.nothing(blocks, published.length // blocks)
     store = RecordStore(folder)
     representation = representation_named(published.representation, published.choice.budget)
-    vectors = []
+    vectors, norms = [], []
     for member in members:
         try:
-            vectors.append(representation.vector(store.read(member["record_key"])).astype(np.float32))
+            record = store.read(member["record_key"])
+            vectors.append(representation.vector(record).astype(np.float32))
         except (AtlasError, TypeError):
             return None
+        norms.append(record.norm)
     if any(len(vector) != published.length for vector in vectors):
         return None
-    return centre_of(np.stack(vectors), [one["vote"] for one in members], blocks, above)
+    votes = [one["vote"] for one in members]
+    return centre_of(np.stack(vectors), votes, blocks, above, None if above is None else norms)
+
+
+def _is_same_drift(made: GroupCentre, stored: GroupCentre) -> bool:
+    """A drift is a sum over members, so the tolerance grows with their number."""
+    if made.drift is None or stored.drift is None:
+        return made.drift is stored.drift
+    tolerance = TOLERANCE_OF_CENTRES * max(1, stored.models)
+    return made.drift.shape == stored.drift.shape and np.allclose(made.drift, stored.drift, atol=tolerance)

@@ -167,7 +167,7 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
 def record_row(model_id: int, record: Record, record_key: str) -> Row:
     """The row of the table records. The publisher sets flags that depend on thresholds or on other models."""
     base_norm = float(np.sqrt(sum(delta.base_norm**2 for delta in record.deltas)))
-    delta_norm = float(np.sqrt(sum(delta.norm**2 for delta in record.deltas)))
+    delta_norm = record.norm
     zeros = [delta.norm == 0.0 for delta in record.deltas]
     names = record.head.get("label_names")
     space = row_space_of(record)

@@ -154,6 +154,11 @@ class Record:
     row_space: NDArray[np.float16] | None = None
 
     @property
+    def norm(self) -> float:
+        """Frobenius norm of all its deltas together."""
+        return float(np.sqrt(sum(delta.norm**2 for delta in self.deltas)))
+
+    @property
     def is_adapter(self) -> bool:
         """Whether the weights came as LoRA factors."""
         return any(stored.format.startswith("adapter") for stored in self.files)

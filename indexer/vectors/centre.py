@@ -9,9 +9,9 @@ data are. Where models of one initialisation name three data sets or more, the i
 their mean, one vote a data set, drawn towards the centre of all adapters by half a model. With fewer nobody can tell
 what comes from the seed and what from the data, and the centre of all adapters serves.
 
-An adapter that moved less than the others of its initialisation lies on the near side of their mean, one that moved
-more on the far side, and the line is that of the seed. So what is left of a block along the line from the adapters'
-centre to the initialisation's counts a quarter.
+Adapters of one initialisation also differ in how far they moved from it, in directions that belong to the seed. So
+what is left of a block counts a quarter along two directions: from the adapters' centre to the initialisation's, and
+the initialisation's drift, which is how blocks change with log ‖δW‖ among models of the same data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FEWEST_VOTES = 3
 # own, which all others would then lack, and be alike by it.
 FEW_MODELS = 8.0
 
-# What is left of a block of an initialisation, along the line from the adapters' centre to its own, counts this much.
+# How much of what is left of a block of an initialisation counts in the directions that say how far it moved.
 ALONG_SEED = 0.25
 
 # A block this near to its centre has no direction left but rounding.
@@ -53,11 +53,16 @@ GROWTH = 1.5
 
 @dataclass(frozen=True, eq=False)
 class GroupCentre:
-    """The centre of one group: ``blocks`` (b, m), the ``votes`` (b,) behind each, and the models it was made of."""
+    """The centre of one group: ``blocks`` (b, m), the ``votes`` (b,) behind each, and the models it was made of.
+
+    ``drift`` (b, m), only of an initialisation: the regression of blocks on the log of the norm of the whole change,
+    within data sets and not normalised; zeros where it is not known.
+    """
 
     blocks: Floats
     votes: NDArray[np.int64]
     models: int
+    drift: Floats | None = None
 
     @classmethod
     def nothing(cls, blocks: int, length: int) -> GroupCentre:
@@ -94,6 +99,8 @@ class Centre:
             digest.update(f"{name}|{one.blocks.shape}|{one.models}|".encode())
             digest.update(np.ascontiguousarray(one.blocks, dtype="<f4").tobytes())
             digest.update(np.ascontiguousarray(one.votes, dtype="<i8").tobytes())
+            if one.drift is not None:
+                digest.update(np.ascontiguousarray(one.drift, dtype="<f4").tobytes())
         return digest.hexdigest()[:16]
 
     def centred(self, vectors: NDArray[np.floating], group: str) -> Floats:
@@ -101,10 +108,10 @@ class Centre:
 
         A block that was not changed stays zero, and so does one that is its centre.
         """
-        centre, line = self._subtracted(group)
+        centre = self.groups[group].blocks.astype(np.float64)
         blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
         rest = (blocks - centre) * blocks.any(axis=2, keepdims=True)
-        if line is not None:
+        for line in self._lines(group):
             rest -= (1 - ALONG_SEED) * np.einsum("nbm,bm->nb", rest, line)[:, :, None] * line
         norms = np.linalg.norm(rest, axis=2, keepdims=True)
         rest = np.divide(rest, norms, out=np.zeros_like(rest), where=norms > _NOTHING)
@@ -113,12 +120,12 @@ class Centre:
     def uncentred(self, vectors: NDArray[np.floating], group: str) -> Floats:
         """(n, d) the vectors of unit blocks that were centred to (n, d) ``vectors``: no record need be read again.
 
-        With p the published block, its part along the seed's line restored, c the centre and s > 0 what was left:
+        With p the published block, its parts along the seed's lines restored, c the centre and s > 0 what was left:
         b = c + s·p has norm 1, and as ‖c‖ < 1 there is one such s: (−c·p + √((c·p)² + ‖p‖²(1 − ‖c‖²))) / ‖p‖².
         """
-        centre, line = self._subtracted(group)
+        centre = self.groups[group].blocks.astype(np.float64)
         blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
-        if line is not None:
+        for line in self._lines(group):
             blocks = blocks + (1 / ALONG_SEED - 1) * np.einsum("nbm,bm->nb", blocks, line)[:, :, None] * line
         along = np.einsum("nbm,bm->nb", blocks, centre)
         square = np.einsum("nbm,nbm->nb", blocks, blocks)
@@ -128,17 +135,24 @@ class Centre:
         whole = (centre + left[:, :, None] * blocks) * blocks.any(axis=2, keepdims=True)
         return whole.reshape(len(vectors), -1).astype(np.float32)
 
-    def _subtracted(self, group: str) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """The centre (b, m) of a group; of an initialisation also the line to it from the adapters' centre.
+    def _lines(self, group: str) -> list[NDArray[np.float64]]:
+        """Of an initialisation, the directions (b, m) that say how far a model moved: of unit norm, or zero.
 
-        The line (b, m) has unit norm, and is zero in blocks where the initialisation has no centre of its own.
+        They are at right angles to each other in every block.
         """
-        centre = self.groups[group].blocks.astype(np.float64)
         if group in GROUPS:
-            return centre, None
-        line = centre - self.groups[ADAPTER].blocks
-        norms = np.linalg.norm(line, axis=1, keepdims=True)
-        return centre, np.divide(line, norms, out=np.zeros_like(line), where=norms > _NOTHING)
+            return []
+        own = self.groups[group]
+        first = _unit(own.blocks.astype(np.float64) - self.groups[ADAPTER].blocks)
+        if own.drift is None:
+            return [first]
+        drift = _unit(own.drift.astype(np.float64))
+        return [first, _unit(drift - np.einsum("bm,bm->b", drift, first)[:, None] * first)]
+
+
+def _unit(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    norms = np.linalg.norm(blocks, axis=1, keepdims=True)
+    return np.divide(blocks, norms, out=np.zeros_like(blocks), where=norms > _NOTHING)
 
 
 def cosine_of_strangers(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
@@ -171,42 +185,80 @@ def vote_shares(
     return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0), votes
 
 
+def drift_slopes(voters: Sequence[str], changed: NDArray[np.bool_], norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the log of the norm (n,) of each model is above the mean of its voter, (n, b); 0 in unchanged blocks.
+
+    With these weights the sum of blocks is their regression on how far models moved, within voters. A voter of one
+    model adds nothing.
+    """
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
+    counts, sums = np.zeros((2, len(numbers), changed.shape[1]))
+    logs = np.log(np.maximum(norms, 1e-30))[:, None] * changed
+    np.add.at(counts, codes, changed)
+    np.add.at(sums, codes, logs)
+    return np.where(changed & (counts[codes] > 1), logs - (sums / np.maximum(counts, 1))[codes], 0.0)
+
+
 class Mean:
-    """The centre of a group as its vectors go by; ``shares`` and ``votes`` as ``vote_shares`` gives them."""
+    """The centre of a group as its vectors go by; ``shares`` and ``votes`` as ``vote_shares`` gives them.
+
+    ``slopes``: as ``drift_slopes`` gives them, of an initialisation.
+    """
 
     def __init__(
-        self, ids: NDArray[np.int64], shares: NDArray[np.float64], votes: NDArray[np.int64], length: int
+        self,
+        ids: NDArray[np.int64],
+        shares: NDArray[np.float64],
+        votes: NDArray[np.int64],
+        length: int,
+        slopes: NDArray[np.float64] | None = None,
     ) -> None:
-        self.ids, self.shares, self.votes = ids, shares, votes
+        self.ids, self.shares, self.votes, self.slopes = ids, shares, votes, slopes
         self.sum = np.zeros((shares.shape[1], length))
+        self.drift = np.zeros_like(self.sum)
 
     def add(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
         """Uncentred vectors (n, d) of some models; those that have no share do not count."""
         places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
         counts = np.flatnonzero(self.ids[places] == ids) if len(self.ids) else np.zeros(0, np.intp)
-        blocks = vectors[counts].reshape(len(counts), *self.sum.shape)
-        self.sum += np.einsum("nb,nbm->bm", self.shares[places[counts]], blocks.astype(np.float64))
+        blocks = vectors[counts].reshape(len(counts), *self.sum.shape).astype(np.float64)
+        self.sum += np.einsum("nb,nbm->bm", self.shares[places[counts]], blocks)
+        if self.slopes is not None:
+            self.drift += np.einsum("nb,nbm->bm", self.slopes[places[counts]], blocks)
 
     def centre(self, above: GroupCentre | None = None) -> GroupCentre:
         """The mean so far, shrunk towards zero; of an initialisation towards the adapters' centre, ``above``."""
+        votes = self.votes.astype(np.int64)
         if above is None:
             shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
-        else:
-            models = np.count_nonzero(self.shares, axis=0)
-            own = np.where(self.votes >= FEWEST_VOTES, models / (models + INITIALISATION_SHRINK), 0.0)[:, None]
-            shrunk = own * self.sum + (1 - own) * above.blocks
-        return GroupCentre(shrunk.astype(np.float32), self.votes.astype(np.int64), len(self.ids))
+            return GroupCentre(shrunk.astype(np.float32), votes, len(self.ids))
+        models = np.count_nonzero(self.shares, axis=0)
+        is_enough = (self.votes >= FEWEST_VOTES)[:, None]
+        own = np.where(is_enough, (models / (models + INITIALISATION_SHRINK))[:, None], 0.0)
+        shrunk = own * self.sum + (1 - own) * above.blocks
+        drift = np.where(is_enough, self.drift, 0.0).astype(np.float32)
+        return GroupCentre(shrunk.astype(np.float32), votes, len(self.ids), drift)
 
 
 def centre_of(
-    vectors: NDArray[np.floating], voters: Sequence[str], blocks: int, above: GroupCentre | None = None
+    vectors: NDArray[np.floating],
+    voters: Sequence[str],
+    blocks: int,
+    above: GroupCentre | None = None,
+    norms: Sequence[float] | None = None,
 ) -> GroupCentre:
-    """The centre of (n, d) uncentred vectors of one group, all at once; ``above`` as in ``Mean.centre``."""
+    """The centre of (n, d) uncentred vectors of one group, all at once; ``above`` as in ``Mean.centre``.
+
+    ``norms``: of an initialisation, the norm of the whole change of every model.
+    """
     changed = changed_blocks(vectors, blocks)
     kept = np.flatnonzero(changed.any(axis=1))
     few = 0.0 if above is None else FEW_MODELS
-    shares, votes = vote_shares([voters[row] for row in kept.tolist()], changed[kept], few)
-    mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, vectors.shape[1] // blocks)
+    of_kept = [voters[row] for row in kept.tolist()]
+    shares, votes = vote_shares(of_kept, changed[kept], few)
+    slopes = None if norms is None else drift_slopes(of_kept, changed[kept], np.asarray(norms, dtype=np.float64)[kept])
+    mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, vectors.shape[1] // blocks, slopes)
     mean.add(mean.ids, vectors[kept])
     return mean.centre(above)
 

@@ -156,8 +156,8 @@ def read_masks(
 def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
     """The published centre; None where there is none. Raises AtlasError where its rows are no centre."""
     rows = connection.execute(
-        "SELECT vector_group, models, votes, numbers FROM internal.centres WHERE base = ? AND representation = ? "
-        "ORDER BY vector_group, block",
+        "SELECT vector_group, models, votes, numbers, drift FROM internal.centres "
+        "WHERE base = ? AND representation = ? ORDER BY vector_group, block",
         [base, representation],
     ).fetchall()
     if not rows:
@@ -167,15 +167,18 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
     for row in rows:
         of_group.setdefault(row[0], []).append(row)
     for name, mine in of_group.items():
-        lengths = {len(numbers) for _, _, _, numbers in mine}
+        lengths = {len(numbers) for _, _, _, *both in mine for numbers in both if numbers is not None}
         if len(lengths) != 1:
             raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
         numbers = np.array([row[3] for row in mine], dtype=np.float32)
-        groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1])
+        has_drift = all(row[4] is not None for row in mine)
+        drift = np.array([row[4] for row in mine], dtype=np.float32) if has_drift else None
+        groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1], drift)
     if len({one.blocks.shape for one in groups.values()}) != 1:
         raise AtlasError(f"The centres of {base}, {representation}, are of different lengths.", HINT)
     centre = Centre(groups)
-    if any(not np.isfinite(one.blocks).all() for one in groups.values()):
+    parts = [part for one in groups.values() for part in (one.blocks, one.drift) if part is not None]
+    if any(not np.isfinite(part).all() for part in parts):
         raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)
     return centre
 

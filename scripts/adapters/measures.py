@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from indexer.vectors.centre import ADAPTER, FULL
 from query import Atlas
 from query.clusters.clusters import clusters
+from query.population import Population
 from query.predict.calibration import evaluate_documents
 from query.predict.documented import Documents
 from query.predict.head_evidence import Head
+from query.purity.found import PurityScore
 from query.purity.purity import purity
 from query.statistics.likeness import similarities
 from scripts.adapters.plan import Row, Study
@@ -35,6 +38,7 @@ class Triples:
     same_seed: float
     neither: float
     right: float
+    right_of_learnt: float
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,16 @@ class Whole:
     clusters: float
 
 
-def triples(vectors: Floats, blocks: int, runs: Sequence[Run]) -> Triples:
+def triples(vectors: Floats, blocks: int, runs: Sequence[Run], has_learnt: Sequence[bool]) -> Triples:
     """``runs``: by vector; all start from shared seeds, and each seed was used on each data set once.
 
     Right: an adapter on the same data with another seed is more similar than one on other data with the same seed.
+    ``right_of_learnt``: where all three have learnt something.
     """
     table = similarities(vectors.astype(np.float64), vectors.astype(np.float64), blocks)
     kinds: dict[tuple[bool, bool], list[float]] = {}
     wins: list[bool] = []
+    counts: list[bool] = []
     for asked, other in itertools.permutations(range(len(runs)), 2):
         is_data = runs[asked].dataset == runs[other].dataset
         is_seed = runs[asked].seed == runs[other].seed
@@ -68,8 +74,16 @@ def triples(vectors: Floats, blocks: int, runs: Sequence[Run]) -> Triples:
                 if run.seed == runs[asked].seed and run.dataset != runs[asked].dataset
             ]
             wins += [table[asked, other] > table[asked, rival] for rival in rivals]
+            counts += [has_learnt[asked] and has_learnt[other] and has_learnt[rival] for rival in rivals]
     mean = {kind: float(np.mean(found)) for kind, found in kinds.items()}
-    return Triples(mean[True, False], mean[False, True], mean[False, False], float(np.mean(wins)))
+    of_learnt = np.array(wins)[counts]
+    return Triples(
+        mean[True, False],
+        mean[False, True],
+        mean[False, False],
+        float(np.mean(wins)),
+        float(of_learnt.mean()) if len(of_learnt) else math.nan,
+    )
 
 
 def rows_of(started: Started, study: Study) -> dict[Row, list[int]]:
@@ -101,27 +115,43 @@ def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: 
     commonest = max(Counter(labels).values()) / len(labels) if is_null else 0.0
     grouped = None if is_null else clusters(population, draws=_FEW).value("datasets", "ami")
     return Whole(
-        all=found.purity - (found.chance if is_null else 0),
-        across=found.cross_author.purity - (found.cross_author.chance if is_null else 0),
-        adapters=among(population.vectors, population.blocks, labels, rows, rows),
-        to_full=among(population.vectors, population.blocks, labels, rows, np.flatnonzero(groups == FULL)),
+        all=score_of(found, is_null),
+        across=score_of(found.cross_author, is_null),
+        adapters=among(population, labels, rows, rows, is_null=is_null),
+        to_full=among(population, labels, rows, np.flatnonzero(groups == FULL), is_null=is_null),
         prediction=float(np.mean(hits)) - commonest,
-        clusters=float("nan") if grouped is None else grouped,
+        clusters=math.nan if grouped is None else grouped,
     )
 
 
+def score_of(found: PurityScore, is_null: bool) -> float:
+    """Purity, or what is above chance; nan where no model is scored."""
+    if found.purity is None or found.chance is None:
+        return math.nan
+    return found.purity - (found.chance if is_null else 0)
+
+
 def among(
-    vectors: Floats, blocks: int, labels: Sequence[str], asked: NDArray[np.intp], candidates: NDArray[np.intp]
+    population: Population,
+    labels: Sequence[str],
+    asked: NDArray[np.intp],
+    candidates: NDArray[np.intp],
+    *,
+    is_null: bool,
 ) -> float:
-    """Mean over ``asked`` of the share of matches among the m nearest ``candidates``, where m match."""
-    table = similarities(vectors[asked].astype(np.float64), vectors[candidates].astype(np.float64), blocks)
+    """Mean over ``asked`` of the share of matches among the m nearest ``candidates``, where m match.
+
+    ``is_null``: less the share of matches among all candidates.
+    """
+    mine, theirs = (population.vectors[rows].astype(np.float64) for rows in (asked, candidates))
+    table = similarities(mine, theirs, population.blocks)
     found = []
     for place, row in enumerate(asked.tolist()):
         near = [candidates[column] for column in np.argsort(-table[place], kind="stable") if candidates[column] != row]
         matches = [labels[one] == labels[row] for one in near]
         if any(matches):
-            found.append(float(np.mean(matches[: sum(matches)])))
-    return float(np.mean(found)) if found else float("nan")
+            found.append(np.mean(matches[: sum(matches)]) - (np.mean(matches) if is_null else 0))
+    return float(np.mean(found)) if found else math.nan
 
 
 def starts(started: Started, study: Study) -> dict[str, tuple[int, int]]:

@@ -19,13 +19,15 @@ Floats = NDArray[np.float32]
 class Started:
     """The distinct models of a base, with what the atlas knows of their start; entry i is the same model.
 
-    ``uncentred``: (n, d) vectors from before anything was subtracted. ``groups``: adapter or full.
+    ``uncentred``: (n, d) vectors from before anything was subtracted. ``groups``: adapter or full. ``norms``: of the
+    whole change.
     """
 
     population: Population
     centre: Centre
     groups: list[str]
     initialisations: list[int | None]
+    norms: list[float]
     uncentred: Floats
 
     @property
@@ -54,7 +56,8 @@ class Started:
                 votes = [labels[place] for place in members]
                 if len(set(votes)) >= FEWEST_VOTES:
                     name = initialisation_group(start)
-                    centres[name] = centre_of(mine[members], votes, blocks, centres[ADAPTER])
+                    norms = [self.norms[chosen[place]] for place in members]
+                    centres[name] = centre_of(mine[members], votes, blocks, centres[ADAPTER], norms)
         centre = Centre(centres)
         found = np.zeros_like(mine)
         for place, row in enumerate(chosen):
@@ -68,12 +71,13 @@ def read_started(atlas: Atlas, base: str) -> Started:
     population = distinct(read_population(atlas, base))
     centre = atlas.centre(base)
     assert centre is not None
-    rows = atlas.rows("SELECT model_id, vector_group, initialisation FROM models WHERE base = ?", [base])
+    rows = atlas.rows("SELECT model_id, vector_group, initialisation, delta_norm FROM models WHERE base = ?", [base])
     known = {row["model_id"]: row for row in rows}
     groups = [known[one]["vector_group"] for one in population.ids.tolist()]
     starts = [known[one]["initialisation"] for one in population.ids.tolist()]
+    norms = [known[one]["delta_norm"] for one in population.ids.tolist()]
     uncentred = np.zeros_like(population.vectors)
     for place, (group, start) in enumerate(zip(groups, starts, strict=True)):
         vector = population.vectors[place : place + 1]
         uncentred[place] = centre.uncentred(vector, centre.group_of(group, start))[0]
-    return Started(population, centre, groups, starts, uncentred)
+    return Started(population, centre, groups, starts, norms, uncentred)

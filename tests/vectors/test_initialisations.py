@@ -17,6 +17,7 @@ from indexer.vectors.centre import (
     INITIALISATION_SHRINK,
     Centre,
     GroupCentre,
+    centre_of,
     initialisation_group,
 )
 from query import Atlas
@@ -150,7 +151,9 @@ def test_how_far_an_adapter_moved_from_its_start_says_little(tmp_path):
         own = 0.4 * draw.normal(size=SHAPE)
         blocks = unit(common[0] + 2 * of_seed[seed] + moved * of_data[dataset] + own)
         models.append(
-            Tuned(f"a{len(models)}/d{dataset}-s{seed}", blocks, (f"data-{dataset}",), "adapter", initialisation=1 + seed)
+            Tuned(
+                f"a{len(models)}/d{dataset}-s{seed}", blocks, (f"data-{dataset}",), "adapter", initialisation=1 + seed
+            )
         )
     assert right_triples(plant(tmp_path / "atlas", models), models) > 0.95
 
@@ -165,6 +168,71 @@ def test_what_was_subtracted_can_be_restored():
     vectors[1, 2] = 0
     flat = vectors.reshape(4, -1)
     np.testing.assert_allclose(centre.uncentred(centre.centred(flat, group), group), flat, atol=1e-5)
+    drift = draw.normal(size=SHAPE)
+    drift[1] = 0  # not known in this matrix
+    drifting = Centre(dict(centre.groups) | {group: GroupCentre(own, votes, 3, drift)})
+    np.testing.assert_allclose(drifting.uncentred(drifting.centred(flat, group), group), flat, atol=1e-5)
+    assert drifting.version != centre.version
+
+
+def two_rates(rng: int) -> tuple[list[tuple[int, int, float]], np.ndarray]:
+    """(data, seed, rate) and blocks (n, b, m): at the high rate all of one seed have moved in a direction of it."""
+    draw = np.random.default_rng(rng)
+    common, of_seed, further, of_data = (draw.normal(size=(count, *SHAPE)) for count in (1, 2, 2, 5))
+    made, blocks = [], []
+    for data, seed, rate in itertools.product(range(5), range(2), (1.0, 10.0)):
+        moved = 4 * np.log10(rate) + 0.2 * draw.normal()
+        own = 0.3 * draw.normal(size=SHAPE)
+        made.append((data, seed, rate))
+        blocks.append(unit(common[0] + 2 * of_seed[seed] + moved * further[seed] + of_data[data] + own))
+    return made, np.array(blocks)
+
+
+def shares_right(with_norms: bool, rng: int) -> float:
+    """Triples of the adapters at the low rate, in an atlas of both."""
+    made, blocks = two_rates(rng)
+    flat = blocks.reshape(len(blocks), -1)
+    above = centre_of(flat, [str(place) for place in range(len(flat))], SHAPE[0])
+    centres = {ADAPTER: above}
+    for seed in range(2):
+        mine = [place for place, one in enumerate(made) if one[1] == seed]
+        norms = [made[place][2] for place in mine] if with_norms else None
+        name = initialisation_group(seed)
+        centres[name] = centre_of(flat[mine], [str(made[place][0]) for place in mine], SHAPE[0], above, norms)
+    centre = Centre(centres)
+    low = {
+        (data, seed): centre.centred(flat[place : place + 1], initialisation_group(seed))[0].reshape(SHAPE)
+        for place, (data, seed, rate) in enumerate(made)
+        if rate == 1
+    }
+    wins = [
+        loops.similarity(block, low[data, 1 - seed]) > loops.similarity(block, low[rival, seed])
+        for (data, seed), block in low.items()
+        for rival in range(5)
+        if rival != data
+    ]
+    return float(np.mean(wins))
+
+
+def test_adapters_of_one_rate_are_not_alike_by_how_far_they_moved():
+    assert np.mean([shares_right(True, rng) for rng in range(3)]) > 0.95
+    assert np.mean([shares_right(False, rng) for rng in range(3)]) < 0.5
+
+
+def test_the_drift_is_a_regression_on_the_log_of_the_norm_within_data_sets():
+    made, blocks = two_rates(0)
+    flat = blocks.reshape(len(blocks), -1)
+    above = centre_of(flat, ["all"] * len(flat), SHAPE[0])
+    mine = [place for place, one in enumerate(made) if one[1] == 0]
+    norms = [made[place][2] for place in mine]
+    found = centre_of(flat[mine], [str(made[place][0]) for place in mine], SHAPE[0], above, norms)
+    wanted = np.zeros(SHAPE)
+    for data in range(5):
+        low, high = (blocks[made.index((data, 0, rate))] for rate in (1.0, 10.0))
+        wanted += np.log(10) / 2 * (high - low)
+    np.testing.assert_allclose(found.drift, wanted, atol=1e-5)
+    alone = centre_of(flat[mine], [str(place) for place in mine], SHAPE[0], above, norms)
+    assert not alone.drift.any()  # one model of each: nobody can tell the data from how far they moved
 
 
 def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow_their_centre(tmp_path):

@@ -1,0 +1,59 @@
+"""What ``python -m scripts.adapters`` trains, and how it counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from scripts.adapters.measures import triples
+from scripts.adapters.plan import load_study
+from scripts.family.plan import Adapter, Run
+
+ADAPTER = Adapter(8, 16, ("query",))
+RUNS = [Run("a/b", dataset=data, seed=seed, adapter=ADAPTER) for data in ("x", "y", "z") for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "gpt2", "bert"])
+def test_every_row_has_every_data_set_with_every_seed_and_no_account_one_data_set(architecture):
+    study = load_study(architecture)
+    runs = study.runs
+    assert len(runs) == len(study.plan.runs)
+    for row in set(study.shared.values()):
+        mine = [runs[model] for model, found in study.shared.items() if found == row]
+        assert Counter((run.dataset, run.seed) for run in mine).most_common(1)[0][1] == 1
+        assert len({run.dataset for run in mine}) >= 3
+        assert len({run.seed for run in mine}) == 2
+        assert {run.adapter.start for run in mine} == {run.seed for run in mine}
+    for account in {run.author for run in runs.values()}:
+        mine = [runs[model] for model in study.shared if runs[model].author == account]
+        assert len({run.dataset for run in mine}) > 1
+    assert not study.own & set(study.shared)
+
+
+def test_an_architecture_without_rows_is_named():
+    with pytest.raises(ValueError, match="t5"):
+        load_study("t5")
+
+
+def vectors_by(key) -> np.ndarray:
+    """One block each; models with the same key are the same."""
+    names = sorted({key(run) for run in RUNS})
+    return np.eye(len(names), dtype=np.float32)[[names.index(key(run)) for run in RUNS]]
+
+
+def test_triples_tell_data_from_seeds():
+    by_data = triples(vectors_by(lambda run: run.dataset), 1, RUNS, [True] * 6)
+    assert (by_data.same_data, by_data.same_seed, by_data.neither, by_data.right) == (1, 0, 0, 1)
+    by_seed = triples(vectors_by(lambda run: run.seed), 1, RUNS, [True] * 6)
+    assert (by_seed.same_data, by_seed.same_seed, by_seed.neither, by_seed.right) == (0, 1, 0, 0)
+
+
+def test_triples_of_those_that_learnt_leave_out_whoever_did_not():
+    """z is as its seed, the others as their data; z did not learn."""
+    vectors = vectors_by(lambda run: str(run.seed) if run.dataset == "z" else run.dataset)
+    found = triples(vectors, 1, RUNS, [run.dataset != "z" for run in RUNS])
+    assert found.right < 1
+    assert found.right_of_learnt == 1
+    assert np.isnan(triples(vectors, 1, RUNS, [False] * 6).right_of_learnt)
