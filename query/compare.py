@@ -185,7 +185,7 @@ def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -
 
 def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
     """A note if the centre of two models is of so few votes that unrelated models come out far below zero."""
-    from indexer.vectors.centre import ADAPTER, FEWEST_VOTES, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_of_strangers
+    from indexer.vectors.centre import ADAPTER, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_of_strangers
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), one.group
@@ -200,7 +200,7 @@ def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, 
     assert other.vector is not None
     changed = changed_blocks(np.stack([one.vector, other.vector]), len(votes)).all(axis=0)
     is_group = group in GROUPS
-    counted = votes[changed & (votes > (1 if is_group else FEWEST_VOTES - 1))]
+    counted = votes[changed & (votes > 1)]
     if not len(counted):
         return ()
     expected = float(cosine_of_strangers(counted, SHRINK if is_group else INITIALISATION_SHRINK).mean())

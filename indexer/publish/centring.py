@@ -18,12 +18,13 @@ from indexer.publish.vectors import PublishedVectors, UncentredVectors, VectorWr
 from indexer.vectors.centre import (
     ADAPTER,
     FEW_MODELS,
-    FEWEST_VOTES,
     GROUPS,
     Centre,
     GroupCentre,
     Mean,
+    data_vote,
     drift_slopes,
+    fewest_votes,
     initialisation_group,
     joined_centres,
     vote_shares,
@@ -54,7 +55,7 @@ class _Known:
 
     def vote(self, group: str) -> str:
         """Whose vote it has a share of: in GROUPS its author's; in an initialisation that of the data it names."""
-        return self.author if group in GROUPS or not self.datasets else f"data {' '.join(self.datasets)}"
+        return self.author if group in GROUPS or not self.datasets else data_vote(self.datasets)
 
 
 class Centring:
@@ -115,7 +116,7 @@ class Centring:
         for name, ids in members.items():
             is_moving = ADAPTER in due or name not in stored or stored[name].is_outgrown(len(ids))
             votes = {known[one].vote(name) for one in ids.tolist()}
-            if name not in GROUPS and is_moving and len(votes) >= FEWEST_VOTES:
+            if name not in GROUPS and is_moving and len(votes) >= fewest_votes(votes):
                 due.append(name)
         return due
 
@@ -166,7 +167,9 @@ class Centring:
             else:
                 norms = np.array([known[one].norm for one in ids.tolist()])
                 slopes = drift_slopes(voters, changed, norms)
-                means[group] = Mean(ids, *vote_shares(voters, changed, FEW_MODELS), length, slopes)
+                means[group] = Mean(
+                    ids, *vote_shares(voters, changed, FEW_MODELS), length, slopes, fewest_votes(voters)
+                )
         for ids, before, vectors in self._held(known, gone):
             assert self.stored is not None
             uncentred_ones = self.stored.uncentred(vectors, before)

@@ -5,9 +5,10 @@ mean block of its group, adapters or full fine-tunes, is subtracted, and the res
 is one vote an author, shrunk by n/(n + 2) for n votes: of one model a third, of none nothing.
 
 LoRA factors that started from the same random A stay near it, so that adapters of one seed are alike whatever their
-data are. Where models of one initialisation name three data sets or more, the initialisation has a centre of its own:
-their mean, one vote a data set, drawn towards the centre of all adapters by half a model. With fewer nobody can tell
-what comes from the seed and what from the data, and the centre of all adapters serves.
+data are. Where models of one initialisation name two data sets or more, the initialisation has a centre of its own:
+their mean, one vote a data set, drawn towards the centre of all adapters by half a model. Of one data set nobody can
+tell what comes from the seed and what from the data, and the centre of all adapters serves. A model that names no data
+has its author's vote; as it may be on the same data as another, three votes are needed then.
 
 Adapters of one initialisation also differ in how far they moved from it, in directions that belong to the seed. So
 what is left of a block counts a quarter along two directions: from the adapters' centre to the initialisation's, and
@@ -34,8 +35,8 @@ GROUPS = (ADAPTER, FULL)
 SHRINK = 2.0
 INITIALISATION_SHRINK = 0.5
 
-# Votes below which a block of an initialisation has no centre of its own.
-FEWEST_VOTES = 3
+# Votes below which a block of an initialisation has no centre of its own; one more where some are of authors.
+FEWEST_VOTES = 2
 
 # In an initialisation a vote of n models counts n/(n + 8): of one model alone it is mostly what that model has of its
 # own, which all others would then lack, and be alike by it.
@@ -46,6 +47,8 @@ ALONG_SEED = 0.25
 
 # A block this near to its centre has no direction left but rounding.
 _NOTHING = 1e-6
+
+_DATA = "data "  # no author's name holds a space
 
 # A group's centre moves once it has so many times the models that it was made of.
 GROWTH = 1.5
@@ -77,6 +80,16 @@ class GroupCentre:
 def initialisation_group(initialisation: int) -> str:
     """The name of the group of models of one initialisation (``records.initialisation``)."""
     return f"initialisation {initialisation}"
+
+
+def data_vote(datasets: Sequence[str]) -> str:
+    """Whose vote a model of an initialisation has a share of, by the data sets that it names."""
+    return f"{_DATA}{' '.join(datasets)}"
+
+
+def fewest_votes(voters: Iterable[str]) -> int:
+    """How many of these votes, by ``data_vote`` or of authors, an initialisation needs for a centre of its own."""
+    return FEWEST_VOTES + any(not voter.startswith(_DATA) for voter in voters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +216,7 @@ def drift_slopes(voters: Sequence[str], changed: NDArray[np.bool_], norms: NDArr
 class Mean:
     """The centre of a group as its vectors go by; ``shares`` and ``votes`` as ``vote_shares`` gives them.
 
-    ``slopes``: as ``drift_slopes`` gives them, of an initialisation.
+    Of an initialisation: ``slopes`` as ``drift_slopes`` gives them, and the ``fewest`` votes of a centre of its own.
     """
 
     def __init__(
@@ -213,8 +226,9 @@ class Mean:
         votes: NDArray[np.int64],
         length: int,
         slopes: NDArray[np.float64] | None = None,
+        fewest: int = 0,
     ) -> None:
-        self.ids, self.shares, self.votes, self.slopes = ids, shares, votes, slopes
+        self.ids, self.shares, self.votes, self.slopes, self.fewest = ids, shares, votes, slopes, fewest
         self.sum = np.zeros((shares.shape[1], length))
         self.drift = np.zeros_like(self.sum)
 
@@ -228,17 +242,20 @@ class Mean:
             self.drift += np.einsum("nb,nbm->bm", self.slopes[places[counts]], blocks)
 
     def centre(self, above: GroupCentre | None = None) -> GroupCentre:
-        """The mean so far, shrunk towards zero; of an initialisation towards the adapters' centre, ``above``."""
+        """The mean so far, shrunk towards zero; of an initialisation towards the adapters' centre, ``above``.
+
+        Blocks in which an initialisation has no centre of its own have no votes.
+        """
         votes = self.votes.astype(np.int64)
         if above is None:
             shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
             return GroupCentre(shrunk.astype(np.float32), votes, len(self.ids))
         models = np.count_nonzero(self.shares, axis=0)
-        is_enough = (self.votes >= FEWEST_VOTES)[:, None]
+        is_enough = (self.votes >= self.fewest)[:, None]
         own = np.where(is_enough, (models / (models + INITIALISATION_SHRINK))[:, None], 0.0)
         shrunk = own * self.sum + (1 - own) * above.blocks
         drift = np.where(is_enough, self.drift, 0.0).astype(np.float32)
-        return GroupCentre(shrunk.astype(np.float32), votes, len(self.ids), drift)
+        return GroupCentre(shrunk.astype(np.float32), np.where(is_enough[:, 0], votes, 0), len(self.ids), drift)
 
 
 def centre_of(
@@ -258,7 +275,8 @@ def centre_of(
     of_kept = [voters[row] for row in kept.tolist()]
     shares, votes = vote_shares(of_kept, changed[kept], few)
     slopes = None if norms is None else drift_slopes(of_kept, changed[kept], np.asarray(norms, dtype=np.float64)[kept])
-    mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, vectors.shape[1] // blocks, slopes)
+    length = vectors.shape[1] // blocks
+    mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, length, slopes, fewest_votes(of_kept))
     mean.add(mean.ids, vectors[kept])
     return mean.centre(above)
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from indexer.vectors.centre import ADAPTER, FULL
 from query import Atlas
-from query.clusters.clusters import clusters
+from query.clusters.study import clusters
 from query.population import Population
 from query.predict.calibration import evaluate_documents
 from query.predict.documented import Documents
 from query.predict.head_evidence import Head
-from query.purity.found import PurityScore
-from query.purity.purity import purity
+from query.purity.result import PurityScore
+from query.purity.study import purity
 from query.statistics.likeness import similarities
 from scripts.adapters.plan import Row, Study
 from scripts.adapters.vectors import Floats, Started

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.vectors.centre import ADAPTER, FEWEST_VOTES, GROUPS, Centre, GroupCentre, centre_of, initialisation_group
+from indexer.vectors.centre import (
+    ADAPTER,
+    GROUPS,
+    Centre,
+    GroupCentre,
+    centre_of,
+    data_vote,
+    fewest_votes,
+    initialisation_group,
+)
 from query import Atlas
 from query.population import Population, distinct, read_population
 
@@ -53,8 +62,8 @@ class Started:
             starts = [self.initialisations[row] for row in chosen]
             for start in {one for one in starts if one is not None}:
                 members = [place for place, one in enumerate(starts) if one == start]
-                votes = [labels[place] for place in members]
-                if len(set(votes)) >= FEWEST_VOTES:
+                votes = [data_vote([labels[place]]) for place in members]
+                if len(set(votes)) >= fewest_votes(votes):
                     name = initialisation_group(start)
                     norms = [self.norms[chosen[place]] for place in members]
                     centres[name] = centre_of(mine[members], votes, blocks, centres[ADAPTER], norms)

@@ -106,18 +106,30 @@ def test_a_label_that_often_is_a_seed_in_disguise_is_not_found(tmp_path):
     assert np.mean(now, axis=0).max() < 0.05
 
 
-@pytest.mark.parametrize("datasets", [1, 2])
-def test_an_initialisation_of_few_data_sets_has_no_centre_of_its_own(tmp_path, datasets):
-    """Nobody can tell a seed from one or two data sets: these models stay as they were."""
+@pytest.mark.parametrize("named", [1, 0])
+def test_an_initialisation_of_one_data_set_has_no_centre_of_its_own(tmp_path, named):
+    """A seed cannot be told from one data set, nor from two models of which one may be on the data of the other."""
     models = adapters(seeds=1, datasets=6, each=1)
-    few = [
-        dataclasses.replace(one, initialisation=1 if int(one.datasets[0][5:]) < datasets else None) for one in models
-    ]
+    few = [dataclasses.replace(one, initialisation=1 if place < 2 else None) for place, one in enumerate(models)]
+    few[1] = dataclasses.replace(few[1], datasets=few[0].datasets if named else ())
     vectors = []
     for name, planted in (("before", unrecognised(few)), ("after", few)):
         with Atlas(plant(tmp_path / name, planted)) as atlas:
             vectors.append(atlas.index(BASE).vectors().matrix)
     np.testing.assert_array_equal(*vectors)
+
+
+@pytest.mark.parametrize("unnamed", [0, 1])
+def test_two_data_sets_are_enough_and_an_author_alone_needs_a_third_vote(tmp_path, unnamed):
+    models = adapters(seeds=1, datasets=6, each=1)
+    few = [
+        dataclasses.replace(one, initialisation=1 if place < 2 + unnamed else None) for place, one in enumerate(models)
+    ]
+    few[1 + unnamed] = dataclasses.replace(few[1 + unnamed], datasets=() if unnamed else few[1].datasets)
+    with Atlas(plant(tmp_path / "atlas", few)) as atlas:
+        centre = atlas.centre(BASE)
+        assert set(centre.groups) == {"adapter", "full", "initialisation 1"}
+        assert (centre.groups["initialisation 1"].votes == 2 + unnamed).all()
 
 
 def own_centre(members: list[Tuned], above: np.ndarray) -> np.ndarray:
@@ -238,7 +250,8 @@ def test_the_drift_is_a_regression_on_the_log_of_the_norm_within_data_sets():
 def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow_their_centre(tmp_path):
     everyone = adapters(datasets=6, seeds=2, each=1, rng=2)
     everyone = [dataclasses.replace(one, initialisation=1 + number % 2) for number, one in enumerate(everyone)]
-    single = everyone[4]  # the third of its initialisation: until then that is of two data sets
+    everyone[2:4] = [dataclasses.replace(one, datasets=everyone[0].datasets) for one in everyone[2:4]]
+    single = everyone[4]  # the third of its initialisation: until then that is of one data set
     first, later = everyone[:4], everyone[4:]
     folder = plant(tmp_path / "atlas", first)
     said: list[str] = []
