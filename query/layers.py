@@ -14,6 +14,7 @@ from indexer.names import DeltaKey, family_key
 from query.figures import THEMES, label, model_label, styled_grid
 from query.lookup import ResolvedModel, resolve_model, unrelated_notes
 from query.results import Drawn, ThemeName
+from query.wording import MEASURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,15 +23,6 @@ if TYPE_CHECKING:
     from indexer.records.record import Record
     from query.reader import AtlasReader
 
-# What a table or a picture can show, and its title there.
-MEASURES = {
-    "relative_norm": "‖δW‖ / ‖W‖",
-    "norm": "‖δW‖",
-    "share": "share of the squared norm of the change",
-    "rank_50": "rank that holds 50 % of the energy",
-    "rank_90": "rank that holds 90 % of the energy",
-    "energy": "energy that the kept singular values hold",
-}
 CELL = (0.62, 0.24)  # inches
 
 

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers and measures in words, as a person reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from datetime import datetime
 
 from indexer.quantities import duration_in_words, size_in_words
 
-NOTHING = "–"  # where there is no value
+# What `query layers` can show of a change, and its title in a picture.
+MEASURES = {
+    "relative_norm": "‖δW‖ / ‖W‖",
+    "norm": "‖δW‖",
+    "share": "share of the squared norm of the change",
+    "rank_50": "rank that holds 50 % of the energy",
+    "rank_90": "rank that holds 90 % of the energy",
+    "energy": "energy that the kept singular values hold",
+}
+
+NOTHING = "–"  # for a missing value
 NONE = 1.5  # 1 + pairs at least as similar: of none, with room for rounding
 _SPACE = "\u00a0"  # that no line breaks at
 

@@ -1,4 +1,4 @@
-"""Many models in one command: ids on stdin, a bar on stderr, a row with an error for one that cannot be answered."""
+"""Many models in one command: ids on stdin, a progress bar on stderr, a row with an error for each failure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import io
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,10 @@ from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError
 from query.batches import Answered
+
+if TYPE_CHECKING:
+    from query.atlas import Atlas
+    from query.predict.predict import Prediction
 
 STDIN = "-"
 MOST_STDIN = 64 << 20
@@ -44,24 +48,24 @@ def read_stdin(most: int, seconds: float = SILENCE_SECONDS) -> bytes:
 
 
 def names_on_stdin() -> list[str]:
-    """A model a line; blank lines and what follows a # are no models. A line that no name can be is cut short.
+    """The models on stdin, one per line; blank lines and text after # are ignored, overlong lines are cut.
 
-    Raises AtlasError where stdin holds no model or more than MOST_STDIN bytes.
+    Raises AtlasError if stdin has no model or more than MOST_STDIN bytes.
     """
     if sys.stdin.isatty():
-        raise click.UsageError("- reads models from stdin, one a line: query … - < models.txt")
+        raise click.UsageError("- reads models from stdin, one per line: query … - < models.txt")
     lines = read_stdin(MOST_STDIN).decode("utf-8", "replace").split("\n")
     names = [name for line in lines if (name := line.partition("#")[0].strip())]
     names = [name if len(name) <= LONGEST_LINE else f"{name[:100]}… ({len(name):,} characters)" for name in names]
     if not names:
-        raise AtlasError("No model came on stdin.", "Give one a line, e.g. owner/name.")
+        raise AtlasError("No model came on stdin.", "Give one per line, e.g. owner/name.")
     return names
 
 
 def print_batch(
     found: Iterable[Answered[T]], count: int, output: str, rows_of: Callable[[Answered[T]], list[dict[str, Any]]]
 ) -> None:
-    """Print the rows of each answer as they come, or a row with its error. Raises AtlasError where one had none."""
+    """Print the rows of each answer at once, or a row with its error. Raises AtlasError if a model has no answer."""
     failed = []
     notes: list[str] = []
 
@@ -70,7 +74,7 @@ def print_batch(
             for one in found:
                 if one.error is None:
                     yield from rows_of(one)
-                    notes.extend(_noted(one.asked, note) for note in getattr(one.answer, "notes", ()))
+                    notes.extend(_named_note(one.asked, note) for note in getattr(one.answer, "notes", ()))
                 else:
                     failed.append(one.asked)
                     yield {"asked": one.asked, "error": for_command_line(one.error)}
@@ -82,9 +86,72 @@ def print_batch(
     if len(notes) > MOST_NOTES:
         say(f"… and {len(notes) - MOST_NOTES:,} more notes")
     if failed:
-        raise AtlasError(f"No answer for {len(failed)} of {count} models.", "Their rows say why (error).")
+        raise AtlasError(f"No answer for {len(failed)} of {count} models.", "The column error of their rows says why.")
 
 
-def _noted(asked: str, note: str) -> str:
-    """A note that says which model it is about."""
+def _named_note(asked: str, note: str) -> str:
+    """The note with the name of its model."""
     return note if asked in note else f"{asked}: {note}"
+
+
+def predict_batch(
+    opened: Atlas, names: Sequence[str] | None, base: str | None, store: bool, output: str, options: Mapping[str, Any]
+) -> None:
+    """Print predictions for ``names``, or for the models of a base without a dataset; a table has only the best answer.
+
+    Raises AtlasError at the end if a model has no answer.
+    """
+    from query.predict.many import predict_many, undocumented
+
+    asked = undocumented(opened, base) if names is None else list(names)
+    if not asked:
+        emit([], output)
+        return
+    kept: list[Prediction] = []
+    found = _collected(predict_many(opened, asked, base=base, are_indexed=names is None, **options), kept)
+    try:
+        print_batch(found, len(asked), output, lambda one: _prediction_rows(one, output))
+        if output == "table":
+            say("the first answer for each model; every answer: --format jsonl")
+    finally:
+        # After printing: if another process is writing, the answers are not lost.
+        if store:
+            store_predictions(opened, kept)
+
+
+def store_predictions(opened: Atlas, predictions: Sequence[Prediction]) -> None:
+    """Store them in the atlas, and print how many."""
+    from query.predict.stored import store
+
+    stored = store(opened, predictions)
+    skipped = len(predictions) - stored
+    say(f"the atlas keeps the predictions for {stored} models")
+    if skipped:
+        say(f"{skipped} predictions were skipped because the atlas does not contain their models")
+
+
+def _collected(found: Iterable[Answered[Prediction]], kept: list[Prediction]) -> Iterator[Answered[Prediction]]:
+    for one in found:
+        if one.answer is not None:
+            kept.append(one.answer)
+        yield one
+
+
+def _prediction_rows(one: Answered[Prediction], output: str) -> list[dict[str, Any]]:
+    prediction = one.answer
+    assert prediction is not None
+    named = {"asked": one.asked} if one.asked == prediction.model else {"asked": one.asked, "model": prediction.model}
+    if output != "table":
+        return [{"asked": one.asked, "model": prediction.model} | row for row in prediction.to_rows()]
+    from query.predict.stored import agreement
+
+    best = prediction.answers[0]
+    return [
+        named
+        | {
+            "dataset": best.dataset,
+            "probability": best.probability,
+            "agreement": agreement(prediction, best),
+            "authors": best.authors,
+        }
+    ]

@@ -1,4 +1,4 @@
-"""The commands that ask a model layer by layer: depth, invert, features. Thin skins over the library."""
+"""The commands about the layers of one model: depth, invert, features."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from query.cli.options import (
     base_option,
     details_option,
     opened_atlas,
+    out_option,
+    picture_file,
     print_result,
     seed_option,
     theme_option,
@@ -21,14 +23,16 @@ from query.cli.options import (
 if TYPE_CHECKING:
     from query.results import ThemeName
 
-layers_option = click.option("--layers", metavar="1,4", help="Only these; default all, or 12 evenly spaced.")
+layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
 recipe_option = click.option(
     "--recipe", type=click.Choice(["default", "seed"]), default="default", show_default=True,
-    help="seed: the original studies' own.",
+    help="seed: the method of the original studies.",
 )  # fmt: skip
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
 stem_option = click.option(
-    "--stem", metavar="image|VIT", help="Before a language model's layers: a seeded image stem, or that of a named ViT."
+    "--stem",
+    metavar="image|VIT",
+    help="In front of a language model's layers: a seeded image stem, or that of a named ViT.",
 )
 
 
@@ -41,11 +45,11 @@ def _layers(text: str | None) -> tuple[int, ...] | None:
 @click.command(cls=Question)
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option(
-    "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="What to compare with."
+    "--against", default="base", show_default=True, metavar="MODEL|base|untrained", help="Model to compare with."
 )
-@click.option("--study", is_flag=True, help="Instead: all profiles of a base, and how they go with the weight changes.")
+@click.option("--study", is_flag=True, help="Compare all profiles of a base with the changes of the weights.")
 @base_option()
-@click.option("--out", metavar="FILE", help="Also draw it: .png, .svg or .pdf.")
+@out_option()
 @theme_option
 @details_option
 @atlas_option
@@ -61,49 +65,43 @@ def depth(
     atlas: str,
     output: str,
 ) -> None:
-    """Say what each layer of MODEL keeps of its input, beside where its weights changed.
+    """Show what each layer of MODEL keeps of its input, next to how much its weights changed.
 
-    MODEL may be a base. `index profile` stores profiles; another model is measured now, and nothing is stored.
+    MODEL may be a base. `index profile` stores profiles; a model without one is measured now and not stored.
     """
-    from query.figures import checked_output
-
     if (model is None) != study:
-        raise click.UsageError("Name a MODEL, or ask for --study without one.")
-    file = checked_output(out) if out else None
+        raise click.UsageError("Name a MODEL, or use --study without one.")
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
-        if model is None:
-            found = opened.depth_study(base)
-            if file is not None:
-                found.write(file, theme=theme)
-            print_result(found, output, details=details, file=file)
-            return
-        one = opened.depth(model, against=against, base=base)
-        if file is not None:
-            one.write(file, theme=theme)
-        print_result(one, output, details=details, file=file)
+        found = opened.depth_study(base) if model is None else opened.depth(model, against=against, base=base)
+        print_result(found, output, details=details, file=file, theme=theme)
 
 
 @click.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @click.argument("text", required=False)
-@click.option("--image", "images", multiple=True, metavar="FILE", help="Instead of a text; give it again for more.")
+@click.option(
+    "--image", "images", multiple=True, metavar="FILE", help="An image instead of a text. May be given several times."
+)
 @layers_option
 @click.option(
     "--recipe",
     type=click.Choice(["default", "blank", "seed"]),
     default="default",
     show_default=True,
-    help="blank: from a start that knows nothing; seed: the original study's own.",
+    help="blank: start from a blank; seed: the method of the original study.",
 )
-@click.option("--top", default=1, show_default=True, type=click.IntRange(1, 50), help="Nearest words for each place.")
-@click.option("--keep", metavar="1:", help="Only these output positions are seen.")
-@click.option("--restrict", is_flag=True, help="Seek the answer among the text's own words.")
-@click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion; default .35 of the embeddings' own.")
-@click.option("--steps", type=click.IntRange(1, 1_000_000), help="Steps of descent.")
-@click.option("--rate", type=FiniteRange(0, 1e6), help="First rate of the seeds' recipe.")
+@click.option(
+    "--top", default=1, show_default=True, type=click.IntRange(1, 50), help="Number of nearest words for each position."
+)
+@click.option("--keep", metavar="1:", help="Use only these output positions.")
+@click.option("--restrict", is_flag=True, help="Search among the text's own words only.")
+@click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own.")
+@click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent.")
+@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the recipe seed.")
 @stem_option
 @base_option()
-@click.option("--out", metavar="FILE", help="Also draw it: .png, .svg or .pdf.")
+@out_option()
 @seed_option
 @device_option
 @theme_option
@@ -119,28 +117,30 @@ def invert(
     output: str,
     **options: Any,
 ) -> None:
-    """Give TEXT, or an image, back from the output of each layer of MODEL.
+    """Recover TEXT, or an image, from the output of each layer of MODEL.
 
-    Without a text: images, of a ViT or behind an image stem (--stem); by default those of scikit-learn.
+    Without TEXT, images are recovered, from a ViT or with an image stem (--stem); by default those of scikit-learn.
     """
-    from query.figures import checked_output
-
-    file = checked_output(out) if out else None
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
         found = opened.invert(model, text, layers=_layers(layers), **options)
-        if file is not None:
-            found.write(file, theme=theme)
-        print_result(found, output, file=file)
+        print_result(found, output, file=file, theme=theme)
 
 
 @click.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
-@click.option("--out", required=True, metavar="FILE", help="The picture: .png, .svg or .pdf.")
+@out_option("The picture: .png, .svg or .pdf.", required=True)
 @layers_option
 @click.option(
-    "--neurons", default="0-7", show_default=True, metavar="0-15", help="Which; all together: all (with --patch)."
+    "--neurons",
+    default="0-7",
+    show_default=True,
+    metavar="0-15",
+    help="Neurons to draw, or all (with --patch), which are drawn together.",
 )
-@click.option("--patch", type=click.IntRange(min=0), help="Only at this patch, from 0; without blur and jitter.")
+@click.option(
+    "--patch", type=click.IntRange(min=0), help="Only at this patch, counted from 0; without blur and jitter."
+)
 @click.option("--plain", is_flag=True, help="Without octaves, blur and jitter.")
 @recipe_option
 @stem_option
@@ -153,14 +153,11 @@ def invert(
 def features(
     model: str, out: str, layers: str | None, theme: ThemeName, atlas: str, output: str, **options: Any
 ) -> None:
-    """Draw what single neurons of MODEL look for: images found by ascent on their activation."""
-    from query.figures import checked_output
-
-    file = checked_output(out)
+    """Draw what single neurons of MODEL respond to: images found by gradient ascent on their activation."""
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
         found = opened.features(model, layers=_layers(layers), **options)
-        found.write(file, theme=theme)
-        print_result(found, output, file=file)
+        print_result(found, output, file=file, theme=theme)
 
 
 DEPTHS = (depth, invert, features)

@@ -1,4 +1,4 @@
-"""The commands that list models and datasets, and that look at one model or at two. Thin skins over the library."""
+"""The commands that list models and datasets, and those about one model or two."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from query.cli.options import (
     base_option,
     limit_option,
     opened_atlas,
+    out_option,
+    picture_file,
     print_result,
     representation_option,
     theme_option,
 )
+from query.wording import MEASURES
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
     from query.results import ThemeName
     from query.summary import Inventory
 
-# Keys of query.layers.MEASURES, which is not imported before a question needs it.
-MEASURES = ("relative_norm", "norm", "share", "rank_50", "rank_90", "energy")
-
 
 @click.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @base_option()
-@click.option("--of", type=click.Choice(MEASURES), default="relative_norm", show_default=True, help="What to show.")
-@click.option("--out", metavar="FILE", help="Also draw it: .png, .svg or .pdf.")
+@click.option(
+    "--of", type=click.Choice(tuple(MEASURES)), default="relative_norm", show_default=True, help="Measure to show."
+)
+@out_option()
 @theme_option
 @atlas_option
 @output_options
 def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeName, atlas: str, output: str) -> None:
-    """Say where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
-    from query.figures import checked_output
-
-    file = checked_output(out) if out else None
+    """Show where MODEL changed, by layer and family: an indexed id, any other Hub id, or a local folder."""
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
         found = opened.layers(model, base)
         if file is not None:
@@ -57,9 +57,9 @@ def layers(model: str, base: str | None, of: str, out: str | None, theme: ThemeN
 @atlas_option
 @output_options
 def compare(a: str, b: str, base: str | None, representation: str, atlas: str, output: str) -> None:
-    """Set models A and B side by side: how similar their changes are, and what cards and weights say.
+    """Compare models A and B: how similar their changes are, and what cards and weights say.
 
-    Each is an indexed id, any other Hub id, or a local folder; both of one base.
+    Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
     """
     with opened_atlas(atlas) as opened:
         print_result(opened.compare(a, b, base=base, representation=representation), output)
@@ -73,9 +73,9 @@ def compare(a: str, b: str, base: str | None, representation: str, atlas: str, o
 @atlas_option
 @output_options
 def models(search: str, dataset: str | None, base: str | None, limit: int | None, atlas: str, output: str) -> None:
-    """List the indexed models, the most downloaded first: all, or those whose id contains SEARCH.
+    """List the indexed models, most downloads first: all, or those whose id contains SEARCH.
 
-    Any other condition: query sql "SELECT … FROM models WHERE …".
+    For any other condition: query sql "SELECT … FROM models WHERE …".
     """
     with opened_atlas(atlas) as opened:
         _list(opened, opened.models(search, dataset=dataset, base=base), output, limit)
@@ -88,20 +88,20 @@ def models(search: str, dataset: str | None, base: str | None, limit: int | None
 @atlas_option
 @output_options
 def datasets(search: str, base: str | None, limit: int | None, atlas: str, output: str) -> None:
-    """List the datasets that indexed models name, those of most models first: all, or those that contain SEARCH."""
+    """List the datasets that indexed models name, most models first: all, or those whose name contains SEARCH."""
     with opened_atlas(atlas) as opened:
         _list(opened, opened.datasets(search, base=base), output, limit)
 
 
 def _list(atlas: Atlas, found: Inventory, output: str, limit: int | None) -> None:
-    """Print what an atlas holds, on a terminal the first of it."""
+    """Print the models or datasets; on a terminal, the first of them."""
     if limit is None and output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
     columns = [one for one in found.columns if one != "base" or output != "table" or len(atlas.bases()) > 1]
     shown = [{name: row[name] for name in columns} for row in found[:limit]]
     emit(shown, output, columns=columns, optional_columns=found.OPTIONAL_COLUMNS)
     if len(shown) < len(found):
-        say(f"the first {len(shown)} of {len(found):,}; for all: --limit N, --format csv, or a pipe")
+        say(f"the first {len(shown)} of {len(found):,} are shown; for all: --limit N, --format csv, or a pipe")
 
 
 MODELS = (layers, compare, models, datasets)

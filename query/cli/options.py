@@ -1,4 +1,4 @@
-"""What every question on the command line begins and ends with: which atlas and base, and how the answer is told."""
+"""What the questions on the command line share: options, the opened atlas, and how an answer is printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -16,16 +16,18 @@ from indexer.console.terminal import clean, emit, say
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
-    from query.results import Result
+    from query.results import Drawn, Result, ThemeName
 
-LONGEST_LINE = 100  # columns that sentences are broken at on a wide terminal
-details_option = click.option("--details", is_flag=True, help="All there is to say in the table.")
+LONGEST_LINE = 100  # columns; longer sentences are broken on a wide terminal
+details_option = click.option("--details", is_flag=True, help="Show everything in the table.")
 
 ROWS_ON_A_TERMINAL = 40
 limit_option = click.option(
-    "--limit", type=click.IntRange(min=1), help=f"Most rows; default {ROWS_ON_A_TERMINAL} on a terminal, else all."
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"Maximum number of rows. Default: {ROWS_ON_A_TERMINAL} on a terminal, else all.",
 )
-seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of chance.")
+seed_option = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Random seed.")
 theme_option = click.option(
     "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of the picture."
 )
@@ -33,18 +35,18 @@ theme_option = click.option(
 
 def base_option(required: bool = False) -> Any:
     """``--base ID``."""
-    text = "Base model, by old or new id." + ("" if required else " Needed where the atlas holds several.")
+    text = "Base model, by old or new id." + ("" if required else " Needed if the atlas holds several.")
     return click.option("--base", required=required, metavar="ID", shell_complete=complete_base, help=text)
 
 
 class _Representation(click.Option):
-    """Its help names what the registry holds, which only whoever asks for help waits for."""
+    """Loads the registry of representations only when --help is shown."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The two columns of ``--help``."""
+        """The option and its text in ``--help``."""
         from indexer.records.representation import REPRESENTATIONS
 
-        self.help = f"Which vectors: {', '.join(REPRESENTATIONS)}."
+        self.help = f"Vectors to use: {', '.join(REPRESENTATIONS)}."
         return super().get_help_record(ctx)
 
 
@@ -55,12 +57,12 @@ representation_option = click.option(
     metavar="NAME",
     cls=_Representation,
     shell_complete=complete_representation,
-    help="Which vectors.",
+    help="Vectors to use.",
 )
 
 
 class Question(click.Command):
-    """A command whose help says what the columns of its answer mean."""
+    """A command whose help explains the columns of its answer."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The columns, then the example."""
@@ -72,8 +74,20 @@ class Question(click.Command):
         super().format_epilog(ctx, formatter)
 
 
+def out_option(help_text: str = "Also draw it: .png, .svg or .pdf.", required: bool = False) -> Any:
+    """``--out FILE``."""
+    return click.option("--out", metavar="FILE", required=required, help=help_text)
+
+
+def picture_file(out: str | None) -> Path | None:
+    """The file of ``--out``, checked before any work is done. Raises AtlasError for another suffix, or no folder."""
+    from query.figures import checked_output
+
+    return checked_output(out) if out else None
+
+
 def opened_atlas(folder: str) -> Atlas:
-    """The atlas in ``folder``, opened; what is odd about it is said on stderr."""
+    """The atlas in ``folder``, opened; its notes are printed on stderr."""
     from query.atlas import Atlas
 
     opened = Atlas(folder)
@@ -88,40 +102,42 @@ def print_result(
     *,
     details: bool = False,
     file: Path | None = None,
+    theme: ThemeName | None = None,
     rows: list[dict[str, Any]] | None = None,
     whole: Any = None,
     table: Any = None,
 ) -> None:
     """Print a result in the format asked for, then its notes on stderr.
 
-    ``rows``, ``whole`` and ``table``: what CSV and JSON lines, JSON, and a table show, where that is not what the
-    result gives when asked for nothing in particular. ``file``: where its picture was written.
+    ``rows``, ``whole`` and ``table``: what CSV and JSON lines, JSON, and a table show instead of the defaults.
+    ``file``: where its picture is; with a ``theme`` it is written here.
     """
+    if file is not None and theme is not None:
+        cast("Drawn", result).write(file, theme=theme)
     written = {"file": str(file)} if file else {}
     if output == "table":
         shown = result.table(details=details) if table is None else table
         if isinstance(shown, dict):
-            shown = {name: value for name, value in shown.items() if name != "notes"}  # they follow in sentences
+            shown = {name: value for name, value in shown.items() if name != "notes"}  # they are printed below
         if result.SHOW_HEADLINE and result.headline:
             print_sentence(result.headline)
         emit({**shown, **written} if isinstance(shown, dict) else shown, output,
              columns=result.COLUMNS if shown == [] else None, optional_columns=result.OPTIONAL_COLUMNS)  # fmt: skip
     elif output == "json":
-        told = result.to_json() if whole is None else whole
-        told = told | {"notes": [for_command_line(note) for note in told["notes"]]} if _has_notes(told) else told
-        emit({**told, **written} if isinstance(told, dict) else told, output)
+        answer = result.to_json() if whole is None else whole
+        if isinstance(answer, dict):
+            if isinstance(answer.get("notes"), list):
+                answer = answer | {"notes": [for_command_line(note) for note in answer["notes"]]}
+            answer = {**answer, **written}
+        emit(answer, output)
     else:
         emit(result.to_rows() if rows is None else rows, output, columns=result.COLUMNS)
     for note in dict.fromkeys(result.notes):
         say(for_command_line(note))
 
 
-def _has_notes(told: Any) -> bool:
-    return isinstance(told, dict) and isinstance(told.get("notes"), list)
-
-
 def print_sentence(sentence: str) -> None:
-    """A sentence and an empty line; broken where a terminal ends, whole where it is piped."""
+    """Print a sentence and an empty line; broken into lines on a terminal, whole if piped."""
     words = clean(for_command_line(sentence).replace("\u00a0", " "))
     is_terminal = sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, LONGEST_LINE)

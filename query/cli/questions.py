@@ -1,4 +1,4 @@
-"""The `query` command: ask an atlas. A thin skin over the library."""
+"""The `query` command and its questions about single models, words and SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from indexer.console.completion import complete_model
 from indexer.console.terminal import AtlasGroup, FiniteRange, atlas_option, emit, output_options, say
 from indexer.errors import AtlasError
 from query.cli.batch import STDIN, names_on_stdin, print_batch, read_stdin
-from query.cli.browse import browse
 from query.cli.depths import DEPTHS
 from query.cli.examples import EXAMPLES
 from query.cli.lineage import lineage
@@ -23,12 +22,14 @@ from query.cli.options import (
     details_option,
     limit_option,
     opened_atlas,
+    out_option,
+    picture_file,
     print_result,
     print_sentence,
     representation_option,
     theme_option,
 )
-from query.cli.serve import serve
+from query.cli.serve import browse, serve
 from query.cli.studies import STUDIES
 from query.sandbox.process import MOST_STATEMENT
 
@@ -46,18 +47,18 @@ def main() -> None:
 @main.command(cls=Question)
 @click.argument("model", shell_complete=complete_model)
 @click.option("-k", "--neighbours", "--limit", "k", default=10, show_default=True, type=click.IntRange(min=1),
-              help="How many of the nearest models: so many are told.")  # fmt: skip
-@click.option("--where", metavar="SQL", help='Only models for which this holds, e.g. "downloads > 100".')
-@click.option("--other-authors", is_flag=True, help="Leave the model's own author out.")
+              help="Number of nearest models to show.")  # fmt: skip
+@click.option("--where", metavar="SQL", help='Only models that satisfy this condition, e.g. "downloads > 100".')
+@click.option("--other-authors", is_flag=True, help="Leave out the model's own author.")
 @representation_option
 @base_option()
-@click.option("--explain", is_flag=True, help="Which layers and families make them close.")
+@click.option("--explain", is_flag=True, help="Show how much each layer and family contributes.")
 @atlas_option
 @output_options
 def similar(model: str, atlas: str, output: str, **options: Any) -> None:
-    """The models most like MODEL: an indexed id, any other Hub id, or a local checkpoint folder.
+    """Find the models most similar to MODEL: an indexed id, any other Hub id, or a local checkpoint folder.
 
-    MODEL may be "-": models are read from stdin, one a line.
+    If MODEL is "-", models are read from stdin, one per line.
     """
     if options["where"] is not None:
         from query.sql import prepare
@@ -67,7 +68,7 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     with opened_atlas(atlas) as opened:
         if names is not None:
             many = opened.similar_many(names, options.pop("k"), **options)
-            print_batch(many, len(names), output, lambda one: _beside(one, output))
+            print_batch(many, len(names), output, lambda one: _batch_rows(one, output))
             return
         print_result(opened.similar(model, options.pop("k"), **options), output)
 
@@ -80,13 +81,13 @@ def similar(model: str, atlas: str, output: str, **options: Any) -> None:
     type=click.Choice(["dataset", "model"]),
     default="dataset",
     show_default=True,
-    help="Break down by.",
+    help="Rows to print.",
 )
 @click.option("-k", "--neighbours", "k", type=click.IntRange(min=1),
-              help="How many of the nearest models: so many count; default as many as share its dataset.")  # fmt: skip
-@click.option("--no-kin", is_flag=True, help="Without models of its own family tree (after query lineage --all).")
-@click.option("--confusions", is_flag=True, help="Instead: which datasets are taken for which, beside chance.")
-@click.option("--out", metavar="FILE", help="Also draw it, by dataset: .png, .svg or .pdf.")
+              help="Number of nearest models to consider. Default: as many as share its dataset.")  # fmt: skip
+@click.option("--no-kin", is_flag=True, help="Leave out models of the same family tree (after query lineage --all).")
+@click.option("--confusions", is_flag=True, help="Print which datasets are mistaken for which, compared with chance.")
+@out_option("Also draw it, by dataset: .png, .svg or .pdf.")
 @theme_option
 @details_option
 @atlas_option
@@ -104,21 +105,17 @@ def purity(
     atlas: str,
     output: str,
 ) -> None:
-    """Measure whether models tuned on one dataset lie together.
+    """Measure whether models tuned on the same dataset are close to each other.
 
     Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
     """
-    from query.figures import checked_output
-
-    file = checked_output(out) if out else None
+    file = picture_file(out)
     with opened_atlas(atlas) as opened:
         result = opened.purity(base, representation=representation, k=k, kin=not no_kin, confusions=confusions)
         whole = result.to_dict(by_model=by == "model", confusions=confusions)
-        if file is not None:
-            result.write(file, theme)
         by = "confusion" if confusions else by
         rows, table = result.lines(by), result.table(details=details, by=by)
-        print_result(result, output, rows=rows, whole=whole, table=table, file=file)
+        print_result(result, output, rows=rows, whole=whole, table=table, file=file, theme=theme)
 
 
 @main.command(cls=Question)
@@ -128,7 +125,7 @@ def purity(
 @atlas_option
 @output_options
 def show(model: str, base: str | None, details: bool, atlas: str, output: str) -> None:
-    """Everything known of MODEL: the facts that people ask for, or all (--details, or any other format)."""
+    """Show what is known of MODEL: the usual facts, or everything (--details, or any other format)."""
     with opened_atlas(atlas) as opened:
         shown = opened.show(model, base)
         print_result(shown, output, details=details, rows=[shown.to_dict()] if output == "jsonl" else None)
@@ -138,7 +135,7 @@ def show(model: str, base: str | None, details: bool, atlas: str, output: str) -
 @click.argument("name", required=False)
 @output_options
 def schema(name: str | None, output: str) -> None:
-    """List the tables, views and macros that SQL can ask, or the columns of the one called NAME."""
+    """List the tables, views and macros for `query sql`, or the columns of the one called NAME."""
     from query.schema.schema import schema as schema_of
 
     emit(schema_of(name), output)
@@ -149,7 +146,7 @@ def schema(name: str | None, output: str) -> None:
 @output_options
 @click.pass_context
 def explain_word(context: click.Context, word: str | None, output: str) -> None:
-    """Explain WORD: a term, a column of an answer or of the database, or a command; without it, list the terms."""
+    """Explain WORD: a term, a column of an answer or of the database, or a command. Without WORD: list the terms."""
     from query.glossary import explained, words
 
     command = main.get_command(context, word) if word else None
@@ -173,25 +170,25 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
 @main.command(cls=Question)
 @click.argument("statement")
 @limit_option
-@click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Most seconds.")
+@click.option("--timeout", default=30.0, show_default=True, type=FiniteRange(min=0.1), help="Time limit in seconds.")
 @atlas_option
 @output_options
 def sql(statement: str, limit: int | None, timeout: float, atlas: str, output: str) -> None:
-    """Run one SELECT; "-" reads it from stdin. What there is to ask: query schema."""
+    """Run one SELECT statement; "-" reads it from stdin. For tables and columns: query schema."""
     if limit is None and output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
     if statement == "-":
-        # As UTF-8 in every locale. Bytes that are not stay as escapes, which `Atlas.sql` refuses in a sentence.
+        # UTF-8 in every locale. Other bytes stay as escapes, which `Atlas.sql` refuses with a clear message.
         statement = read_stdin(4 * MOST_STATEMENT).decode("utf-8", "surrogateescape")
     with opened_atlas(atlas) as opened:
         found = opened.sql(statement, limit=limit, seconds=timeout)
         emit(found.to_rows(), output, columns=found.columns)
         if found.truncated:
-            say(f"only the first {limit} rows; for all: --limit N, --format csv, or a pipe")
+            say(f"only the first {limit} rows are shown; for all: --limit N, --format csv, or a pipe")
 
 
-def _beside(one: Answered[SimilarModels], output: str) -> list[dict[str, Any]]:
-    """In a batch every row says which model was asked about."""
+def _batch_rows(one: Answered[SimilarModels], output: str) -> list[dict[str, Any]]:
+    """The rows of one answer, each with the name of its model."""
     assert one.answer is not None
     rows = one.answer.table() if output == "table" else one.answer.to_rows()
     return [{"asked": one.asked} | row for row in rows]

@@ -45,7 +45,7 @@ def test_representations_come_from_the_registry(run):
 def test_k_means_one_thing(run):
     for command in ("similar", "purity", "predict"):
         _, out, _ = run("query", command, "--help")
-        assert "How many of the nearest models" in " ".join(out.split())
+        assert "Number of nearest models" in " ".join(out.split())
 
 
 def completed(words, atlas):
