@@ -1,1 +1,1 @@
-"""What models say of themselves: README, results, dataset names, and what config.json tells of the head."""
+"""Reads what models say of themselves: README, results, dataset names, and the head in config.json."""

@@ -1,15 +1,15 @@
-"""Dataset names as people write them → one canonical name each.
+"""Canonical names for dataset names as people write them.
 
-What is known stands in ``dataset_aliases.toml``: other ids and spellings of the same examples, collections
-whose configs are tasks, and the words people write where there is no dataset. The rules here are few, and
-each errs towards keeping two names apart:
+``dataset_aliases.toml`` lists ids and spellings of the same examples, collections whose configs are tasks, and words
+that people write if there is no dataset. The rules here are few, and in doubt they keep two names apart:
 
-- A name without an owner is compared with the table without regard to case, blanks, ``-``, ``_``, ``.``,
-  brackets, or a "dataset" at its end. If the table does not have it and it looks like an id, it keeps its
-  spelling, lower-cased, with ``_`` for ``-`` (``Commonlit-Readibility`` → ``commonlit_readibility``).
+- A name without an owner is looked up ignoring case, blanks, ``-``, ``_``, ``.``, brackets, and a final "dataset". If
+the
+  table does not have it and it looks like an id, it keeps its spelling, lower-cased, with ``_`` for ``-``
+  (``Commonlit-Readibility`` → ``commonlit_readibility``).
 - A name with an owner is either in the table or keeps its owner: ``alice/reviews`` is never ``bob/reviews``.
-- A config names a dataset of its own only where the table says that the collection's configs are tasks
-  (``glue`` + ``mrpc`` → ``glue/mrpc`` with the parent ``glue``); languages, versions and sizes do not.
+- A config is a dataset of its own only if the table says that the collection's configs are tasks (``glue`` + ``mrpc`` →
+  ``glue/mrpc`` with the parent ``glue``). Languages, versions and sizes are not.
 - Free text has no canonical name.
 """
 
@@ -41,7 +41,7 @@ _LOOKS_LIKE_AN_ID = re.compile(r"[0-9_\-/]")
 
 @dataclass(frozen=True)
 class CanonicalDataset:
-    """One dataset; where it is one task of a collection, ``parent`` and ``subtask`` say which of which."""
+    """One dataset; for a task of a collection, ``parent`` is the collection and ``subtask`` the task."""
 
     name: str
     parent: str | None = None
@@ -49,13 +49,13 @@ class CanonicalDataset:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name, and the collection's where there is one: a model tuned on glue/mrpc has both."""
+        """The name and, if there is one, the collection's: a model tuned on glue/mrpc has both."""
         return (self.parent, self.name) if self.parent else (self.name,)
 
 
 @dataclass
 class AliasTable:
-    """``dataset_aliases.toml``, turned round so that every spelling finds its dataset."""
+    """``dataset_aliases.toml``, inverted so that every spelling leads to its dataset."""
 
     ids: dict[str, CanonicalDataset] = field(default_factory=dict)
     spellings: dict[str, CanonicalDataset] = field(default_factory=dict)
@@ -66,13 +66,13 @@ class AliasTable:
     evaluations: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, dataset: CanonicalDataset, written: str) -> None:
-        """Let ``written`` mean ``dataset``. Raises ValueError where it already means another."""
+        """Let ``written`` mean ``dataset``. Raises ValueError if it already means another."""
         names, key = (self.ids, written.casefold()) if "/" in written else (self.spellings, fold(written))
         if names.setdefault(key, dataset) != dataset or key in self.placeholders:
-            raise ValueError(f"{_TABLE.name}: {written!r} stands for more than one thing")
+            raise ValueError(f"{_TABLE.name}: {written!r} has more than one meaning")
 
     def add_group(self, name: str, group: Mapping[str, Any]) -> None:
-        """A collection, its tasks by ``collection/task``, and by their own names where ``bare`` says so."""
+        """Add a collection and its tasks as ``collection/task``, and under their own names if ``bare`` lists them."""
         collection = CanonicalDataset(name)
         for written in (name, *group["ids"]):
             self.add(collection, written)
@@ -91,7 +91,7 @@ class AliasTable:
 
 
 def fold(text: str) -> str:
-    """What two spellings of one name have in common: ``CoNLL-2003`` and ``conll_2003`` → ``conll2003``."""
+    """The common form of all spellings of a name: ``CoNLL-2003`` and ``conll_2003`` → ``conll2003``."""
     return unicodedata.normalize("NFKC", text).casefold().translate(_SEPARATORS)
 
 
@@ -101,7 +101,7 @@ def _without_article(text: str) -> str:
 
 @cache
 def alias_table() -> AliasTable:
-    """The table, read once. Raises ValueError where it contradicts itself."""
+    """The table, read once. Raises ValueError if it contradicts itself."""
     written = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     table = AliasTable(
         placeholders={fold(word) for words in written["placeholders"].values() for word in words},
@@ -118,7 +118,7 @@ def alias_table() -> AliasTable:
 
 
 def is_placeholder(raw: str | None) -> bool:
-    """Whether ``raw`` stands where a dataset should but names none: "None", "unknown", "imagefolder", "-"."""
+    """Whether ``raw`` is a placeholder and not a dataset: "None", "unknown", "imagefolder", "-"."""
     if raw is None:
         return True
     if not any(character.isalnum() for character in raw[:MAX_ADDRESS]):
@@ -131,7 +131,7 @@ def is_placeholder(raw: str | None) -> bool:
 def canonical_dataset(raw: str | None, *, config: str | None = None) -> CanonicalDataset | None:
     """The one dataset that ``raw`` names, or None: a placeholder, free text, or a list of several.
 
-    ``config`` is the dataset's config as the card tells it ("mrpc", "plain_text", "es").
+    ``config`` is the dataset's config in the card ("mrpc", "plain_text", "es").
     """
     if not isinstance(raw, str) or len(raw) > MAX_ADDRESS:
         return None
@@ -141,8 +141,8 @@ def canonical_dataset(raw: str | None, *, config: str | None = None) -> Canonica
 def canonical_datasets(raw: str | None, *, config: str | None = None) -> tuple[CanonicalDataset, ...]:
     """All datasets that ``raw`` names: "common_voice, infore_25h" names two.
 
-    A list is only split where every part is a known name, a placeholder, or an id, and at least one part
-    is known or has more to it than letters; a sentence with commas names nothing.
+    A list is only split if every part is a known name, a placeholder, or an id, and at least one part is known or has
+    characters other than letters. A sentence with commas names nothing.
     """
     whole = canonical_dataset(raw, config=config)
     if whole or not isinstance(raw, str) or len(raw) > MAX_NAME * MAX_PARTS:
@@ -159,7 +159,7 @@ def canonical_datasets(raw: str | None, *, config: str | None = None) -> tuple[C
 
 
 def is_known(raw: str) -> bool:
-    """Whether the table has ``raw``, under whatever spelling."""
+    """Whether the table has ``raw`` in any spelling."""
     return _known(raw.strip()) is not None
 
 
@@ -168,7 +168,7 @@ def _canonical(raw: str, config: str | None) -> CanonicalDataset | None:
     text = raw.strip()
     if "huggingface.co/" in text.lower() or "hf.co/" in text.lower():
         address = hub_address(text, "datasets")
-        # An address inside a sentence says what was looked at, not what the model was tuned on.
+        # An address in a sentence need not be what the model was tuned on.
         text = address if address and " " not in text else ""
     text = text.removeprefix("dataset:").removeprefix("datasets/").strip()
     if not text or len(text) > MAX_NAME or is_placeholder(text):
@@ -180,7 +180,7 @@ def _canonical(raw: str, config: str | None) -> CanonicalDataset | None:
 
 
 def _known(text: str) -> CanonicalDataset | None:
-    """What the table says: an id, a spelling, a spelling and "dataset", or a collection and its task."""
+    """Look up an id, a spelling, a spelling with "dataset", or a collection with a task."""
     table = alias_table()
     if "/" not in text:
         key = fold(_without_article(text))
@@ -200,7 +200,7 @@ def _task(collection: str, config: str) -> CanonicalDataset | None:
 
 
 def _by_its_own_name(text: str) -> CanonicalDataset | None:
-    """The name of a dataset that the table does not have: an id, lower-cased, or nothing."""
+    """The name of a dataset that is not in the table: an id, lower-cased, or None."""
     name = text.lower()
     table = alias_table()
     owner, slash, _ = name.partition("/")

@@ -1,4 +1,4 @@
-"""``model-index``: the results that a model card states, and the datasets they were measured on."""
+"""``model-index``: the results in a model card, and the datasets they were measured on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, an
 
 @dataclass(frozen=True)
 class ReportedResult:
-    """One metric on one dataset, as the card states it; ``verified`` where the Hub measured it itself."""
+    """One metric on one dataset, as the card states it; ``verified`` if the Hub measured it itself."""
 
     task: str | None
     dataset: str | None
@@ -32,11 +32,10 @@ class ReportedResult:
 
 
 def read_evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...], tuple[Evaluated, ...]]:
-    """The evaluations in a card's ``model-index``, and the datasets that speak of the model's training.
+    """The evaluations in a card's ``model-index``, and the datasets that indicate what the model was tuned on.
 
-    A Trainer writes its own validation results here, so a dataset in model-index is a claim on what the
-    model was tuned on, but for the results of benchmarks that are run on finished models (``[evaluations]``
-    in the alias table: MTEB, leaderboards).
+    The Trainer writes its validation results here, so a dataset in model-index is a claim on the training data,
+    except for benchmarks that are run on finished models (``[evaluations]`` in the alias table: MTEB, leaderboards).
     """
     evaluations: list[ReportedResult] = []
     datasets: dict[Evaluated, None] = {}
@@ -61,7 +60,7 @@ def _results(index: Any, reader: Reader) -> Iterator[Mapping[str, Any]]:
 
 
 def _first_object(value: Any) -> Mapping[str, Any]:
-    """A dataset is written as an object, now and then as a list of one, or as its bare name."""
+    """An object; a list of one and a bare name are accepted as well."""
     if isinstance(value, list) and value:
         value = value[0]
     if isinstance(value, str):
@@ -80,10 +79,10 @@ def _config_of(dataset: Mapping[str, Any], reader: Reader) -> str | None:
 
 
 def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) -> Evaluated | None:
-    """``type`` is the Hub id and ``name`` the pretty name; either may hold a task or "None" instead.
+    """The dataset of a result. ``type`` is the Hub id and ``name`` the pretty name; either may be a task or "None".
 
-    The name is asked where the type names no dataset, and for the task where the type names a collection
-    ({"type": "glue", "name": "GLUE MRPC"}).
+    The name is used if the type is not a dataset, and for the task if the type is a collection ({"type": "glue",
+    "name": "GLUE MRPC"}).
     """
     written = [reader.text(dataset.get(key), "model-index") for key in ("type", "name")]
     read = [(raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)]
@@ -100,11 +99,11 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
 def _is_benchmark(result: Mapping[str, Any], dataset: Mapping[str, Any], raw: str) -> bool:
     marks = alias_table().evaluations
     name, source = dataset.get("name"), _first_object(result.get("source"))
-    told = " ".join(str(source[key])[:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
+    said = " ".join(str(source[key])[:200] for key in ("name", "url") if isinstance(source.get(key), str)).lower()
     return (
         raw.partition("/")[0].lower() in marks["owners"]
         or (isinstance(name, str) and name.startswith(marks["names"]))
-        or any(mark in told for mark in marks["sources"])
+        or any(mark in said for mark in marks["sources"])
     )
 
 

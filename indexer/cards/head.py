@@ -1,4 +1,4 @@
-"""What config.json says of a model's head: three label names can give a dataset away."""
+"""The head of a model in config.json; its label names may reveal the dataset."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from indexer.untrusted import Reader
 
 MAX_LABELS = 2_048
 MAX_LABEL = 100
-MAX_LABEL_COUNT = 10_000_000  # far above any model; beyond it a config is not to be believed
+MAX_LABEL_COUNT = 10_000_000  # far above any model
 
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """The head of a model. ``label_names`` is None where there are none but LABEL_0, LABEL_1 and so on."""
+    """The head of a model. ``label_names`` is None if there are only LABEL_0, LABEL_1 and so on."""
 
     architecture_class: str | None
     label_count: int | None
@@ -30,7 +30,7 @@ class HeadFacts:
 def head_facts(config: Mapping[str, Any]) -> HeadFacts:
     """The head that an untrusted config.json describes.
 
-    Labels come in the order of their indices; above ``MAX_LABELS`` they are counted, not kept.
+    Labels are in the order of their indices; more than ``MAX_LABELS`` are counted, but not kept.
     """
     reader = Reader()
     config = reader.mapping(config, "config")
@@ -47,12 +47,12 @@ def head_facts(config: Mapping[str, Any]) -> HeadFacts:
 
 
 def bounded_count(value: Any) -> int | None:
-    """A number of labels that a model can have; None for anything else."""
+    """A plausible number of labels, or None."""
     return value if type(value) is int and 0 <= value <= MAX_LABEL_COUNT else None
 
 
 def _labels(config: Mapping[str, Any], reader: Reader) -> dict[int, Any]:
-    """Index → label, from ``id2label`` or, where that says nothing, from ``label2id`` turned round."""
+    """Index → label, from ``id2label`` or else from the inverted ``label2id``."""
     labels = {}
     for key, value in reader.mapping(config.get("id2label"), "id2label").items():
         index = _index(key)

@@ -1,8 +1,7 @@
-"""One raw row of the Hub's listing → facts about one model.
+"""Reads the facts about a model from a raw row of the Hub's listing.
 
-A row is whatever the Hub and the model's author wrote. Nothing in it is trusted: a field that cannot be
-read becomes None or empty and is named in ``ModelFacts.oddities``; only a row that does not say which model
-it is about is refused. All strings are bounded, on one line, and without control characters.
+A row is untrusted. A field that cannot be read becomes None or empty and is named in ``ModelFacts.oddities``; only a
+row without the id of a model is refused. All strings are bounded, on one line, and without control characters.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _NAME_KEYS = ("id", "name", "path", "type", "dataset")
 
 
 class MalformedRow(Failed):
-    """A row that does not say which model it is about."""
+    """A row without the id of a model."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("malformed_row", detail)
@@ -55,7 +54,7 @@ class MalformedRow(Failed):
 
 @dataclass(frozen=True)
 class BaseClaim:
-    """What the model is said to come from. "config" is PEFT's own note in adapter_config.json."""
+    """A claimed base of the model. "config" is PEFT's entry in adapter_config.json."""
 
     base: str
     relation: str | None
@@ -64,7 +63,7 @@ class BaseClaim:
 
 @dataclass(frozen=True)
 class DatasetClaim:
-    """A dataset the model is said to be tuned on; ``dataset`` is None where ``raw`` is free text."""
+    """A dataset that the model claims to be tuned on; ``dataset`` is None if ``raw`` is free text."""
 
     dataset: str | None
     raw: str
@@ -75,7 +74,7 @@ class DatasetClaim:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Everything a row says of a model."""
+    """All facts in a row."""
 
     id: str
     author: str
@@ -102,7 +101,7 @@ class ModelFacts:
 
     @property
     def dataset_names(self) -> tuple[str, ...]:
-        """The distinct canonical names, sorted, collections included: glue/mrpc brings glue with it."""
+        """The distinct canonical names, sorted, including collections: glue/mrpc adds glue."""
         names = {name for claim in self.datasets for name in (claim.dataset, claim.parent)}
         return tuple(sorted(name for name in names if name))
 
@@ -110,7 +109,7 @@ class ModelFacts:
 def read_row(row: Mapping[str, Any]) -> ModelFacts:
     """The facts in one row of ``/api/models``.
 
-    Raises MalformedRow where the row names no model, and never anything else.
+    Raises MalformedRow if the row names no model, and never anything else.
     """
     if not isinstance(row, Mapping):
         raise MalformedRow("The row is not an object.")
@@ -157,7 +156,7 @@ def _either(row: Mapping[str, Any], *keys: str) -> Any:
 
 
 def _model_index(row: Mapping[str, Any], card: Mapping[str, Any]) -> Any:
-    # The Hub moves it out of the card, old rows keep it there, and the Trainer once spelled it with "_".
+    # The Hub moves it out of the card, old rows have it there, and the Trainer once spelled it with "_".
     return _either(row, "model-index", "model_index") or _either(card, "model-index", "model_index")
 
 
@@ -173,7 +172,7 @@ def _tags(value: Any, reader: Reader) -> tuple[str, ...]:
 
 
 def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:
-    # U+FFFD is what a control character became in the raw tag; what is read out of the tag goes without it.
+    # Control characters of the raw tag have become U+FFFD, which is removed from values.
     return (tag[len(prefix) :].replace("\ufffd", " ") for tag in tags if tag.startswith(prefix))
 
 
@@ -186,7 +185,7 @@ def _commit(value: Any, reader: Reader) -> str | None:
 
 
 def _gated(value: Any, reader: Reader) -> str | None:
-    """Either "auto" or "manual"; a bare True, which old listings have, is "manual" at worst."""
+    """Either "auto" or "manual"; True, as in old listings, counts as "manual"."""
     if value is None or value is False:
         return None
     if value is True:
@@ -283,7 +282,7 @@ def _dataset_claims(
 
 
 def _names_in(item: Any, reader: Reader) -> list[str]:
-    """The dataset that one item of ``datasets:`` names: a string, {"name": …}, or {"common_voice": "fi"}."""
+    """The datasets in one item of ``datasets:``: a string, {"name": …}, or {"common_voice": "fi"}."""
     if not isinstance(item, Mapping):
         text = reader.text(item, "datasets")
         return [text] if text else []
@@ -295,7 +294,7 @@ def _names_in(item: Any, reader: Reader) -> list[str]:
 
 
 def _siblings(value: Any, reader: Reader) -> tuple[str, ...]:
-    """File names that stay inside the repository; the others are left out."""
+    """File names inside the repository; others are left out."""
     names: dict[str, None] = {}
     for item in reader.items(value, "siblings", MAX_SIBLINGS):
         name = item.get("rfilename") if isinstance(item, Mapping) else item

@@ -1,4 +1,4 @@
-"""What a README.md says of a model: its YAML front matter, and the sentence the Trainer writes."""
+"""Reads a README.md: its YAML front matter, and the sentence that the Trainer writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from indexer.cards.datasets import is_placeholder
 from indexer.names import is_hub_id
 from indexer.untrusted import hub_address, tidy
 
-MAX_FRONT_MATTER = 2**20  # characters; tables of benchmark results make honest ones long
+MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
 MAX_EVENTS = 200_000
 MAX_DEPTH = 40
 MAX_README = 2**20
@@ -30,10 +30,10 @@ _AND_THE = re.compile(r"\s*(?:,|\band\b)\s*(?:and\s+)?(?:the\s+)?", re.IGNORECAS
 
 
 def card_facts(readme_text: str, oddities: list[str] | None = None) -> dict[str, Any]:
-    """The front matter of a README as plain JSON values; {} where there is none.
+    """The front matter of a README as plain JSON values, usable as a row's ``cardData``; {} if there is none.
 
-    {} also where it cannot be read (too long, aliases, too deep, not YAML, not an object): why is then
-    appended to ``oddities``. The result can stand as a row's ``cardData``.
+    If it cannot be read (too long, aliases, too deep, not YAML, not an object), returns {} and appends the reason to
+    ``oddities``.
     """
     notes = oddities if oddities is not None else []
     text = readme_text[: MAX_FRONT_MATTER + 10].lstrip("\ufeff \t\r\n")
@@ -61,11 +61,11 @@ def card_facts(readme_text: str, oddities: list[str] | None = None) -> dict[str,
 
 
 def trainer_sentence(readme_text: str) -> tuple[str, str | None] | None:
-    """(base, dataset) from "fine-tuned version of [BASE](…) on the DATASET dataset."; None without one.
+    """(base, dataset) from "fine-tuned version of [BASE](…) on the DATASET dataset."; None without this sentence.
 
-    The base is a Hub id. The dataset is as written, "None" and "unknown" included; several are joined by
-    ", ". It is None where the sentence names none. Time is linear in the text: a bounded window is looked at
-    behind each occurrence of the opening words.
+    The base is a Hub id. The dataset is as written, including "None" and "unknown"; several are joined by ", ". It is
+    None if the sentence names none. Time is linear in the text: only a bounded window after each occurrence of the
+    opening words is examined.
     """
     text = readme_text[:MAX_README]
     for opening in _SENTENCE.finditer(text):
@@ -83,7 +83,7 @@ def _linked_base(text: str, address: str) -> str | None:
 
 
 def _dataset_after(rest: str) -> str | None:
-    """The DATASET of " on the DATASET dataset…"; None where no such words follow."""
+    """The DATASET of " on the DATASET dataset…"; None if no such words follow."""
     on = _ON.match(rest)
     if not on:
         return None
@@ -106,13 +106,13 @@ def _linked_dataset(link: re.Match[str]) -> str:
 
 
 class _RefusedError(ValueError):
-    """Front matter that is valid YAML and still not read."""
+    """Front matter that is valid YAML but refused."""
 
 
 def _load_yaml(text: str) -> Any:
-    """``yaml.safe_load``, after a look at the events.
+    """``yaml.safe_load`` after checking the events.
 
-    No aliases (a few lines of them unfold to gigabytes), no depth that a recursive parser would trip over.
+    Refuses aliases (a few lines of them expand to gigabytes) and nesting too deep for a recursive parser.
     """
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
@@ -128,7 +128,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """YAML's value with nothing in it that JSON lacks: dates as text, keys as text, no bytes, no sets."""
+    """A YAML value reduced to JSON: dates and keys as text, no bytes, no sets."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
