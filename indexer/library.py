@@ -168,7 +168,7 @@ def profile(
     - ``probe`` (random, or image), ``text``, ``images``: the kind of input, and files to use instead of the shipped
     - ``recover``, ``exact`` (False): also find the input again, by gradients or by search
     - ``layers`` (all, or 12 evenly spaced): numbers, or text like "1,6,12"
-    - ``recipe`` ("default", or "seed"); ``steps``, ``shift``, ``rate``: parameters of the recipe "seed"
+    - ``recipe`` ("default", or "original"); ``steps``, ``rate``: of the original method; ``shift``: σ of its criterion
     - ``seed`` (0), ``device`` ("cpu"), ``workers`` (1)
     - ``memory`` (what is free): bytes for all workers together, or text like "2G"
 

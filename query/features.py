@@ -152,8 +152,9 @@ def features(
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import features_now
+    from indexer.profiles.single import canonical_recipe, features_now
 
+    recipe = canonical_recipe(recipe)
     chosen = _parse_neurons(neurons, patch)
     name, found, notes = features_now(
         reference_of(atlas, model, base), layers=layers, neurons=chosen, patch=patch, stem=stem, recipe=recipe,

@@ -1,8 +1,9 @@
-"""How every picture looks, and how it is written: one style in a light and a dark theme, no global state.
+"""The style of all pictures, in a light and a dark theme, and how they are written; without global state.
 
-The first seven colours are Okabe and Ito's (2008), each moved by a shade; three more were searched for, so that any two
+The first seven colours are Okabe and Ito's (2008), slightly adjusted. Three more were found by search, so that any two
 are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al., 2009). None
-is near black or white, which are text. Numbers go along viridis, without the end that the background swallows.
+is close to black or white, the colours of text. Numbers are coloured by viridis, without the end that is too close to
+the background.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import clean
 from indexer.errors import AtlasError, BadArgument, require
+from indexer.storage.atomic_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 300
-# Where names in scripts that the usual font lacks can be found, as systems call them.
+# Fonts with the scripts that the default font lacks, by their names on common systems.
 FURTHER_FONTS = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
@@ -48,10 +50,9 @@ LONGEST_LABEL = 36  # characters of a name from the Hub in a picture
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of everything that is not data, and of the data.
+    """The colours of a picture.
 
-    ``palette`` for groups, ``rest`` for all other groups; ``scale``: stops, evenly spaced, that numbers are coloured
-    between.
+    ``palette`` for groups, ``rest`` for all other groups; ``scale``: evenly spaced stops for numbers.
     """
 
     background: str
@@ -86,7 +87,7 @@ THEMES = {
 
 
 def new_figure(width: float, height: float, theme: str = "light", ax: Axes | None = None) -> tuple[Any, Any]:
-    """An empty figure (inches) and its one axes, in the theme; without pyplot, so that none is ever left open."""
+    """An empty figure (inches) and its axes, in the theme. Made without pyplot, so that no figure stays open."""
     return styled_grid(width, height, 1, 1, theme, ax)
 
 
@@ -95,8 +96,8 @@ def styled_grid(
 ) -> tuple[Any, Any]:
     """A figure with ``rows`` × ``columns`` axes (an array of them where there are several).
 
-    ``ax``: an axes of the caller's figure, in whose place the picture goes: the axes is removed and a SubFigure takes
-    its cell, so that legends and titles of the picture stay inside it. Raises AtlasError for an axes without a cell.
+    ``ax``: an axes of the caller's figure. It is replaced by a SubFigure in its cell, so that legends and titles of the
+    picture stay inside the cell. Raises AtlasError for an axes without a cell.
     """
     require("A picture", "matplotlib")
     from matplotlib.figure import Figure
@@ -106,7 +107,7 @@ def styled_grid(
     if ax is None:
         figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained", facecolor=colours.background)
     elif (cell := ax.get_subplotspec()) is None:
-        raise AtlasError("This `ax` is no cell of a grid.", "Make it with plt.subplots(…, layout='constrained').")
+        raise AtlasError("This `ax` is not a cell of a grid.", "Make it with plt.subplots(…, layout='constrained').")
     else:
         figure = ax.get_figure().add_subfigure(cell, facecolor=colours.background)  # type: ignore[union-attr]
         ax.remove()
@@ -122,7 +123,7 @@ def styled_grid(
 
 
 def _write_every_script(figure: Figure) -> None:
-    """Let each text of the figure take from an installed font what its own lacks (Chinese, Japanese, Korean)."""
+    """Add installed fonts to each text as fallbacks for scripts that its own lacks (Chinese, Japanese, Korean)."""
     from matplotlib.font_manager import fontManager
     from matplotlib.text import Text
 
@@ -134,7 +135,7 @@ def _write_every_script(figure: Figure) -> None:
 
 
 def label(text: str, longest: int = LONGEST_LABEL) -> str:
-    """A string from the Hub as a picture may show it: nothing hidden, not too long, and a ``$`` is no formula."""
+    """A string from the Hub for a picture: without hidden characters, shortened, with ``$`` escaped."""
     shown = clean(text)
     if len(shown) > longest:
         shown = shown[: longest * 2 // 3] + "…" + shown[len(shown) - (longest - 1 - longest * 2 // 3) :]
@@ -142,12 +143,12 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def model_label(name: str, longest: int = LONGEST_LABEL) -> str:
-    """A model's name in a picture: of a folder its last part."""
+    """A model's name in a picture; for a folder, its last part."""
     return label(Path(name).name if name.startswith("/") else name, longest)
 
 
 def draw(figure: Figure, suffix: str) -> bytes:
-    """The figure as a file of the kind of ``suffix``; the same figure gives the same bytes."""
+    """The figure as the bytes of a file with this suffix; the same figure gives the same bytes."""
     import matplotlib
 
     kind = suffix.removeprefix(".")
@@ -155,32 +156,29 @@ def draw(figure: Figure, suffix: str) -> bytes:
     target = io.BytesIO()
     settings: Any = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # for names in scripts that no font has
         _write_every_script(figure)
         figure.savefig(target, format=kind, metadata=metadata, facecolor=figure.get_facecolor())
     return target.getvalue()
 
 
 def checked_output(path: str | Path, formats: tuple[str, ...] = FORMATS) -> Path:
-    """A path that can be written, before any work is done for it. Raises AtlasError: another suffix, no folder."""
+    """Check a path before any work is done for it. Raises AtlasError for another suffix or a missing folder."""
     out = Path(path)
     if out.suffix.lower() not in formats:
-        raise BadArgument(f"{out} is none of {', '.join(formats)}.", f"Name it, for example, {out.stem}{formats[0]}")
+        raise BadArgument(f"{out} is not {' or '.join(formats)}.", f"Name it, for example, {out.stem}{formats[0]}")
     if not out.parent.is_dir():
         raise AtlasError(f"There is no folder {out.parent}.", "Make it first.")
     return out
 
 
 def write_output(path: Path, payload: bytes) -> None:
-    """Write beside ``path`` and rename. Raises AtlasError where the disk or the rights do not allow it."""
-    temporary = path.with_name(f".{path.name}.part")
+    """Write a file by rename. Raises AtlasError if it cannot be written."""
     try:
-        temporary.write_bytes(payload)
-        temporary.replace(path)
+        with replacing(path, sync=False) as file:
+            file.write(payload)
     except OSError as error:
         raise AtlasError(f"{path} cannot be written: {error.strerror}.", "Choose another `path`.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def show_pixels(panel: Any, image: Any) -> None:

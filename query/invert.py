@@ -188,8 +188,8 @@ def invert(
 ) -> WordsBack | ImagesBack:
     """Recover ``text``, or images, from the output of each layer of ``model``.
 
-    ``images``: files, instead of a text. ``recipe``: default, blank or seed. ``top``: nearest words for each position.
-    ``keep``: a slice of the output positions that may be used ("1:"). ``restrict``: search among the text's own words
+    ``images``: files, instead of a text. ``recipe``: default, blank or original. ``top``: nearest words of each
+    position. ``keep``: a slice of the output positions to use ("1:"). ``restrict``: search among the text's own words
     only. ``shift``: σ of the criterion. ``steps``, ``rate``: of the descent. See
     :func:`indexer.profiles.single.invert_words` and ``invert_images``. Raises AtlasError if options contradict each
     other, or the model cannot be read.
@@ -197,12 +197,13 @@ def invert(
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import invert_images, invert_text
+    from indexer.profiles.single import canonical_recipe, invert_images, invert_text
 
     if text is not None and (images or stem):
         raise BadArgument(
             "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
         )
+    recipe = canonical_recipe(recipe, "blank")
     reference = reference_of(atlas, model, base)
 
     def on_progress(layer: int) -> None:
@@ -219,7 +220,7 @@ def invert(
         )  # fmt: skip
         return ImagesBack(name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "seed":
-        raise BadArgument("`rate` is a setting of the original studies' recipe.", "Add `recipe='seed'`.")
+        raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
     name, words, found, notes = invert_text(
         reference, text, layers=layers, recipe=recipe, top=top, keep=_parse_slice(keep), restrict=restrict, seed=seed,
         shift=shift, steps=steps, rate=rate, device=device, progress=on_progress,

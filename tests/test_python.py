@@ -82,7 +82,7 @@ def test_exported_files_hold_what_the_atlas_does(atlas, tmp_path, suffix):
 
 
 def test_another_suffix_is_one_line(atlas, tmp_path):
-    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match=r"none of \.parquet, \.npz"):
+    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match=r"is not \.parquet or \.npz"):
         opened.vectors().write(tmp_path / "vectors.csv")
 
 
@@ -132,7 +132,7 @@ def test_a_picture_goes_where_the_caller_wants_it(atlas):
         assert drawn in figure.subfigs
         assert len(figure.subfigs) == 3
         assert not figure.axes or left not in figure.axes
-        with pytest.raises(AtlasError, match="no cell of a grid"):
+        with pytest.raises(AtlasError, match="not a cell of a grid"):
             opened.map(method="pca").figure(ax=Figure().add_axes((0, 0, 1, 1)))
 
 

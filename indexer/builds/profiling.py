@@ -54,7 +54,7 @@ class ProfileArguments(TypedDict, total=False):
     recover: bool
     exact: bool
     layers: str | Sequence[int] | None
-    recipe: Literal["default", "seed"]
+    recipe: Literal["default", "original", "seed"]
     steps: int | None
     shift: float | None
     rate: float | None

@@ -226,17 +226,17 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 @click.option("--layers", metavar="1,6,12", help="Only these layers. Default: all, or 12 evenly spaced.")
 @click.option(
     "--recipe",
-    type=click.Choice(["default", "seed"]),
+    type=click.Choice(["default", "original", "seed"]),
     default="default",
     show_default=True,
-    help="seed: also the original study's gradient descent.",
+    help="original: also the original papers' gradient descent (stored as seed).",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Steps of the recipe seed.")
-@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the recipe seed.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the original method.")
+@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method.")
 @click.option(
     "--shift",
     type=FiniteRange(0, 1e6),
-    help="σ of the criterion of the recipe seed. Default: .35 of the embeddings' own.",
+    help="σ of the original papers' criterion. Default: .35 of the embeddings' own.",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31), help="Random seed.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")

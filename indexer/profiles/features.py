@@ -17,7 +17,7 @@ from indexer.profiles.statistics import seeded_generator
 
 STEPS = 100
 JITTER = 2 / 32  # of the image's side
-# The original study's c in c·Σ(200 − a).
+# The original papers' c in c·Σ(200 − a).
 ORIGINAL_WEIGHT = {"words": 0.1, "images": 20.0}
 
 
@@ -49,7 +49,7 @@ SHARP = Ascent((Stage(1, (0.05, 0.01), None),), (0.45, 0.55))
 
 
 def original_ascent(takes_words: bool, is_plain: bool) -> Ascent:
-    """The original study's method: three octaves with blur and jitter, or (``is_plain``) one without."""
+    """The original papers' method: three octaves with blur and jitter, or (``is_plain``) one without."""
     weight = ORIGINAL_WEIGHT["words" if takes_words else "images"]
     octaves = (
         Stage(1, (0.5, 0.4), (2.4, 0.8)),

@@ -23,7 +23,7 @@ DIGITS = 14
 HINT = "Give a PNG or JPEG file."
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 CHANNELS = 3
-# (patch, side of the image) in pixels for a seeded embedding: the original study's own if the model is wide enough.
+# (patch, side of the image) in pixels for a seeded embedding: the original papers' own if the model is wide enough.
 SIZES = ((16, 224), (8, 64), (4, 32))
 
 

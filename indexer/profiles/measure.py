@@ -39,13 +39,24 @@ RECEPTIVE_FIELD_SEQUENCES = 8
 MOST_LAYERS = 1000
 
 
+def canonical_recipe(recipe: str, *others: str) -> str:
+    """The recipe as profiles and JSON have it: default, one of ``others``, or seed (also called original).
+
+    Raises AtlasError for an unknown one.
+    """
+    recipes = ("default", *others, "original", "seed")
+    if recipe not in recipes:
+        raise BadArgument(f"Unknown recipe {recipe!r}.", f"Choose one of {', '.join(recipes)}.")
+    return "seed" if recipe == "original" else recipe
+
+
 @dataclass(frozen=True)
 class ProfileRequest:
     """What to measure in addition to the default measures, and how.
 
-    ``recover``: recovery by descent; ``exact``: the certificate by search. ``recipe`` is default, or seed for the
-    original studies' method, whose ``steps`` and ``rate`` may be changed. ``layers``: only these. ``shift``: the σ of
-    the criterion. Raises AtlasError if these contradict each other.
+    ``recover``: recovery by descent; ``exact``: the certificate by search. ``recipe`` is default, or original for
+    the original papers' method, with other ``steps`` or ``rate`` if given. ``layers``: only these. ``shift``: σ of the
+    criterion. Raises AtlasError if these contradict each other.
     """
 
     recover: bool = False
@@ -58,12 +69,13 @@ class ProfileRequest:
     rate: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "recipe", canonical_recipe(self.recipe))
         if (self.steps is not None or self.rate is not None) and not self.is_original:
-            raise AtlasError("`steps` and `rate` are settings of the original studies' recipe.", "Add `recipe='seed'`.")
+            raise AtlasError("`steps` and `rate` are settings of the original method.", "Add `recipe='original'`.")
 
     @property
     def is_original(self) -> bool:
-        """Whether the original studies' method is asked for."""
+        """Whether the original papers' method is asked for."""
         return self.recipe == "seed"
 
     @property

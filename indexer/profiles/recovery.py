@@ -162,7 +162,7 @@ def _adam(
 
 @dataclass(frozen=True)
 class OriginalMethod:
-    """The original studies' descent: a normal start, plain steps on weight · ‖h − h*‖₁, rate → rate/10 linearly."""
+    """The original papers' descent: a normal start, plain steps on weight · ‖h − h*‖₁, rate → rate/10 linearly."""
 
     steps: int
     rate: float
@@ -182,7 +182,7 @@ ORIGINAL_IMAGES = OriginalMethod(steps=1000, rate=1e-3, start_mean=0.7, weight=1
 def recover_as_original(
     layers: Layers, layer: int, target: torch.Tensor, seed: int, method: OriginalMethod, keep: slice = slice(None)
 ) -> torch.Tensor:
-    """Embeddings or pixels by the original studies' method. If it diverges, the last finite guess is returned."""
+    """Embeddings or pixels by the original papers' method. If it diverges, the last finite guess is returned."""
     shape = layers.image_shape or (target.shape[1], layers.tokens.shape[1])
     guess = method.start_mean + method.start_noise * normal((len(target), *shape), seed, "start", target.device)
     for step in range(method.steps):
@@ -196,7 +196,7 @@ def recover_as_original(
 
 
 def decode_as_original(layers: Layers, embeddings: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """The original studies' decoding: the largest entries of e·W⁺, W the vocabulary (tokens, width)."""
+    """The original papers' decoding: the largest entries of e·W⁺, W the vocabulary (tokens, width)."""
     rows = layers.tokens.double()
     ordinary = layers.ordinary_ids.to(rows.device)
     weights = torch.linalg.lstsq(rows.T @ rows, embeddings.reshape(-1, rows.shape[1]).double().T).solution
@@ -207,7 +207,7 @@ def decode_as_original(layers: Layers, embeddings: torch.Tensor, count: int = 1)
 
 @dataclass(frozen=True)
 class Criterion:
-    """The original studies' criterion (4) by sequence.
+    """The original papers' criterion (4) by sequence.
 
     ``found`` = ‖O(e_g) − O(e)‖₁ and ``shifted`` = ‖O(e′) − O(e)‖₁ with e′ = e + N(0, σ).
     """

@@ -19,7 +19,7 @@ from indexer.network.session import as_model_error, install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
 from indexer.profiles.images import borrowed_patch_embedding, read_images, seeded_patch_embedding, shipped_images
 from indexer.profiles.layers import FEWEST_TOKENS, Layers, chosen_layers, fitting_tokens, nearest_tokens
-from indexer.profiles.measure import ProfileRequest, make_profile, parse_layers
+from indexer.profiles.measure import ProfileRequest, canonical_recipe, make_profile, parse_layers
 from indexer.profiles.probes import ProbeChoice, matching_probe
 from indexer.profiles.recovery import (
     ORIGINAL_IMAGES,
@@ -45,6 +45,7 @@ __all__ = [
     "LayerWords",
     "ProfileRequest",
     "Reference",
+    "canonical_recipe",
     "features_now",
     "invert_images",
     "invert_text",
@@ -83,7 +84,7 @@ class Reference:
 class LayerWords:
     """What one layer gives back: the text, the share of right tokens, and for each token the ``top`` nearest ones.
 
-    ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original studies'
+    ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original papers'
     criterion, which is met above 1).
     """
 
@@ -192,12 +193,12 @@ def invert_words(
     """Recover ``text`` from the output of each layer: its tokens, and what each layer gives back.
 
     ``recipe`` default: a linear map fitted on random tokens, then a few steps of descent. blank: descent from the mean
-    embedding, which knows nothing. seed: the original studies' method. ``keep``: only these output positions are used.
-    ``restrict``: only the tokens of the text may be answered.
+    embedding, which knows nothing. original: the original papers' method. ``keep``: use only these output positions.
+    ``restrict``: answer only with tokens of the text.
 
     Raises AtlasError if the text is too short or too long.
     """
-    layers = subject.layers
+    layers, recipe = subject.layers, canonical_recipe(recipe, "blank")
     numbers = tokenizer.encode(text)
     if len(numbers) < FEWEST_TOKENS:
         raise AtlasError(f"{text[:40]!r} gives {len(numbers)} tokens; {FEWEST_TOKENS} are needed.", "Give a sentence.")
@@ -305,7 +306,7 @@ def features_now(
     assert seeing.image_shape is not None
     is_sharp = plain or patch is not None
     ascent = SHARP if is_sharp else DEFAULT
-    if recipe == "seed":
+    if canonical_recipe(recipe) == "seed":
         ascent = original_ascent(seeing is not subject.layers, is_sharp)
         seed = 999
     probe = shipped_images(seeing.image_shape)

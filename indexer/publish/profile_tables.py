@@ -1,9 +1,10 @@
-"""The tables of depth profiles, filled from their files, and the representation that is made of them."""
+"""The tables of depth profiles, filled from their files, and the representation `depth`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,15 +18,15 @@ from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import ColumnValidator, InvalidValue
 from indexer.untrusted import printable
 
-# What the vector of a model is made of, by layer; those marked are compared as logarithms.
+# Measures of each layer that the vector of a model consists of, and whether they are compared as logarithms.
 VECTOR_COLUMNS = (("tolerance", True), ("readable", False), ("reach", True), ("cka", False), ("drift", False))
-# Where every profile has it.
+# Used only if every profile has it.
 EXTRA_COLUMN = "recovered"
-LEAST = 1e-3  # below it a tolerance or a reach is the same as this
+LEAST = 1e-3  # smaller values of tolerance and reach count as this
 
 
 class ProfileTables:
-    """The profiles of one base inside a publish's transaction."""
+    """The profiles of one base, inside the transaction of a publish."""
 
     def __init__(
         self, folder: AtlasFolder, tables: Tables, base: str, validator: ColumnValidator, say: Callable[[str], None]
@@ -34,7 +35,7 @@ class ProfileTables:
         self.tables, self.base, self.validator, self.say = tables, base, validator, say
 
     def renew(self) -> bool:
-        """Bring the rows in line with the files; whether anything changed. Damaged files are said and left out."""
+        """Update the rows to match the files. Returns whether anything changed; damaged files are reported."""
         known = dict(self.tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [self.base]))
         there = list(self.store.digests())
         gone = sorted(set(known) - set(there))
@@ -47,7 +48,7 @@ class ProfileTables:
                 self.say(f"{error.message} It is left out.")
                 continue
             if profile.identity.digest != digest:
-                self.say(f"The profile {digest} is that of another model. {HINT} It is left out.")
+                self.say(f"The profile {digest} belongs to a different model. {HINT} It is left out.")
             elif profile.identity.base == self.base:
                 found.append((digest, profile))
         self._forget([*gone, *(digest for digest, _ in found if digest in known)])
@@ -84,7 +85,9 @@ class ProfileTables:
 
 
 def _head(number: int, digest: str, profile: Profile, model_id: int | None) -> Row:
-    identity = profile.identity
+    identity, made = profile.identity, None
+    with suppress(ValueError, OverflowError):
+        made = datetime.fromisoformat(profile.made).astimezone(UTC).replace(tzinfo=None)
     return {
         "profile_id": number,
         "model_id": model_id,
@@ -106,24 +109,17 @@ def _head(number: int, digest: str, profile: Profile, model_id: int | None) -> R
         "device": profile.device,
         "threads": profile.threads,
         "cpu_seconds": profile.cpu_seconds,
-        "made": _moment(profile.made),
+        "made": made,
     }
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
-    except (ValueError, OverflowError):
-        return None
 
 
 def depth_vectors(
     ask: Callable[[str, Sequence[Any]], list[tuple[Any, ...]]], base: str
 ) -> dict[int, NDArray[np.float32]]:
-    """By model id, what its layers do otherwise than the base's, in units of the standard deviation over the models.
+    """By model id, the differences of its layers to the base's, in units of their standard deviation over models.
 
-    ``ask`` runs a statement. Of the probe with most models; a model's newest profile counts. A copy of the base is all
-    zeros.
+    ``ask`` runs a statement. Uses the probe with the most models, and the newest profile of each model. A copy of the
+    base gives zeros.
     """
     names = [name for name, _ in VECTOR_COLUMNS] + [EXTRA_COLUMN]
     rows = ask(
@@ -134,9 +130,9 @@ def depth_vectors(
     )
     probes: dict[str, dict[int, dict[int, tuple[float | None, ...]]]] = {}
     for probe, model_id, subject, _, layer, *values in rows:
-        who = -1 if subject == "base" else model_id
-        if who is not None:
-            probes.setdefault(probe, {}).setdefault(who, {})[layer] = tuple(values)
+        key = -1 if subject == "base" else model_id
+        if key is not None:
+            probes.setdefault(probe, {}).setdefault(key, {})[layer] = tuple(values)
     usable = {probe: found for probe, found in probes.items() if -1 in found and len(found) > 1}
     if not usable:
         return {}
@@ -158,12 +154,12 @@ def _differences(
     has_extra: bool,
 ) -> list[float]:
     columns = [*VECTOR_COLUMNS, *([(EXTRA_COLUMN, False)] if has_extra else [])]
-    nothing_changed = {"cka": 1.0, "drift": 0.0}
+    unchanged = {"cka": 1.0, "drift": 0.0}  # the base compared with itself
     found = []
     for layer in layers:
         for place, (name, is_logarithm) in enumerate(columns):
             mine, theirs = model[layer][place], base[layer][place]
-            theirs = nothing_changed.get(name, theirs)
+            theirs = unchanged.get(name, theirs)
             if mine is None or theirs is None:
                 found.append(0.0)
             elif is_logarithm:

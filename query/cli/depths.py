@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 layers_option = click.option("--layers", metavar="1,4", help="Only these layers. Default: all, or 12 evenly spaced.")
 recipe_option = click.option(
-    "--recipe", type=click.Choice(["default", "seed"]), default="default", show_default=True,
-    help="seed: the method of the original studies.",
+    "--recipe", type=click.Choice(["default", "original", "seed"]), default="default", show_default=True,
+    help="original: the method of the original papers (printed as seed).",
 )  # fmt: skip
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 …")
 stem_option = click.option(
     "--stem",
     metavar="image|VIT",
-    help="In front of a language model's layers: a seeded image stem, or that of a named ViT.",
+    help="Patch embedding for a language model: a random one, or that of this ViT.",
 )
 
 
@@ -86,10 +86,10 @@ def depth(
 @layers_option
 @click.option(
     "--recipe",
-    type=click.Choice(["default", "blank", "seed"]),
+    type=click.Choice(["default", "blank", "original", "seed"]),
     default="default",
     show_default=True,
-    help="blank: start from a blank; seed: the method of the original study.",
+    help="blank: start from a blank; original: the method of the original papers (printed as seed).",
 )
 @click.option(
     "--top", default=1, show_default=True, type=click.IntRange(1, 50), help="Number of nearest words for each position."
@@ -98,7 +98,7 @@ def depth(
 @click.option("--restrict", is_flag=True, help="Search among the text's own words only.")
 @click.option("--shift", type=FiniteRange(0, 1e6), help="σ of the criterion. Default: .35 of the embeddings' own.")
 @click.option("--steps", type=click.IntRange(1, 1_000_000), help="Number of steps of gradient descent.")
-@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the recipe seed.")
+@click.option("--rate", type=FiniteRange(0, 1e6), help="Initial learning rate of the original method.")
 @stem_option
 @base_option()
 @out_option()

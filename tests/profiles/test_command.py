@@ -117,7 +117,7 @@ def test_depth_is_a_representation_of_profiled_models(shell):
         ({"layers": "0"}, "no layer 0"),
         ({"layers": "one"}, "not a valid list of layers"),
         ({"layers": "1," * 5000}, "not a valid list of layers"),
-        ({"steps": 3}, "recipe='seed'"),
+        ({"steps": 3}, "recipe='original'"),
         ({"text": "a.txt", "probe": "random"}, "goes with --probe text"),
         ({"images": ("a.png",), "probe": "text"}, "goes with --probe image"),
     ],

@@ -190,7 +190,7 @@ def test_words_come_back(atlas, gpt2, capsys):
 
 
 def test_words_by_the_seeds_recipe_and_from_a_part(atlas, gpt2):
-    found = atlas.invert(gpt2, "the sky is blue .", recipe="seed", steps=60, rate=0.3, layers=[1], restrict=True)
+    found = atlas.invert(gpt2, "the sky is blue .", recipe="original", steps=60, rate=0.3, layers=[1], restrict=True)
     assert set(found.layers[0].output.split()) <= {"the", "sky", "is", "blue", "."}
     assert "own words" in found.notes[-1]
     part = atlas.invert(gpt2, "the sky is blue .", keep="1:", recipe="blank", steps=20, layers=[2])

@@ -5,7 +5,7 @@ const PANELS = {
   tolerance_own: "tolerance_own: noise of its kind",
   readable: "readable: share read off",
   recovered: "recovered: found by descent",
-  recovered_seed: "recovered, the seeds' recipe",
+  recovered_seed: "recovered, original method",
   verified: "verified (a certificate)",
   reach: "reach: positions looked at",
   image_error: "error of recovered images",
