@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
     from query.map.map import ModelMap
-    from query.predict.calibration import Evaluation
+    from query.predict.evaluation import Evaluation
     from query.predict.predict import Prediction
     from query.purity.result import PurityResult
     from query.rank.study import RankStudy
@@ -42,7 +42,7 @@ _MODULES = {
     "Comparison": "query.compare",
     "Depth": "query.depth.depth",
     "DepthStudy": "query.depth.study",
-    "Evaluation": "query.predict.calibration",
+    "Evaluation": "query.predict.evaluation",
     "FeatureGrid": "query.features",
     "ImagesBack": "query.invert",
     "Layers": "query.layers",

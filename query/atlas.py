@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from query.lineage.lineage import lineage as _lineage
     from query.lineage.result import Lineages
     from query.map.map import model_map as _map
-    from query.predict.calibration import evaluate as _evaluate_prediction
+    from query.predict.evaluation import evaluate as _evaluate_prediction
     from query.predict.predict import Prediction
     from query.predict.predict import predict as _predict
     from query.purity.result import PurityResult
@@ -91,7 +91,7 @@ class Atlas(AtlasReader):
         layers = _Question("query.layers:layers")
         lineage = _Question("query.lineage.lineage:lineage")
         map = _Question("query.map.map:model_map")
-        evaluate_prediction = _Question("query.predict.calibration:evaluate")
+        evaluate_prediction = _Question("query.predict.evaluation:evaluate")
         predict = _Question("query.predict.predict:predict")
         rank = _Question("query.rank.study:rank_by_depth")
         report = _Question("query.report.report:report")
@@ -186,7 +186,7 @@ class Atlas(AtlasReader):
         A model without an answer has an ``error`` instead of an ``answer``. ``store``: keep the answers for indexed
         models in the atlas (table ``predictions``, view ``likely_datasets``).
         """
-        from query.predict.many import predict_many, undocumented
+        from query.predict.predict import predict_many, undocumented
         from query.predict.stored import store as keep
 
         asked = undocumented(self, base) if models is None else [str(model) for model in models]

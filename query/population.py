@@ -154,13 +154,17 @@ def distinct(population: Population) -> Population:
     )
 
 
-def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
-    """One dataset for each model, where a study needs just one: None where it names none.
+def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
+    """A model's datasets, sorted, without a collection (``glue``) if one of its tasks (``glue/mrpc``) is named too."""
+    return tuple(sorted(name for name in names if not any(other.startswith(f"{name}/") for other in names)))
 
-    Of a model's own datasets the one that most models name; a parent (``glue`` beside ``glue/mrpc``) only where
-    it stands alone; ties by name.
+
+def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
+    """One dataset for each model: of its own datasets (see above) the one that most models name; ties by name.
+
+    None for a model that names no dataset.
     """
-    own = [{name for name in names if not any(other.startswith(f"{name}/") for other in names)} for names in datasets]
+    own = [own_datasets(names) for names in datasets]
     counts: dict[str, int] = {}
     for names in own:
         for name in names:
@@ -202,14 +206,13 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
 
 def components(members: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Integers:
     """Numbers of the groups that ``pairs`` join ``members`` into, from 0 in order of first appearance."""
-    head: dict[int, int] = {}
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def top(one: int) -> int:
-        while head.setdefault(one, one) != one:
-            head[one] = one = head[head[one]]
-        return one
-
-    for first, second in pairs:
-        head[top(first)] = top(second)
-    seen: dict[int, int] = {}
-    return np.array([seen.setdefault(top(one), len(seen)) for one in members], dtype=np.intp)
+    edges = list(pairs)
+    nodes = dict.fromkeys([*members, *(one for pair in edges for one in pair)])
+    index = {one: number for number, one in enumerate(nodes)}
+    ends = np.array([(index[first], index[second]) for first, second in edges], dtype=np.intp).reshape(-1, 2)
+    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(nodes), len(nodes)))
+    _, numbers = connected_components(graph, directed=False)
+    return np.asarray(numbers[[index[one] for one in members]], dtype=np.intp)

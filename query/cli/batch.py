@@ -101,7 +101,7 @@ def predict_batch(
 
     Raises AtlasError at the end if a model has no answer.
     """
-    from query.predict.many import predict_many, undocumented
+    from query.predict.predict import predict_many, undocumented
 
     asked = undocumented(opened, base) if names is None else list(names)
     if not asked:
@@ -143,15 +143,13 @@ def _prediction_rows(one: Answered[Prediction], output: str) -> list[dict[str, A
     named = {"asked": one.asked} if one.asked == prediction.model else {"asked": one.asked, "model": prediction.model}
     if output != "table":
         return [{"asked": one.asked, "model": prediction.model} | row for row in prediction.to_rows()]
-    from query.predict.stored import agreement
-
     best = prediction.answers[0]
     return [
         named
         | {
             "dataset": best.dataset,
             "probability": best.probability,
-            "agreement": agreement(prediction, best),
+            "agreement": prediction.agreement(best),
             "authors": best.authors,
         }
     ]

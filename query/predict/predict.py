@@ -1,8 +1,8 @@
-"""The datasets a model was probably tuned on: what the vectors say, what config.json says, and both together."""
+"""The datasets a model was probably tuned on, by its vector, by its head in config.json, and by both together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
+from indexer.names import ModelRef
+from query.batches import Answered, answered
 from query.extras import to_frame
-from query.lookup import indexed_model
-from query.population import relatives
-from query.predict.answers import NONE_OF_THESE
-from query.predict.documented import Documented, Documents
-from query.predict.evidence import Evidence, Reals, Witnesses
-from query.predict.learning import TOO_FEW, Learnt, learn, lessons
-from query.predict.subject import Repeat, Subject, read_subject, subject_of
-from query.predict.sweeps import DatasetRuns, own_datasets
+from query.lookup import ResolvedModel, indexed_model, resolve_model
+from query.population import own_datasets, relatives
+from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
+from query.predict.target import Duplicate, Target, target_of
+from query.predict.training_set import Features, LabelledModelReader, LabelledModels, Reals, TrainingSet
+from query.predict.votes import DatasetRuns
 from query.results import Result
 from query.statistics.likeness import similarities
 from query.wording import counted, percent
@@ -26,17 +26,16 @@ from query.wording import counted, percent
 if TYPE_CHECKING:
     import pandas
 
-    from indexer.names import ModelRef
     from query.reader import AtlasReader
 
-# Answers that are told: of at least such a probability or vote, and never fewer than so many.
-_WORTH_TELLING = 0.01
+# Answers with at least this probability or vote are printed, and never fewer than this many.
+_MIN_SHOWN = 0.01
 _FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Voter:
-    """A model that voted: the nearest of its author's models of the same datasets."""
+class NeighbourVote:
+    """The vote of a sweep, cast by the nearest of its models."""
 
     model: str
     author: str
@@ -49,9 +48,12 @@ class Voter:
 class Answer:
     """One dataset, or "none of these".
 
-    ``votes``: of the k nearest sweeps, the nearest one's being 1; ``authors``: how many people they are;
-    ``models``: theirs, the largest vote first. ``vectors`` and ``head``: the probability by either alone, None
-    where the model has none. ``declared``: the model names it itself, which had no part in the rest.
+    Attributes:
+        votes: of the k nearest sweeps; the nearest one's is 1.
+        authors: number of authors of these sweeps.
+        vectors, head: the probability by either alone; None if the model lacks it.
+        declared: whether the model names the dataset itself, which is not used for the prediction.
+        models: the models that voted for it, the largest vote first.
     """
 
     dataset: str
@@ -68,10 +70,15 @@ class Answer:
 class Prediction(Result):
     """The answers for one model, the most probable first; their probabilities sum to 1.
 
-    A dataset's probability is its expected share among the datasets of the model: where that has one dataset, the
-    probability that this is the one. ``evidence``: together, vectors or head, whatever the model has. Who voted and
-    what was learnt from were models of other authors. ``calibrated``: whether the probabilities were fitted to this
-    atlas. ``declared``: what the model names itself; ``repeats``: models with the same weights, and what they name.
+    The probability of a dataset is its expected share among the datasets of the model. If the model has one dataset,
+    that is the probability of this dataset. Only models by other authors vote and are used for fitting.
+
+    Attributes:
+        evidence: together, vectors or head: what the model has.
+        calibrated: whether the probabilities were fitted to this atlas.
+        declared: the datasets that the model names itself.
+        repeats: models with the same weights, and the datasets they name.
+        voters: the votes, the largest first.
     """
 
     SHOW_HEADLINE = True
@@ -84,28 +91,32 @@ class Prediction(Result):
     evidence: str
     calibrated: bool
     declared: tuple[str, ...]
-    repeats: tuple[Repeat, ...]
+    repeats: tuple[Duplicate, ...]
     answers: tuple[Answer, ...]
-    voters: tuple[Voter, ...]
+    voters: tuple[NeighbourVote, ...]
     notes: tuple[str, ...] = ()
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The answers worth telling: of 0.01 or a vote of 0.01 at least; three at least, and "none of these"."""
-        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.worth_telling()]
+        """The answers of ``shown_answers``."""
+        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.shown_answers()]
 
-    def worth_telling(self) -> list[Answer]:
-        """The answers of ``to_rows``."""
+    def shown_answers(self) -> list[Answer]:
+        """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""
         return [
             answer
             for place, answer in enumerate(self.answers)
-            if max(answer.votes, answer.probability) >= _WORTH_TELLING
-            or place < _FEWEST
-            or answer.dataset == NONE_OF_THESE
+            if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
         ]
+
+    def agreement(self, answer: Answer) -> float:
+        """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
+        total = sum(voter.vote for voter in self.voters)
+        agreeing = sum(voter.vote for voter in self.voters if answer.dataset in voter.datasets)
+        return agreeing / total if total else 0.0
 
     @property
     def headline(self) -> str:
-        """The most probable answer, by what, and who was heard."""
+        """The most probable answer, the evidence, and the number of votes."""
         best = self.answers[0]
         authors = len({voter.author for voter in self.voters})
         by = {"together": "its vector and its head", "vectors": "its vector", "head": "its head"}[self.evidence]
@@ -120,7 +131,7 @@ class Prediction(Result):
         return self.to_rows()
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The same rows with what fits on a terminal, rounded; ``details``: all of it."""
+        """The rows, rounded and with fewer columns; ``details``: all columns."""
         if details:
             return self.to_rows()
         columns = ("dataset", "probability", "votes", "authors", "vectors", "head")
@@ -146,84 +157,107 @@ def predict(
     ``k``: the number of nearest models that vote. The probabilities sum to 1. Raises AtlasError if the model is unknown
     or unreadable, has nothing to compare, or no model by another author names a dataset.
     """
-    return predict_asked(atlas, str(model), Documented(atlas, representation), k=k, base=base)
+    return _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
 
 
-def predict_asked(
-    atlas: AtlasReader, model: str | ModelRef, known: Documented, *, k: int, base: str | None
-) -> Prediction:
-    """The same from what is ``known`` already, for whoever asks after many models."""
-    if k < 1:
-        raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
-    return _predict_with(atlas, read_subject(atlas, model, base, known.representation), known, k)
+def predict_many(
+    atlas: AtlasReader,
+    models: Iterable[str],
+    *,
+    k: int = 10,
+    base: str | None = None,
+    representation: str = "input",
+    are_indexed: bool = False,
+) -> Iterator[Answered[Prediction]]:
+    """:func:`predict` for each of ``models``, one after another; the labelled models are read once.
+
+    ``are_indexed``: the names come from the atlas, and must not be read as folders of this machine.
+    """
+    labelled = LabelledModelReader(atlas, representation)
+
+    def ask(model: str) -> Prediction:
+        return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base)
+
+    return answered(models, ask)
+
+
+def undocumented(atlas: AtlasReader, base: str | None = None) -> list[str]:
+    """Indexed models of a base that name no dataset, most downloads first, without copies and unrelated models."""
+    rows = atlas.rows(
+        "SELECT model FROM models WHERE base = ? AND len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated "
+        "ORDER BY downloads DESC NULLS LAST, model",
+        [atlas.base_named(base)],
+    )
+    return [row["model"] for row in rows]
 
 
 def predict_indexed(atlas: AtlasReader, model_id: int, *, k: int = 10, representation: str = "input") -> Prediction:
-    """The same of an indexed model that is known by its id. Raises AtlasError."""
-    subject = subject_of(atlas, indexed_model(atlas, model_id), representation)
-    return _predict_with(atlas, subject, Documented(atlas, representation), k)
+    """The prediction for an indexed model by its id. Raises AtlasError."""
+    return _predict_resolved(atlas, indexed_model(atlas, model_id), LabelledModelReader(atlas, representation), k)
 
 
-def _predict_with(atlas: AtlasReader, subject: Subject, known: Documented, k: int) -> Prediction:
-    representation = known.representation
-    # Nor do models that it was made from, or that were made from it, speak: their data are not its own.
-    without = () if subject.model_id is None else (subject.model_id, *relatives(atlas, subject.model_id))
-    documents = known.of(subject.base, without)
-    return predict_subject(subject, documents, k=k, representation=representation)
+def _predict(
+    atlas: AtlasReader, model: str | ModelRef, labelled: LabelledModelReader, k: int, base: str | None
+) -> Prediction:
+    if k < 1:
+        raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
+    return _predict_resolved(atlas, resolve_model(atlas, model, base, labelled.representation), labelled, k)
 
 
-def predict_subject(subject: Subject, documents: Documents, *, k: int, representation: str = "") -> Prediction:
-    """Predict from documented models, of which the subject itself is none."""
-    if not any(author != subject.author for author in documents.authors):
+def _predict_resolved(atlas: AtlasReader, asked: ResolvedModel, labelled: LabelledModelReader, k: int) -> Prediction:
+    target = target_of(atlas, asked, labelled.representation)
+    # Models that it was made from, or that were made from it, do not vote either: their data are not its own.
+    without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
+    models = labelled.read(target.base, without)
+    return predict_target(target, models, k=k, representation=labelled.representation)
+
+
+def predict_target(target: Target, models: LabelledModels, *, k: int, representation: str = "") -> Prediction:
+    """Predict from labelled models, which must not include the target itself."""
+    if not any(author != target.author for author in models.authors):
         raise AtlasError(
-            f"No model of {subject.base} by anyone but {subject.author or 'its author'} has a known dataset: there is "
-            "nobody to ask.",
-            f"Index more models: `build({subject.base!r})`",
+            f"There is no model of {target.base} with a known dataset by another author than "
+            f"{target.author or 'its own'} to compare with.",
+            f"Index more models: `build({target.base!r})`",
         )
-    vector = np.zeros(documents.vectors.shape[1], np.float32) if subject.vector is None else subject.vector
-    everyone = documents.with_undocumented(vector, subject.name, subject.author, subject.head)
+    vector = np.zeros(models.vectors.shape[1], np.float32) if target.vector is None else target.vector
+    everyone = models.with_unlabelled(vector, target.name, target.author, target.head)
     sweeps = DatasetRuns(everyone.authors, everyone.datasets)
-    mine = int(sweeps.authors[-1])
-    rows = np.append(lessons(sweeps.of_model, sweeps.authors == mine), len(everyone.models) - 1)
-    witnesses = Witnesses.of(everyone, k, rows)
-    learnt = learn(witnesses, [mine])
-    evidence = witnesses.evidence(np.array([len(rows) - 1]))
-    kind = _kind(subject)
-    voters = _voters(witnesses, evidence)
+    own_author = int(sweeps.authors[-1])
+    rows = np.append(training_rows(sweeps.of_model, sweeps.authors == own_author), len(everyone.models) - 1)
+    training = TrainingSet.of(everyone, k, rows)
+    fitted = fit(training, [own_author])
+    features = training.features(np.array([len(rows) - 1]))
+    kind = "head" if target.vector is None else "together" if target.head.kind else "vectors"
+    votes = _votes(training, features)
     return Prediction(
-        model=subject.name,
-        base=subject.base,
+        model=target.name,
+        base=target.base,
         representation=representation,
         k=k,
         evidence=kind,
-        calibrated=learnt.is_calibrated,
-        declared=subject.declared,
-        repeats=subject.repeats,
-        answers=_answers(subject, learnt, evidence, witnesses.sweeps, voters, kind),
-        voters=voters,
-        notes=_notes(subject, everyone, voters, learnt, kind),
+        calibrated=fitted.is_calibrated,
+        declared=target.declared,
+        repeats=target.duplicates,
+        answers=_answers(target, fitted, features, training.sweeps, votes, kind),
+        voters=votes,
+        notes=_notes(target, everyone, votes, fitted, kind),
     )
 
 
-def _kind(subject: Subject) -> str:
-    if subject.vector is None:
-        return "head"
-    return "together" if subject.head.kind else "vectors"
-
-
-def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
-    """Who voted for the last of the documents, the largest vote first."""
-    documents, sweeps = witnesses.documents, witnesses.sweeps
-    weights = evidence.weights.tocoo()
+def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ...]:
+    """The votes on the last of the models, the largest first."""
+    models, sweeps = training.models, training.sweeps
+    weights = features.weights.tocoo()
     found = []
     for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
         members = np.flatnonzero(sweeps.of_model == sweep)
-        similarity = similarities(documents.vectors[-1:], documents.vectors[members], documents.blocks)[0]
+        similarity = similarities(models.vectors[-1:], models.vectors[members], models.blocks)[0]
         nearest = int(members[np.argmax(similarity)])
         found.append(
-            Voter(
-                model=documents.models[nearest],
-                author=documents.authors[nearest],
+            NeighbourVote(
+                model=models.models[nearest],
+                author=models.authors[nearest],
                 datasets=sweeps.labels[sweep],
                 similarity=float(similarity.max()),
                 vote=float(weight),
@@ -233,58 +267,60 @@ def _voters(witnesses: Witnesses, evidence: Evidence) -> tuple[Voter, ...]:
 
 
 def _answers(
-    subject: Subject, learnt: Learnt, evidence: Evidence, sweeps: DatasetRuns, voters: Sequence[Voter], kind: str
+    target: Target,
+    fitted: FittedClassifiers,
+    features: Features,
+    sweeps: DatasetRuns,
+    voters: Sequence[NeighbourVote],
+    kind: str,
 ) -> tuple[Answer, ...]:
-    """All answers that somebody else names, and "none of these", the most probable first."""
-    chances: dict[str, Reals] = {name: each[0] for name, each in learnt.probabilities(evidence).items()}
-    votes = np.append(evidence.votes.toarray()[0], 0.0)
-    present = np.append(evidence.present[0], True)
-    own = own_datasets(frozenset(subject.declared))
+    """All datasets that another author names, and "none of these", the most probable first."""
+    probabilities: dict[str, Reals] = {name: each[0] for name, each in fitted.probabilities(features).items()}
+    votes = np.append(features.votes.toarray()[0], 0.0)
+    present = np.append(features.present[0], True)
+    own = own_datasets(frozenset(target.declared))
     answers = []
     for column, dataset in enumerate([*sweeps.answers, NONE_OF_THESE]):
         if not present[column]:
             continue
-        heard = [voter for voter in voters if dataset in voter.datasets and voter.vote > 0]
+        agreeing = [voter for voter in voters if dataset in voter.datasets and voter.vote > 0]
         answers.append(
             Answer(
                 dataset=dataset,
-                probability=float(chances[kind][column]),
+                probability=float(probabilities[kind][column]),
                 votes=float(votes[column]),
-                authors=len({voter.author for voter in heard}),
-                vectors=float(chances["vectors"][column]) if kind != "head" else None,
-                head=float(chances["head"][column]) if kind != "vectors" else None,
+                authors=len({voter.author for voter in agreeing}),
+                vectors=float(probabilities["vectors"][column]) if kind != "head" else None,
+                head=float(probabilities["head"][column]) if kind != "vectors" else None,
                 declared=dataset in own,
-                models=tuple(voter.model for voter in heard),
+                models=tuple(voter.model for voter in agreeing),
             )
         )
     return tuple(sorted(answers, key=lambda answer: (-answer.probability, -answer.votes, answer.dataset)))
 
 
 def _notes(
-    subject: Subject, documents: Documents, voters: Sequence[Voter], learnt: Learnt, kind: str
+    target: Target,
+    models: LabelledModels,
+    voters: Sequence[NeighbourVote],
+    fitted: FittedClassifiers,
+    kind: str,
 ) -> tuple[str, ...]:
-    """What a person should know before believing the numbers."""
-    notes = list(subject.notes)
-    if subject.declared:
-        notes.append(f"It names {', '.join(subject.declared)} itself; that had no part in this.")
-    notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in subject.repeats]
+    """What limits the prediction."""
+    notes = list(target.notes)
+    if target.declared:
+        notes.append(f"It names {', '.join(target.declared)} itself; the prediction does not use that.")
+    notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
     if kind == "vectors":
-        notes.append("Nothing is known of its head: the vectors speak alone.")
-    own = _nearest_own(subject, documents)
-    if own is not None and own.similarity > max((voter.similarity for voter in voters), default=-1.0):
-        notes.append(
-            f"Nearer ({own.similarity:.2f}) than any that voted is {own.model}, of {', '.join(own.datasets)}; its own "
-            "author's models have no vote, as the probabilities were learnt without them."
-        )
-    return (*notes, *(() if learnt.is_calibrated else (TOO_FEW,)))
-
-
-def _nearest_own(subject: Subject, documents: Documents) -> Voter | None:
-    """The nearest documented model by the subject's own author, as if it had a vote."""
-    members = [row for row, author in enumerate(documents.authors[:-1]) if author == subject.author]
-    if subject.vector is None or not members:
-        return None
-    similarity = similarities(subject.vector[None, :], documents.vectors[members], documents.blocks)[0]
-    nearest = members[int(np.argmax(similarity))]
-    datasets = own_datasets(documents.datasets[nearest])
-    return Voter(documents.models[nearest], subject.author, datasets, float(similarity.max()), 0.0)
+        notes.append("Nothing is known about its head: the prediction uses only its vector.")
+    members = [row for row, author in enumerate(models.authors[:-1]) if author == target.author]
+    if target.vector is not None and members:
+        similarity = similarities(target.vector[None, :], models.vectors[members], models.blocks)[0]
+        if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
+            nearest = members[int(np.argmax(similarity))]
+            datasets = ", ".join(own_datasets(models.datasets[nearest]))
+            notes.append(
+                f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on {datasets}), "
+                "is by the same author and was excluded, because the calibration excludes models by the same author."
+            )
+    return (*notes, *(() if fitted.is_calibrated else (TOO_FEW,)))

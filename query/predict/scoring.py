@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from query.predict.evidence import Reals
+from query.predict.training_set import Reals
 from query.statistics.intervals import (
     FEWEST_AUTHORS,
     TOO_FEW_AUTHORS,
@@ -19,17 +19,24 @@ from query.statistics.intervals import (
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
 BINS = 10  # of probability, equally wide
+MEASURES = ("accuracy", "top3", "brier", "log_loss")
 _TOP = 3
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How one way of predicting did on each of n models; entry i of every column is the same model.
+class ModelScores:
+    """The scores of one way of predicting for each of n models; entry i of every column is the same model.
 
-    ``answer``: the most probable one, as a column of the probabilities. ``confidence``: its probability. ``right``:
-    its share of the truth. ``accuracy`` and ``top3``: 1 where it, or one of the first three, is true at all.
-    ``brier``: Σ (p - truth)² over all answers, from 0 to 2. ``log_loss``: -Σ truth · ln p. ``none``: the
-    probability of "none of these".
+    These are kept per model, as intervals are calculated over authors; a model's truth may be several datasets.
+
+    Attributes:
+        answer: the most probable one, as a column of the probabilities.
+        confidence: its probability.
+        right: its share of the truth.
+        accuracy, top3: 1 if it, or one of the first three, is true at all.
+        brier: Σ (p - truth)² over all answers, from 0 to 2.
+        log_loss: -Σ truth · ln p.
+        none: the probability of "none of these".
     """
 
     answer: Integers
@@ -42,15 +49,12 @@ class Judged:
     none: Reals
 
 
-MEASURES = ("accuracy", "top3", "brier", "log_loss")
-
-
-def judge(probabilities: Reals, truth: Reals) -> Judged:
+def score_models(probabilities: Reals, truth: Reals) -> ModelScores:
     """Compare (rows, answers + 1) probabilities with the truth, whose rows sum to 1 too; ties go to the first."""
     rows = np.arange(len(truth))
     ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :_TOP]
     top = ranked[:, 0]
-    return Judged(
+    return ModelScores(
         answer=top,
         confidence=probabilities[rows, top],
         right=truth[rows, top],
@@ -62,15 +66,15 @@ def judge(probabilities: Reals, truth: Reals) -> Judged:
     )
 
 
-def judge_chance(present: Booleans, truth: Reals) -> Judged:
-    """What drawing blindly among the answers present, and "none of these", comes to in the long run."""
-    open_to_draw = np.concatenate([present, np.ones((len(present), 1), dtype=bool)], axis=1)
-    answers = open_to_draw.sum(axis=1).astype(np.float64)
+def chance_scores(present: Booleans, truth: Reals) -> ModelScores:
+    """The expected scores of drawing at random from the answers present and "none of these"."""
+    possible = np.concatenate([present, np.ones((len(present), 1), dtype=bool)], axis=1)
+    answers = possible.sum(axis=1).astype(np.float64)
     right = (truth > 0).sum(axis=1)
     missed = np.ones(len(truth))
     for drawn in range(_TOP):
         missed *= np.maximum(answers - right - drawn, 0) / np.maximum(answers - drawn, 1)
-    return Judged(
+    return ModelScores(
         answer=np.full(len(truth), -1, dtype=np.intp),
         confidence=1 / answers,
         right=1 / answers,
@@ -98,9 +102,9 @@ class PredictionScore:
 class Interval:
     """95 % intervals (low, high) of a score over authors (``query.statistics.intervals``).
 
-    All None where there are fewer than five, and ``reason`` is then ``too_few_authors``, else None. What was learnt
-    and who voted are taken as given: where whole atlases were drawn anew, accuracy and Brier score were inside at
-    least as often as they should, but the log loss, which hangs on a few sure mistakes, mostly .82 to .90 of the time.
+    All None if there are fewer than five authors; ``reason`` is then ``too_few_authors``. The intervals take the fitted
+    parameters and the votes as given: when whole atlases were simulated, accuracy and Brier score were inside at least
+    as often as they should, but the log loss, which depends on a few confident mistakes, mostly .82 to .90 of the time.
     """
 
     evidence: str
@@ -113,10 +117,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bin:
-    """Models whose best answer is about equally probable: to a tenth.
+    """Models whose best answer is about equally probable, to a tenth.
 
-    ``share``: of all models; ``probability``: the mean of the best answer; ``right``: how often it is true, with
-    a 95 % interval over authors; None where the models in it are of fewer than five.
+    ``share``: of all models; ``probability``: the mean of the best answer; ``right``: how often it is true, with a
+    95 % interval over authors, None if there are fewer than five.
     """
 
     evidence: str
@@ -128,64 +132,63 @@ class Bin:
     high: float | None
 
 
-def score(evidence: str, judged: Judged, importance: Reals) -> PredictionScore:
-    """The score of one way of predicting; ``importance`` is how much each model counts."""
-    means = {name: float(np.average(getattr(judged, name), weights=importance)) for name in MEASURES}
-    return PredictionScore(evidence, **means, calibration_error=calibration_error(judged, importance))
+def mean_scores(evidence: str, scores: ModelScores, importance: Reals) -> PredictionScore:
+    """The mean scores of one way of predicting; ``importance``: how much each model counts."""
+    means = {name: float(np.average(getattr(scores, name), weights=importance)) for name in MEASURES}
+    return PredictionScore(evidence, **means, calibration_error=calibration_error(scores, importance))
 
 
-def calibration_error(judged: Judged, importance: Reals) -> float:
-    """Σ over bins of the share of models in it × |mean confidence - mean right| (Naeini et al., 2015)."""
+def calibration_error(scores: ModelScores, importance: Reals) -> float:
+    """Σ over bins of the share of models in the bin × |mean confidence - mean right| (Naeini et al., 2015)."""
     error = 0.0
-    for members in _bins(judged.confidence):
-        gap = np.average(judged.confidence[members] - judged.right[members], weights=importance[members])
+    for members in _bins(scores.confidence):
+        gap = np.average(scores.confidence[members] - scores.right[members], weights=importance[members])
         error += abs(float(gap)) * float(importance[members].sum())
     return error / float(importance.sum())
 
 
-def reliability(evidence: str, judged: Judged, importance: Reals, authors: Integers) -> tuple[Bin, ...]:
-    """The bins of one way of predicting, the least sure first."""
+def reliability(evidence: str, scores: ModelScores, importance: Reals, authors: Integers) -> tuple[Bin, ...]:
+    """The bins of one way of predicting, the least probable first."""
     found = []
-    for members in _bins(judged.confidence):
+    for members in _bins(scores.confidence):
         weights = importance[members]
-        right = float(np.average(judged.right[members], weights=weights))
-        probability = float(np.average(judged.confidence[members], weights=weights))
+        right = float(np.average(scores.right[members], weights=weights))
+        probability = float(np.average(scores.confidence[members], weights=weights))
         over = _Authors(authors[members], weights)
-        low, high = over.share(judged.right[members]) if over.count >= FEWEST_AUTHORS else (None, None)
+        low, high = over.share(scores.right[members]) if over.count >= FEWEST_AUTHORS else (None, None)
         share = float(weights.sum() / importance.sum())
         found.append(Bin(evidence, int(members.sum()), share, probability, right, low, high))
     return tuple(found)
 
 
 def _bins(confidence: Reals) -> list[Booleans]:
-    """Masks of the bins that hold a model, the least sure first; the last one holds 1 too."""
+    """Masks of the bins that contain a model, the least probable first; the last one includes 1."""
     place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
     return [place == number for number in np.unique(place)]
 
 
-def intervals(judged: Mapping[str, Judged], importance: Reals, authors: Integers) -> tuple[Interval, ...]:
-    """Those of all measures; ``importance`` is how much each model counts."""
+def intervals(scores: Mapping[str, ModelScores], importance: Reals, authors: Integers) -> tuple[Interval, ...]:
+    """The intervals of all measures; ``importance``: how much each model counts."""
     over = _Authors(authors, importance)
     if over.count < FEWEST_AUTHORS:
-        return tuple(Interval(name, None, None, None, None, TOO_FEW_AUTHORS) for name in judged)
-    return tuple(
-        Interval(
-            evidence,
-            accuracy=over.share(one.accuracy),
-            top3=over.share(one.top3),
-            brier=_twice(over.share(one.brier / 2)),
-            log_loss=over.loss(one.log_loss),
+        return tuple(Interval(name, None, None, None, None, TOO_FEW_AUTHORS) for name in scores)
+    found = []
+    for evidence, one in scores.items():
+        low, high = over.share(one.brier / 2)
+        found.append(
+            Interval(
+                evidence,
+                accuracy=over.share(one.accuracy),
+                top3=over.share(one.top3),
+                brier=(2 * low, 2 * high),
+                log_loss=over.loss(one.log_loss),
+            )
         )
-        for evidence, one in judged.items()
-    )
-
-
-def _twice(ends: Ends) -> Ends:
-    return 2 * ends[0], 2 * ends[1]
+    return tuple(found)
 
 
 class _Authors:
-    """Models by author, each with its importance: intervals of the means of what is known of them."""
+    """Models grouped by author, each with its importance: intervals of the means of values of the models."""
 
     def __init__(self, authors: Integers, importance: Reals) -> None:
         self.codes = codes_of(authors.tolist())
@@ -194,12 +197,12 @@ class _Authors:
         self.weights = np.bincount(self.codes, weights=importance) / importance.sum()
 
     def share(self, values: Reals) -> Ends:
-        """Of values between 0 and 1. A value that is the same for all (that of chance) is not an observation."""
+        """For values between 0 and 1. A value that is the same for all (that of chance) is not an observation."""
         mean, found = self._uncertainty(values)
         return (mean, mean) if np.ptp(values) == 0 and 0 < mean < 1 else found.of_share(mean, self.importance.sum())
 
     def loss(self, values: Reals) -> Ends:
-        """Of values that are not negative."""
+        """For values that are not negative."""
         mean, found = self._uncertainty(values)
         return found.of_loss(mean)
 

@@ -1,65 +1,57 @@
-"""Predictions that are kept: the lines that the atlas's one writer keeps."""
+"""Stores predictions in the atlas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from query.predict.predict import Answer, Prediction
+    from query.predict.predict import Prediction
     from query.reader import AtlasReader
 
 
 def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
-    """Keep predictions in the atlas, in place of what it kept of the same models; of how many models.
+    """Store predictions in the atlas in place of earlier ones for the same models; return the number of models.
 
-    Models that the atlas does not hold are passed over. The query layer only reads: the lines are handed to the
-    indexer, which alone writes, behind its lock. ``atlas`` then shows the new generation. Raises AtlasError where
-    somebody else is writing.
+    Models that the atlas does not contain are skipped. The query layer only reads: the indexer writes, under its lock.
+    ``atlas`` then shows the new state. Raises AtlasError if another process is writing.
     """
     from indexer.publish.stored_answers import PREDICTIONS, store_answers
 
-    kept = 0
+    now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+    stored = 0
     for base in sorted({one.base for one in predictions}):
         keys = {
             row["model"]: row["record_key"]
             for row in atlas.rows("SELECT model, record_key FROM models WHERE base = ?", [base])
         }
-        held = [one for one in predictions if one.base == base and one.model in keys]
-        if held:
-            now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-            lines = [line | {"record_key": keys[line["model"]], "answered_at": now} for line in _lines(held)]
-            store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in held], lines)
-            kept += len(held)
-    if kept:
-        atlas.refresh()
-    return kept
-
-
-def _lines(predictions: Iterable[Prediction]) -> Iterator[dict[str, Any]]:
-    for prediction in predictions:
-        for rank, answer in enumerate(prediction.worth_telling(), start=1):
-            yield {
-                "model": prediction.model,
+        known = [one for one in predictions if one.base == base and one.model in keys]
+        lines = [
+            {
+                "model": one.model,
+                "record_key": keys[one.model],
                 "rank": rank,
                 "dataset": answer.dataset,
                 "probability": answer.probability,
                 "votes": answer.votes,
-                "agreement": agreement(prediction, answer),
+                "agreement": one.agreement(answer),
                 "authors": answer.authors,
                 "vectors": answer.vectors,
                 "head": answer.head,
                 "declared": answer.declared,
-                "calibrated": prediction.calibrated,
+                "calibrated": one.calibrated,
                 "models": list(answer.models),
-                "representation": prediction.representation,
-                "k": prediction.k,
+                "representation": one.representation,
+                "k": one.k,
+                "answered_at": now,
             }
-
-
-def agreement(prediction: Prediction, answer: Answer) -> float:
-    """The share of all votes whose voters name a dataset, from 0 to 1; 0 where nobody voted."""
-    every = sum(voter.vote for voter in prediction.voters)
-    heard = sum(voter.vote for voter in prediction.voters if answer.dataset in voter.datasets)
-    return heard / every if every else 0.0
+            for one in known
+            for rank, answer in enumerate(one.shown_answers(), start=1)
+        ]
+        if known:
+            store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in known], lines)
+            stored += len(known)
+    if stored:
+        atlas.refresh()
+    return stored

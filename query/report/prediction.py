@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from indexer.console.messages import Progress
 from indexer.errors import AtlasError
-from query.predict.answers import NONE_OF_THESE
-from query.predict.calibration import Evaluation, evaluate
+from query.predict.classifier import NONE_OF_THESE
+from query.predict.evaluation import Evaluation, evaluate
 from query.predict.predict import Prediction, predict
 from query.report.page import Part, Section, Source, code, emphasised, shorten
 from query.wording import counted, decimal, literal, percent, sql

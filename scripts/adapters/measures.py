@@ -15,9 +15,9 @@ from indexer.vectors.centre import ADAPTER, FULL
 from query import Atlas
 from query.clusters.study import clusters
 from query.population import Population
-from query.predict.calibration import evaluate_documents
-from query.predict.documented import Documents
-from query.predict.head_evidence import Head
+from query.predict.evaluation import evaluate_models
+from query.predict.heads import Head
+from query.predict.training_set import LabelledModels
 from query.purity.result import PurityScore
 from query.purity.study import purity
 from query.statistics.likeness import similarities
@@ -101,7 +101,7 @@ def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: 
     groups = np.array(started.groups)
     found = purity(population, draws=_FEW)
     rows = np.flatnonzero(groups == ADAPTER)
-    documents = Documents(
+    labelled = LabelledModels(
         vectors=vectors,
         models=population.models,
         authors=population.authors,
@@ -109,9 +109,9 @@ def whole(started: Started, vectors: Floats, labels: Sequence[str], *, is_null: 
         heads=[_NO_HEAD] * len(labels),
         blocks=population.blocks,
     )
-    judged = evaluate_documents(documents, k=10)
+    evaluation = evaluate_models(labelled, k=10)
     asked = {population.models[row] for row in rows}
-    hits = [one.right > 0 for one in judged.outcomes if one.model in asked]
+    hits = [one.right > 0 for one in evaluation.outcomes if one.model in asked]
     commonest = max(Counter(labels).values()) / len(labels) if is_null else 0.0
     grouped = None if is_null else clusters(population, draws=_FEW).value("datasets", "ami")
     return Whole(

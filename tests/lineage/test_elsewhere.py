@@ -1,4 +1,4 @@
-"""Parents matter elsewhere: purity without a model's own family tree, predictions that do not learn from a parent."""
+"""Lineage in other questions: purity without a model's own family tree, predictions without its parents."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_purity_without_kin_needs_lineage(tmp_path):
         atlas.purity(kin=False)
 
 
-def test_groups_are_joined_over_others():
+def test_groups_are_joined_through_other_models():
     assert components([1, 2, 3, 4, 5], [(1, 9), (9, 3), (4, 5)]).tolist() == [0, 1, 0, 2, 2]
 
 
-def test_a_prediction_does_not_learn_from_parent_or_child(tmp_path):
+def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
     """The parent lies nearest and names another data set: it would decide."""
     near, far, *_ = directions(4)
     random = np.random.default_rng(2)
@@ -88,7 +88,7 @@ def test_a_prediction_does_not_learn_from_parent_or_child(tmp_path):
         assert relatives(atlas, 1) == {2}
         assert relatives(atlas, 2) == {1}
     assert not any(voter.model == "mum/parent" for voter in prediction.voters)
-    # A step that is less probable than not takes nobody's vote.
+    # An edge that is less probable than not takes no vote away.
     doubted = with_lineage(plant_atlas(tmp_path / "doubted", models), [(1, 2)], 0.3)
     with Atlas(doubted) as atlas:
         assert relatives(atlas, 1) == relatives(atlas, 2) == set()
@@ -96,14 +96,14 @@ def test_a_prediction_does_not_learn_from_parent_or_child(tmp_path):
     assert prediction.answers[0].dataset == "own-data"
 
 
-def test_the_report_tells_lineage_where_it_is_kept(families, tmp_path):
-    from query.report.lineage import write
-    from query.report.section import Source
+def test_the_report_has_stored_lineage(families, tmp_path):
+    from query.report.page import Source
+    from query.report.views import lineage
 
     with Atlas(families) as atlas:
-        body = str(write(Source(atlas, BASE, 0)).body)
+        body = str(lineage(Source(atlas, BASE, 0)).blocks)
     assert "continued" in body
     models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
     with Atlas(plant_atlas(tmp_path / "bare", models)) as atlas:
-        body = str(write(Source(atlas, BASE, 0)).body)
+        body = str(lineage(Source(atlas, BASE, 0)).blocks)
     assert "query lineage --base org/base --all" in body

@@ -1,8 +1,8 @@
-"""Worlds that models are drawn from, by how well their vectors tell data sets apart."""
+"""Worlds that models are drawn from, by how well their vectors distinguish datasets."""
 
 from __future__ import annotations
 
-from tests.planted_documents import World
+from tests.labelled_worlds import World
 
 WORLDS = {
     "clear": World.of(noise=0.6),

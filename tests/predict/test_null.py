@@ -1,4 +1,4 @@
-"""Where vectors and heads are drawn blindly, predictions are right as often as chance is, and none is surer than chance."""
+"""If vectors and heads are random, predictions are right as often as chance is, and none is more certain."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from query.predict.answers import EVIDENCE
-from query.predict.calibration import evaluate_documents
-from query.predict.evidence import Witnesses
-from query.predict.head_evidence import Head
-from query.predict.learning import learn
+from query.predict.classifier import EVIDENCE, fit
+from query.predict.evaluation import evaluate_models
+from query.predict.heads import Head
+from query.predict.training_set import TrainingSet
 from tests.halves import a_few
-from tests.planted_documents import CLASSIFIER, documents
+from tests.labelled_worlds import CLASSIFIER, documents
 from tests.predict.draws import WORLDS
 
 SEEDS = range(8)
@@ -74,7 +73,7 @@ def blind(layout, seed):
 
 @pytest.mark.parametrize("k", a_few([3, 10], {10}))
 @pytest.mark.parametrize("layout", a_few(LAYOUTS, 3))
-def test_nothing_is_learnt_where_nothing_is_to_learn(layout, k):
+def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
     """Before: .50 where chance is .09 (balanced), .25 for .017 (many datasets), .55 for .33 (three datasets).
 
     Chance is what answers as frequent as these come to when dealt out blindly.
@@ -83,7 +82,7 @@ def test_nothing_is_learnt_where_nothing_is_to_learn(layout, k):
     losses = {kind: [] for kind in EVIDENCE}
     for seed in SEEDS:
         found = blind(layout, seed)
-        evaluation = evaluate_documents(found, k=k)
+        evaluation = evaluate_models(found, k=k)
         common = Counter()
         answers = Counter()
         for one in evaluation.outcomes:
@@ -110,7 +109,7 @@ def test_each_kind_of_evidence_alone_is_at_chance(layout, kind):
     hits = sweeps = 0.0
     for seed in SEEDS:
         found = blind(layout, seed)
-        evaluation = evaluate_documents(found)
+        evaluation = evaluate_models(found)
         score = next(one for one in evaluation.scores if one.evidence == kind)
         hits += score.accuracy * evaluation.sweeps
         sweeps += evaluation.sweeps
@@ -120,15 +119,15 @@ def test_each_kind_of_evidence_alone_is_at_chance(layout, kind):
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_none_of_these_is_not_learnt_from_hiding(layout):
+def test_none_of_these_is_not_fitted_from_hiding(layout):
     """With a dataset hidden there are fewer to choose from, which makes surer: that must not count as news."""
     for seed in SEEDS:
         found = blind(layout, seed)
-        witnesses = Witnesses.of(found, 10)
-        learnt = learn(witnesses, [])
-        for calibration in learnt.calibrations.values():
+        training = TrainingSet.of(found, 10)
+        fitted = fit(training, [])
+        for calibration in fitted.by_kind.values():
             assert calibration.weights.min() >= 0
-            assert calibration.familiarity.slopes.min() >= 0
+            assert calibration.novelty.slopes.min() >= 0
 
 
 @pytest.mark.parametrize("novel", a_few([0.1, 0.4], 1))
@@ -140,7 +139,7 @@ def test_none_of_these_is_as_probable_as_frequent_where_nothing_tells_it(novel):
         labels = [f"own{a}" if rng.random() < novel else f"d{rng.integers(3)}" for a in range(80)]
         heads = [HEADS[rng.integers(len(HEADS))] for _ in labels]
         found = documents(rng.normal(size=(80, 24)), [f"a{a}" for a in range(80)], labels, heads)
-        for one in evaluate_documents(found).none_of_these:
+        for one in evaluate_models(found).none_of_these:
             said.append(one.probability)
             true.append(one.share)
     spread = np.sqrt(np.mean(true) * (1 - np.mean(true)) / (80 * 12))
@@ -151,7 +150,7 @@ def test_the_majority_is_the_share_of_the_commonest_dataset():
     """Left out, a model's own sweep made the right dataset the rarest, and the baseline was never right at all."""
     for layout in ("balanced", "unbalanced"):
         found = blind(layout, 1)
-        evaluation = evaluate_documents(found)
+        evaluation = evaluate_models(found)
         pairs = {(a, next(iter(d))) for a, d in zip(found.authors, found.datasets, strict=True)}
         commonest = Counter(dataset for _, dataset in pairs).most_common(1)[0][1]
         majority = next(one for one in evaluation.scores if one.evidence == "majority")
@@ -162,5 +161,5 @@ def test_the_majority_is_the_share_of_the_commonest_dataset():
 def test_what_is_common_does_not_drown_the_votes(name):
     """Popular datasets collect votes by being popular: weighed against that, rare ones are found by their vectors."""
     found = WORLDS[name].draw(120, "a", seed=17)
-    weights = learn(Witnesses.of(found, 10), []).calibrations["vectors"].weights
+    weights = fit(TrainingSet.of(found, 10), []).by_kind["vectors"].weights
     assert weights[0] > weights[2] > 0

@@ -1,4 +1,4 @@
-"""Fits and scores against other solvers and loops, and what an evaluation tells."""
+"""Fits and scores against other solvers and loops, and the forms of an evaluation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from indexer.errors import AtlasError
-from query.predict import learning
-from query.predict.answers import EVIDENCE, none_share
-from query.predict.calibration import evaluate_documents
-from query.predict.evidence import Witnesses
-from query.predict.learning import learn
-from query.predict.out_of_author import try_all
-from query.predict.scoring import calibration_error, intervals, judge, judge_chance, reliability, score
+from query.predict import classifier
+from query.predict.classifier import EVIDENCE, fit, none_share
+from query.predict.evaluation import cross_validate, evaluate_models
+from query.predict.scoring import calibration_error, chance_scores, intervals, mean_scores, reliability, score_models
+from query.predict.training_set import TrainingSet
 from query.statistics.intervals import wilson
-from tests.planted_documents import documents
+from tests.labelled_worlds import documents
 from tests.predict.draws import WORLDS
 
 
 @pytest.fixture(scope="module")
 def fitted():
     found = WORLDS["blurred"].draw(40, "a", seed=9)
-    witnesses = Witnesses.of(found, 10)
+    training = TrainingSet.of(found, 10)
     everyone = np.arange(len(found.models))
-    importance = 1 / np.bincount(witnesses.sweeps.of_model)[witnesses.sweeps.of_model]
-    shown, hidden = witnesses.evidence(everyone), witnesses.evidence(everyone, is_hidden=True)
-    return learn(witnesses, []), shown, hidden, importance
+    importance = 1 / np.bincount(training.sweeps.of_model)[training.sweeps.of_model]
+    shown, hidden = training.features(everyone), training.features(everyone, is_hidden=True)
+    return fit(training, []), shown, hidden, importance
 
 
 def terms_of(evidence, kind):
@@ -41,7 +39,7 @@ def terms_of(evidence, kind):
 
 @pytest.mark.parametrize("kind", EVIDENCE)
 def test_weights_maximise_the_penalised_likelihood(fitted, kind):
-    learnt, shown, _, importance = fitted
+    fitted, shown, _, importance = fitted
     counted = importance if kind == "vectors" else importance * shown.has_head
     usual = {"together": [1.5, 0, 1.5, 1], "vectors": [1.5, 0, 1.5], "head": [1, 1]}[kind]
 
@@ -55,7 +53,7 @@ def test_weights_maximise_the_penalised_likelihood(fitted, kind):
         return total
 
     best = minimize(loss, usual, method="SLSQP", bounds=[(0, None)] * len(usual), options={"ftol": 1e-12})
-    np.testing.assert_allclose(learnt.calibrations[kind].weights, best.x, atol=1e-3)
+    np.testing.assert_allclose(fitted.by_kind[kind].weights, best.x, atol=1e-3)
 
 
 def middle(values, weights):
@@ -70,9 +68,9 @@ def middle(values, weights):
 
 
 @pytest.mark.parametrize("kind", EVIDENCE)
-def test_familiarity_is_a_logistic_regression_without_negative_slopes(fitted, kind):
-    learnt, shown, hidden, importance = fitted
-    calibration = learnt.calibrations[kind]
+def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
+    fitted, shown, hidden, importance = fitted
+    calibration = fitted.by_kind[kind]
     counted = importance if kind == "vectors" else importance * shown.has_head
 
     def signs(evidence):
@@ -88,7 +86,7 @@ def test_familiarity_is_a_logistic_regression_without_negative_slopes(fitted, ki
     known = counted * shown.truth.sum(axis=1)
     weights = np.concatenate([known, counted * known.sum() / counted.sum()])
     both = np.concatenate([signs(shown), signs(hidden)])
-    found = calibration.familiarity
+    found = calibration.novelty
     for column in range(both.shape[1]):
         ends = [
             middle(part[:, column], heavy)
@@ -148,11 +146,11 @@ def test_scores_are_those_of_a_loop(guesses):
         totals["top3"] += counted * any(true[column] > 0 for column in ranked[:3])
         totals["brier"] += counted * sum((p - t) ** 2 for p, t in zip(chances, true, strict=True))
         totals["log_loss"] -= counted * sum(t * math.log(p) for p, t in zip(chances, true, strict=True) if t)
-    judged = judge(probabilities, truth)
-    got = score("together", judged, importance)
+    scores = score_models(probabilities, truth)
+    got = mean_scores("together", scores, importance)
     for name, total in totals.items():
         assert getattr(got, name) == pytest.approx(total / importance.sum())
-    error, bins = 0.0, reliability("together", judged, importance, np.arange(200) % 40)
+    error, bins = 0.0, reliability("together", scores, importance, np.arange(200) % 40)
     for number in range(10):
         inside = [row for row in range(200) if min(int(max(probabilities[row]) * 10), 9) == number]
         if inside:
@@ -163,21 +161,21 @@ def test_scores_are_those_of_a_loop(guesses):
             (one,) = [one for one in bins if one.probability == pytest.approx(said)]
             assert (one.models, one.right) == (len(inside), pytest.approx(right))
             assert one.share == pytest.approx(sum(counted) / importance.sum())
-    assert got.calibration_error == pytest.approx(error) == calibration_error(judged, importance)
+    assert got.calibration_error == pytest.approx(error) == calibration_error(scores, importance)
 
 
 def test_chance_is_the_mean_over_all_draws():
     present = np.array([[True, True, False, True], [True, False, False, False]])
     truth = np.array([[0.5, 0, 0, 0.5, 0], [0, 0, 0, 0, 1.0]])
-    judged = judge_chance(present, truth)
+    scores = chance_scores(present, truth)
     for row in range(2):
         answers = [column for column in range(5) if column == 4 or present[row, column]]
         firsts = list(itertools.permutations(answers, min(3, len(answers))))
-        assert judged.accuracy[row] == pytest.approx(np.mean([truth[row, drawn[0]] > 0 for drawn in firsts]))
-        assert judged.top3[row] == pytest.approx(np.mean([any(truth[row, c] > 0 for c in drawn) for drawn in firsts]))
+        assert scores.accuracy[row] == pytest.approx(np.mean([truth[row, drawn[0]] > 0 for drawn in firsts]))
+        assert scores.top3[row] == pytest.approx(np.mean([any(truth[row, c] > 0 for c in drawn) for drawn in firsts]))
         alike = np.array([1 / len(answers) if column in answers else 0 for column in range(5)])
-        assert judged.brier[row] == pytest.approx(np.square(alike - truth[row]).sum())
-        assert judged.log_loss[row] == pytest.approx(-(truth[row] * np.log(np.maximum(alike, 1e-9))).sum())
+        assert scores.brier[row] == pytest.approx(np.square(alike - truth[row]).sum())
+        assert scores.log_loss[row] == pytest.approx(-(truth[row] * np.log(np.maximum(alike, 1e-9))).sum())
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.93, 40), (0.2, 7.5)])
@@ -191,33 +189,33 @@ def test_wilson_solves_its_equation(share, count):
 def test_intervals_are_over_whole_authors(guesses):
     """As wide as whole authors drawn again say, a little wider as ten are few; models alone would say less or more."""
     probabilities, truth, importance = guesses
-    judged = judge(probabilities, truth)
+    scores = score_models(probabilities, truth)
     authors = np.arange(200) // 20
-    (got,) = intervals({"together": judged}, importance, authors)
+    (got,) = intervals({"together": scores}, importance, authors)
     rng = np.random.default_rng(99)
     means = []
     for _ in range(4000):
         rows = np.concatenate([np.flatnonzero(authors == author) for author in rng.integers(0, 10, size=10)])
-        means.append(np.average(judged.log_loss[rows], weights=importance[rows]))
+        means.append(np.average(scores.log_loss[rows], weights=importance[rows]))
     low, high = got.log_loss
-    assert low < np.average(judged.log_loss, weights=importance) < high
+    assert low < np.average(scores.log_loss, weights=importance) < high
     assert 1.0 < (high - low) / (2 * 1.96 * np.std(means)) < 1.5
-    alone = intervals({"together": judged}, importance, np.arange(200))[0]
+    alone = intervals({"together": scores}, importance, np.arange(200))[0]
     assert alone.log_loss != got.log_loss
 
 
 def test_fewer_than_five_authors_have_no_interval(guesses):
     probabilities, truth, importance = guesses
-    judged = judge(probabilities, truth)
-    (four,) = intervals({"together": judged}, importance, np.arange(200) % 4)
+    scores = score_models(probabilities, truth)
+    (four,) = intervals({"together": scores}, importance, np.arange(200) % 4)
     assert (four.accuracy, four.top3, four.brier, four.log_loss) == (None, None, None, None)
     assert four.reason == "too_few_authors"
-    (five,) = intervals({"together": judged}, importance, np.arange(200) % 5)
+    (five,) = intervals({"together": scores}, importance, np.arange(200) % 5)
     assert five.reason is None
     assert five.accuracy[0] < five.accuracy[1]
-    bins = reliability("together", judged, importance, np.arange(200) % 4)
+    bins = reliability("together", scores, importance, np.arange(200) % 4)
     assert all((one.low, one.high) == (None, None) for one in bins)
-    result = evaluate_documents(WORLDS["clear"].draw(4, "a", seed=2))
+    result = evaluate_models(WORLDS["clear"].draw(4, "a", seed=2))
     assert "No interval: it needs models of at least 5 authors, and there are 4." in result.notes
     assert json.loads(json.dumps(result.to_dict()))["intervals"][0] == {
         "evidence": "together", "accuracy": None, "top3": None, "brier": None, "log_loss": None,
@@ -226,12 +224,12 @@ def test_fewer_than_five_authors_have_no_interval(guesses):
     assert result.figure()
 
 
-# ---- what is told ----
+# ---- forms ----
 
 
-def test_an_evaluation_is_told_in_every_form(tmp_path):
+def test_an_evaluation_in_every_form(tmp_path):
     found = WORLDS["clear"].draw(30, "a", seed=11)
-    result = evaluate_documents(found, base="base", representation="input")
+    result = evaluate_models(found, base="base", representation="input")
     told = json.loads(json.dumps(result.to_dict()))
     assert (told["models"], told["authors"]) == (len(found.models), 30)
     assert told["datasets"] == len({name for names in found.datasets for name in names})
@@ -253,11 +251,11 @@ def test_an_evaluation_is_told_in_every_form(tmp_path):
     assert (tmp_path / "again.svg").read_bytes() == pictures["light", "svg"]
     for title in (b"vectors alone", b"head alone", b"together", b"probability of the best answer"):
         assert title in pictures["light", "svg"]
-    assert evaluate_documents(found, base="base", representation="input") == result
+    assert evaluate_models(found, base="base", representation="input") == result
 
 
 def test_points_and_bars_of_the_figure_are_the_bins():
-    result = evaluate_documents(WORLDS["blurred"].draw(40, "a", seed=12))
+    result = evaluate_models(WORLDS["blurred"].draw(40, "a", seed=12))
     for panel, kind in zip(result.figure().axes, ("vectors", "head", "together"), strict=True):
         bins = [one for one in result.reliability if one.evidence == kind]
         points = [tuple(place) for one in panel.collections for place in one.get_offsets().tolist()]
@@ -268,21 +266,21 @@ def test_points_and_bars_of_the_figure_are_the_bins():
         )
 
 
-def test_too_few_to_calibrate_or_to_judge(monkeypatch):
-    with pytest.raises(AtlasError, match="nothing to judge"):
-        evaluate_documents(documents(np.zeros((0, 3)), [], []))
+def test_too_few_to_calibrate_or_to_score_models(monkeypatch):
+    with pytest.raises(AtlasError, match="nothing to evaluate"):
+        evaluate_models(documents(np.zeros((0, 3)), [], []))
     with pytest.raises(AtlasError, match="one author"):
-        evaluate_documents(documents(np.eye(3), ["ann"] * 3, ["x", "y", "x"]))
-    two = evaluate_documents(documents(np.eye(2), ["ann", "bob"], ["x", "y"]))
+        evaluate_models(documents(np.eye(3), ["ann"] * 3, ["x", "y", "x"]))
+    two = evaluate_models(documents(np.eye(2), ["ann", "bob"], ["x", "y"]))
     assert not two.calibrated
     assert any("not calibrated" in note for note in two.notes)
     assert next(one for one in two.none_of_these if one.evidence == "vectors").share == 1
     with pytest.raises(ValueError, match="k must"):
-        evaluate_documents(documents(np.eye(2), ["ann", "bob"], ["x", "y"]), k=0)
+        evaluate_models(documents(np.eye(2), ["ann", "bob"], ["x", "y"]), k=0)
     found = WORLDS["clear"].draw(12, "a", seed=13)
-    assert evaluate_documents(found).calibrated
-    monkeypatch.setattr(learning, "ENOUGH_MODELS", 10_000)
-    assert not evaluate_documents(found).calibrated
+    assert evaluate_models(found).calibrated
+    monkeypatch.setattr(classifier, "ENOUGH_MODELS", 10_000)
+    assert not evaluate_models(found).calibrated
 
 
 def test_several_datasets_share_the_truth():
@@ -296,10 +294,10 @@ def test_several_datasets_share_the_truth():
             datasets.append({"a", "b"} if number == 0 else {f"d{number}"})
             vectors.append(centres[number] + 0.2 * rng.normal(size=12))
     found = documents(vectors, authors, datasets)
-    trial = try_all(Witnesses.of(found, 10), 10)
+    trial = cross_validate(TrainingSet.of(found, 10), 10)
     pairs = np.array([len(found.datasets[row]) == 2 for row in trial.rows])
-    judged = trial.judged["vectors"]
-    assert judged.accuracy.mean() == 1
-    assert judged.right[pairs] == pytest.approx(0.5)
-    assert judged.confidence[pairs].mean() == pytest.approx(0.5, abs=0.03)
-    assert judged.confidence[~pairs].mean() > 0.9
+    scores = trial.scores["vectors"]
+    assert scores.accuracy.mean() == 1
+    assert scores.right[pairs] == pytest.approx(0.5)
+    assert scores.confidence[pairs].mean() == pytest.approx(0.5, abs=0.03)
+    assert scores.confidence[~pairs].mean() > 0.9

@@ -7,7 +7,7 @@ import pytest
 
 from query import Atlas
 from query.population import Population, read_population, representatives
-from query.predict.documented import read_documents
+from query.predict.training_set import LabelledModelReader
 from query.purity.study import purity
 from tests.planted_atlas import BASE, Planted, plant_atlas
 
@@ -43,8 +43,8 @@ def test_models_without_a_dataset_change_nothing(atlas):
     assert atlas.purity(draws=50).to_dict(by_model=True) == purity(everyone, draws=50).to_dict(by_model=True)
 
 
-def test_those_who_vote_are_all_who_name_a_dataset(atlas):
-    found = read_documents(atlas, BASE)
+def test_all_models_that_name_a_dataset_vote(atlas):
+    found = LabelledModelReader(atlas).read(BASE)
     assert [(model, tuple(sorted(names))) for model, names in zip(found.models, found.datasets, strict=True)] == [
         (model, names) for model, names, _ in _voices(read_population(atlas, BASE))
     ]

@@ -1,4 +1,4 @@
-"""Probabilities are frequencies; nobody learns from themselves."""
+"""Probabilities are frequencies, and no author has a part in the fit that predicts that author."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from query.predict.answers import EVIDENCE, NONE_OF_THESE, uncalibrated
-from query.predict.calibration import evaluate_documents
-from query.predict.evidence import Witnesses
-from query.predict.head_evidence import Head
-from query.predict.learning import Learnt, learn, lessons
-from query.predict.out_of_author import deal
-from query.predict.predict import predict_subject
-from query.predict.scoring import judge, score
-from query.predict.subject import Subject
-from tests.planted_documents import CLASSIFIER, World, documents, joined, undocumented
+from query.predict.classifier import EVIDENCE, NONE_OF_THESE, FittedClassifiers, fit, training_rows, uncalibrated
+from query.predict.evaluation import evaluate_models
+from query.predict.heads import Head
+from query.predict.predict import predict_target
+from query.predict.scoring import mean_scores, score_models
+from query.predict.target import Target
+from query.predict.training_set import TrainingSet
+from query.statistics.intervals import units_of
+from tests.labelled_worlds import CLASSIFIER, World, documents, joined, undocumented
 from tests.predict.draws import WORLDS
 
 
@@ -29,16 +28,16 @@ def fresh_draws(name, seed, is_fitted=True):
     world = WORLDS[name]
     seen = world.draw(200, "a", seed=100 + seed)
     fresh = replace(world, longest_sweep=1).draw(200, "b", seed=200 + seed)
-    witnesses = Witnesses.of(joined(seen, undocumented(fresh)), 10)
-    learnt = learn(witnesses, [])
+    training = TrainingSet.of(joined(seen, undocumented(fresh)), 10)
+    fitted = fit(training, [])
     if not is_fitted:
-        learnt = Learnt({kind: uncalibrated(kind, learnt.none) for kind in EVIDENCE}, learnt.none, False)
-    names = list(witnesses.sweeps.answers)
+        fitted = FittedClassifiers({kind: uncalibrated(kind, fitted.none) for kind in EVIDENCE}, fitted.none, False)
+    names = list(training.sweeps.answers)
     truth = np.zeros((len(fresh.models), len(names) + 1))
     for row, (dataset,) in enumerate(fresh.datasets):
         truth[row, names.index(dataset) if dataset in names else -1] = 1
-    places = np.arange(len(seen.models), len(witnesses.rows))
-    return learnt.probabilities(witnesses.evidence(places)), truth
+    places = np.arange(len(seen.models), len(training.rows))
+    return fitted.probabilities(training.features(places)), truth
 
 
 def best_answers(probabilities, truth):
@@ -50,7 +49,7 @@ def best_answers(probabilities, truth):
 def deviation(chance, happened):
     """How far what happened is from what was to be expected, in standard errors.
 
-    The binomial variance counts twice: what was learnt came from as many sweeps as are now predicted.
+    The binomial variance counts twice: what was fitted came from as many sweeps as are now predicted.
     """
     return float((happened - chance).sum() / math.sqrt(2 * (chance * (1 - chance)).sum()))
 
@@ -93,16 +92,16 @@ def test_without_the_fit_neither_holds(kind):
 def test_what_is_reported_is_what_fresh_draws_show():
     """Leave-one-author-out on 200 authors says of the next 200 what then comes true."""
     found, truth = fresh_draws("blurred", 1)
-    reported = {one.evidence: one for one in evaluate_documents(WORLDS["blurred"].draw(200, "a", seed=101)).scores}
+    reported = {one.evidence: one for one in evaluate_models(WORLDS["blurred"].draw(200, "a", seed=101)).scores}
     for kind in EVIDENCE:
-        seen = score(kind, judge(found[kind], truth), np.ones(len(truth)))
+        seen = mean_scores(kind, score_models(found[kind], truth), np.ones(len(truth)))
         assert reported[kind].accuracy == pytest.approx(seen.accuracy, abs=0.05)
         assert reported[kind].brier == pytest.approx(seen.brier, abs=0.05)
         assert reported[kind].calibration_error < 0.06
 
 
 def test_both_kinds_of_evidence_are_better_than_either_and_all_beat_the_baselines():
-    result = evaluate_documents(WORLDS["blurred"].draw(120, "a", seed=3))
+    result = evaluate_models(WORLDS["blurred"].draw(120, "a", seed=3))
     loss = {one.evidence: one.log_loss for one in result.scores}
     assert loss["together"] < min(loss["vectors"], loss["head"])
     assert max(loss["vectors"], loss["head"]) < min(loss["majority"], loss["chance"])
@@ -117,16 +116,16 @@ def test_a_model_of_an_unseen_dataset_gets_none_of_these():
     for number in range(20):
         vector = rng.normal(size=24)
         head = Head(CLASSIFIER, 3, frozenset({f"new{number} x", f"new{number} y", "z"}))
-        facts = {"model_id": None, "declared": (), "repeats": (), "notes": ()}
-        unseen = Subject(
+        facts = {"model_id": None, "declared": (), "duplicates": (), "notes": ()}
+        unseen = Target(
             "zoe/m", "base", "zoe", vector=(vector / np.linalg.norm(vector)).astype(np.float32), head=head, **facts
         )
-        best = predict_subject(unseen, found, k=10).answers[0]
+        best = predict_target(unseen, found, k=10).answers[0]
         assert best.dataset == NONE_OF_THESE
         assert best.probability > 0.8
         by_vectors.append(best.vectors)
     assert np.mean(by_vectors) > 5 * 0.1  # the share of new datasets; some vectors lie near a known one by chance
-    result = evaluate_documents(found)
+    result = evaluate_models(found)
     together = next(one for one in result.none_of_these if one.evidence == "together")
     assert together.share == pytest.approx(0.1, abs=0.06)
     assert together.probability == pytest.approx(together.share, abs=0.03)
@@ -139,8 +138,8 @@ def test_shuffled_labels_leave_nothing_but_chance():
     found = WORLDS["clear"].draw(150, "a", seed=5)
     rng = np.random.default_rng(6)
     shuffled = [found.datasets[row] for row in rng.permutation(len(found.models))]
-    honest = {one.evidence: one for one in evaluate_documents(found).scores}
-    result = {one.evidence: one for one in evaluate_documents(replace(found, datasets=shuffled)).scores}
+    honest = {one.evidence: one for one in evaluate_models(found).scores}
+    result = {one.evidence: one for one in evaluate_models(replace(found, datasets=shuffled)).scores}
     for kind in EVIDENCE:
         assert result[kind].accuracy < result["majority"].accuracy + 0.04
         assert result[kind].accuracy < honest[kind].accuracy - 0.2
@@ -148,10 +147,10 @@ def test_shuffled_labels_leave_nothing_but_chance():
         assert result[kind].log_loss == pytest.approx(result["majority"].log_loss, abs=0.15)
 
 
-# ---- who learns from whom ----
+# ---- who has a part in a fit ----
 
 
-def test_nothing_of_an_author_has_a_part_in_judging_that_author():
+def test_nothing_of_an_author_has_a_part_in_predicting_that_author():
     """An author's labels are changed: the predictions for this author stay what they were."""
     found = WORLDS["blurred"].draw(25, "a", seed=7)
     author = max(set(found.authors), key=found.authors.count)
@@ -161,8 +160,8 @@ def test_nothing_of_an_author_has_a_part_in_judging_that_author():
     for row in mine:
         altered[row] = frozenset({common[(row + 1) % len(common)]})
     authors = len(set(found.authors))
-    before = evaluate_documents(found, folds=authors).outcomes
-    after = evaluate_documents(replace(found, datasets=altered), folds=authors).outcomes
+    before = evaluate_models(found, folds=authors).outcomes
+    after = evaluate_models(replace(found, datasets=altered), folds=authors).outcomes
     for row in mine:
         assert after[row].answer == before[row].answer
         assert after[row].probability == pytest.approx(before[row].probability, abs=1e-6)
@@ -173,20 +172,21 @@ def test_nothing_of_an_author_has_a_part_in_judging_that_author():
 
 def test_authors_are_dealt_whole_and_evenly():
     authors = np.array([0] * 50 + [1] * 30 + [2] * 30 + [3] * 10 + [4] * 10 + [5])
-    groups = deal(authors, 3)
+    units = units_of(authors, 3)
+    groups = [np.flatnonzero(units == unit) for unit in range(3)]
     assert sorted(np.concatenate(groups).tolist()) == list(range(len(authors)))
     assert sorted(len(group) for group in groups) == [40, 41, 50]
     for one, other in itertools.combinations(groups, 2):
         assert not set(authors[one]) & set(authors[other])
-    assert len(deal(authors, 10)) == 6
+    assert len(set(units_of(authors, 10).tolist())) == 6
 
 
-def test_lessons_take_turns_among_sweeps():
+def test_training_rows_take_turns_among_sweeps():
     sweep = np.array([0, 0, 0, 1, 2, 2, -1, 3])
     withheld = np.array([False] * 7 + [True])
-    assert lessons(sweep, withheld).tolist() == [0, 1, 2, 3, 4, 5]
-    assert lessons(sweep, withheld, most=3).tolist() == [0, 3, 4]
-    assert lessons(sweep, withheld, most=5).tolist() == [0, 1, 3, 4, 5]
+    assert training_rows(sweep, withheld).tolist() == [0, 1, 2, 3, 4, 5]
+    assert training_rows(sweep, withheld, most=3).tolist() == [0, 3, 4]
+    assert training_rows(sweep, withheld, most=5).tolist() == [0, 1, 3, 4, 5]
 
 
 def test_a_sweep_weighs_as_one_model():
@@ -201,11 +201,11 @@ def test_a_sweep_weighs_as_one_model():
         datasets=found.datasets + found.datasets[last:] * 40,
         heads=found.heads + found.heads[last:] * 40,
     )
-    once, often = learn(Witnesses.of(found, 10), []), learn(Witnesses.of(again, 10), [])
+    once, often = fit(TrainingSet.of(found, 10), []), fit(TrainingSet.of(again, 10), [])
     for kind in EVIDENCE:
-        np.testing.assert_allclose(often.calibrations[kind].weights, once.calibrations[kind].weights, atol=0.06)
+        np.testing.assert_allclose(often.by_kind[kind].weights, once.by_kind[kind].weights, atol=0.06)
     assert often.none == pytest.approx(once.none)
-    first, second = evaluate_documents(found), evaluate_documents(again)
+    first, second = evaluate_models(found), evaluate_models(again)
     assert second.models == first.models + 40
     assert second.sweeps == first.sweeps
     assert second.scores[0].accuracy == pytest.approx(first.scores[0].accuracy, abs=0.02)
@@ -213,14 +213,14 @@ def test_a_sweep_weighs_as_one_model():
 
 def test_without_a_head_vectors_decide_and_a_head_says_what_is_true_on_the_whole():
     found = WORLDS["blurred"].draw(60, "a", seed=16)
-    witnesses = Witnesses.of(found, 10)
-    learnt = learn(witnesses, [])
-    evidence = witnesses.evidence(np.arange(len(found.models)))
+    training = TrainingSet.of(found, 10)
+    fitted = fit(training, [])
+    features = training.features(np.arange(len(found.models)))
     headless = np.array([head.kind is None for head in found.heads])
-    chances = learnt.probabilities(evidence)
+    chances = fitted.probabilities(features)
     np.testing.assert_array_equal(chances["together"][headless], chances["vectors"][headless])
     assert (chances["together"][~headless] != chances["vectors"][~headless]).any(axis=1).all()
-    np.testing.assert_allclose(chances["head"][headless, -1], learnt.none)
+    np.testing.assert_allclose(chances["head"][headless, -1], fitted.none)
     assert chances["head"][~headless, -1].std() > 0.05
 
 
@@ -232,5 +232,5 @@ def test_five_thousand_models_are_evaluated():
     vectors = 0.3 * centres[number] + rng.normal(size=(5000, 2052)).astype(np.float32)
     heads = [Head(CLASSIFIER, int(one % 5 + 2), frozenset({f"{one} a", f"{one} b"})) for one in number]
     found = documents(vectors, [f"author{row // 2}" for row in range(5000)], [f"d{one}" for one in number], heads)
-    result = evaluate_documents(found)
+    result = evaluate_models(found)
     assert result.scores[0].accuracy > 0.9

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from query.predict.documented import Documents
-from query.predict.head_evidence import Head
+from query.predict.heads import Head
+from query.predict.training_set import LabelledModels
 
 CLASSIFIER = "ForSequenceClassification"
 
@@ -28,7 +28,7 @@ class World:
     def of(cls, datasets: int = 30, length: int = 24, seed: int = 5, **settings) -> World:
         return cls(np.random.default_rng(seed).normal(size=(datasets, length)), **settings)
 
-    def draw(self, authors: int, tag: str, seed: int) -> Documents:
+    def draw(self, authors: int, tag: str, seed: int) -> LabelledModels:
         """Every author tunes one to three sweeps; popular datasets are the first."""
         rng = np.random.default_rng(seed)
         popularity = 1 / np.arange(1, len(self.centres) + 1)
@@ -67,12 +67,12 @@ class World:
         return Head(CLASSIFIER, int(labels), names if rng.random() < self.named else None)
 
 
-def documents(vectors, authors, datasets, heads=None, models=None) -> Documents:
+def documents(vectors, authors, datasets, heads=None, models=None) -> LabelledModels:
     """Columns as a test writes them: one name for a set, no heads, any vectors."""
     vectors = np.asarray(vectors, dtype=np.float64)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     count = len(authors)
-    return Documents(
+    return LabelledModels(
         vectors=(vectors / np.where(norms > 0, norms, 1)).astype(np.float32),
         models=list(models or [f"{author}/m{number}" for number, author in enumerate(authors)]),
         authors=list(authors),
@@ -81,8 +81,8 @@ def documents(vectors, authors, datasets, heads=None, models=None) -> Documents:
     )
 
 
-def joined(first: Documents, second: Documents) -> Documents:
-    return Documents(
+def joined(first: LabelledModels, second: LabelledModels) -> LabelledModels:
+    return LabelledModels(
         vectors=np.concatenate([first.vectors, second.vectors]),
         models=first.models + second.models,
         authors=first.authors + second.authors,
@@ -91,5 +91,5 @@ def joined(first: Documents, second: Documents) -> Documents:
     )
 
 
-def undocumented(one: Documents) -> Documents:
+def undocumented(one: LabelledModels) -> LabelledModels:
     return replace(one, datasets=[frozenset()] * len(one.models))

@@ -1,4 +1,4 @@
-"""What a prediction tells, from Python and on the command line."""
+"""Predictions from Python and on the command line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.predict.answers import NONE_OF_THESE
-from query.predict.evidence import Witnesses
-from query.predict.head_evidence import Head
-from query.predict.learning import learn
-from query.predict.predict import predict_subject
-from query.predict.subject import Repeat
-from tests.planted_documents import CLASSIFIER, World, documents
-from tests.predict.subjects import answer, subject
+from query.predict.classifier import NONE_OF_THESE, fit
+from query.predict.heads import Head
+from query.predict.predict import predict_target
+from query.predict.target import Duplicate
+from query.predict.training_set import TrainingSet
+from tests.labelled_worlds import CLASSIFIER, World, documents
+from tests.predict.targets import answer, target
 from tests.world import AUTHORS, BASE, SIZES, add_model, indexed, make_world, plant
 
 
@@ -28,7 +27,7 @@ def population():
 
 
 def test_answers_sum_to_one_and_the_rows_are_json(population):
-    prediction = predict_subject(subject(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
+    prediction = predict_target(target(population.vectors[3], Head(CLASSIFIER, 3)), population, k=10)
     chances = [one.probability for one in prediction.answers]
     assert sum(chances) == pytest.approx(1)
     assert chances == sorted(chances, reverse=True)
@@ -48,7 +47,7 @@ def test_answers_sum_to_one_and_the_rows_are_json(population):
 
 
 def test_voters_add_up_to_the_votes(population):
-    prediction = predict_subject(subject(population.vectors[3]), population, k=7)
+    prediction = predict_target(target(population.vectors[3]), population, k=7)
     assert len(prediction.voters) == 7
     assert prediction.voters[0].vote == pytest.approx(1)
     for one in prediction.answers:
@@ -60,46 +59,46 @@ def test_voters_add_up_to_the_votes(population):
         assert voter.similarity == pytest.approx(float(population.vectors[row] @ population.vectors[3]), abs=1e-5)
 
 
-def test_the_head_speaks_alone_where_the_delta_says_nothing(population):
+def test_only_the_head_is_used_if_the_change_says_nothing(population):
     row = next(row for row, head in enumerate(population.heads) if head.names and "d0" in population.datasets[row])
-    prediction = predict_subject(subject(None, population.heads[row]), population, k=10)
+    prediction = predict_target(target(None, population.heads[row]), population, k=10)
     assert prediction.evidence == "head"
     assert prediction.answers[0].dataset == "d0"
     assert prediction.voters == ()
     assert all(one.vectors is None and one.probability == one.head for one in prediction.answers)
 
 
-def test_the_vectors_speak_alone_where_there_is_no_head(population):
-    prediction = predict_subject(subject(population.vectors[0]), population, k=10)
+def test_only_the_vector_is_used_without_a_head(population):
+    prediction = predict_target(target(population.vectors[0]), population, k=10)
     assert prediction.evidence == "vectors"
     assert all(one.head is None and one.probability == one.vectors for one in prediction.answers)
-    assert any("vectors speak alone" in note for note in prediction.notes)
+    assert any("uses only its vector" in note for note in prediction.notes)
 
 
-def test_what_it_declares_and_who_has_its_weights_is_told_but_changes_nothing(population):
-    plain = predict_subject(subject(population.vectors[0]), population, k=10)
-    facts = {"declared": ("glue", "d1"), "repeats": (Repeat("bob/copy", ("d2",)),)}
-    told = predict_subject(subject(population.vectors[0], **facts), population, k=10)
+def test_declared_datasets_and_duplicates_are_named_and_change_nothing(population):
+    plain = predict_target(target(population.vectors[0]), population, k=10)
+    facts = {"declared": ("glue", "d1"), "duplicates": (Duplicate("bob/copy", ("d2",)),)}
+    told = predict_target(target(population.vectors[0], **facts), population, k=10)
     assert [one.probability for one in told.answers] == [one.probability for one in plain.answers]
     assert [one.dataset for one in told.answers if one.declared] == ["d1"]
     assert any("glue, d1" in note for note in told.notes)
     assert any("bob/copy" in note and "d2" in note for note in told.notes)
 
 
-def test_nobody_to_ask():
+def test_without_models_by_other_authors_there_is_no_prediction():
     found = documents(np.eye(3), ["asker"] * 3, ["x", "y", "z"])
-    with pytest.raises(AtlasError, match="nobody to ask"):
-        predict_subject(subject(np.ones(3)), found, k=10)
+    with pytest.raises(AtlasError, match="by another author than asker to compare with"):
+        predict_target(target(np.ones(3)), found, k=10)
     empty = documents(np.zeros((0, 3)), [], [])
-    with pytest.raises(AtlasError, match="nobody to ask"):
-        predict_subject(subject(np.ones(3)), empty, k=10)
+    with pytest.raises(AtlasError, match="by another author than asker to compare with"):
+        predict_target(target(np.ones(3)), empty, k=10)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_small_atlases_get_an_answer_and_a_word_of_caution(count):
     rng = np.random.default_rng(count)
     found = documents(rng.normal(size=(count, 6)), [f"author{n}" for n in range(count)], ["x"] * count)
-    prediction = predict_subject(subject(found.vectors[0]), found, k=10)
+    prediction = predict_target(target(found.vectors[0]), found, k=10)
     assert not prediction.calibrated
     assert {one.dataset for one in prediction.answers} == {"x", NONE_OF_THESE}
     assert sum(one.probability for one in prediction.answers) == pytest.approx(1)
@@ -107,18 +106,18 @@ def test_small_atlases_get_an_answer_and_a_word_of_caution(count):
     assert any("not calibrated" in note for note in prediction.notes)
 
 
-def test_nothing_of_the_askers_author_is_learnt_from(population):
+def test_nothing_of_the_askers_author_is_fitted_from(population):
     author = population.authors[0]
     mine = [row for row, name in enumerate(population.authors) if name == author]
     altered = [frozenset({"d3"}) if row in mine else names for row, names in enumerate(population.datasets)]
     vector = population.vectors[mine[0]] + 0.1
-    first = predict_subject(subject(vector, author=author), population, k=10)
-    second = predict_subject(subject(vector, author=author), replace(population, datasets=altered), k=10)
+    first = predict_target(target(vector, author=author), population, k=10)
+    second = predict_target(target(vector, author=author), replace(population, datasets=altered), k=10)
     known = {one.dataset: one.probability for one in second.answers}
     assert {one.dataset: one.probability for one in first.answers} == pytest.approx(known, abs=1e-9)
-    everybody = learn(Witnesses.of(population, 10), [])
-    others = learn(Witnesses.of(population, 10), [0])
-    assert everybody.calibrations["vectors"].weights[0] != others.calibrations["vectors"].weights[0]
+    everybody = fit(TrainingSet.of(population, 10), [])
+    others = fit(TrainingSet.of(population, 10), [0])
+    assert everybody.by_kind["vectors"].weights[0] != others.by_kind["vectors"].weights[0]
 
 
 # ---- the command, on a planted Hub ----

@@ -1,4 +1,4 @@
-"""Votes and heads, against loops."""
+"""Votes and heads against loops."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query.predict.evidence import COMMON_SHARE, Witnesses
-from query.predict.head_evidence import SMOOTHING, Head, head_of
-from query.predict.predict import predict_subject
-from query.predict.sweeps import DatasetRuns, own_datasets
-from tests.planted_documents import CLASSIFIER, documents
-from tests.predict.subjects import answer, subject
+from query.population import own_datasets
+from query.predict.heads import SMOOTHING, Head, head_of
+from query.predict.predict import predict_target
+from query.predict.training_set import COMMON_SHARE, TrainingSet
+from query.predict.votes import DatasetRuns
+from tests.labelled_worlds import CLASSIFIER, documents
+from tests.predict.targets import answer, target
 
 K = 4
 
@@ -30,7 +31,7 @@ def are_kin(first, second):
 
 
 def loop_sweeps(found, row, withheld, is_hidden):
-    """[(similarity, datasets, author)] of everybody who may speak of a model, nearest first."""
+    """[(similarity, datasets, author)] of all sweeps that may vote on a model, nearest first."""
     best = {}
     for other, names in enumerate(found.datasets):
         author = found.authors[other]
@@ -75,27 +76,27 @@ def tangled(seed=0, count=40):
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
     found = tangled()
-    witnesses = Witnesses.of(found, K)
-    codes = dict(zip(found.authors, witnesses.sweeps.authors.tolist(), strict=True))
-    evidence = witnesses.evidence(np.arange(len(found.models)), [codes[author] for author in withheld], is_hidden)
-    votes = evidence.votes.toarray()
+    training = TrainingSet.of(found, K)
+    codes = dict(zip(found.authors, training.sweeps.authors.tolist(), strict=True))
+    features = training.features(np.arange(len(found.models)), [codes[author] for author in withheld], is_hidden)
+    votes = features.votes.toarray()
     for row in range(len(found.models)):
         heard = loop_sweeps(found, row, withheld, is_hidden)
         expected, prominence = loop_votes(heard, K)
-        got = dict(zip(witnesses.sweeps.answers, votes[row], strict=True))
+        got = dict(zip(training.sweeps.answers, votes[row], strict=True))
         assert {name for name, _ in got.items() if _ > 0} == {name for name, vote in expected.items() if vote > 0}
         assert all(got[name] == pytest.approx(vote, abs=2e-5) for name, vote in expected.items())
-        assert evidence.prominence[row] == pytest.approx(prominence, abs=2e-3)
+        assert features.prominence[row] == pytest.approx(prominence, abs=2e-3)
         named = [name for _, names, _ in heard for name in names]
-        present = {name for name, there in zip(witnesses.sweeps.answers, evidence.present[row], strict=True) if there}
+        present = {name for name, there in zip(training.sweeps.answers, features.present[row], strict=True) if there}
         assert present == set(named)
         for name in present:
-            column = witnesses.sweeps.answers.index(name)
+            column = training.sweeps.answers.index(name)
             common = sum(1 / len(names) for _, names, _ in heard if name in names) / len(heard)
             share = expected.get(name, 0) / max(sum(expected.values()), 1e-12)
-            assert math.exp(evidence.log_common[row, column]) == pytest.approx(common, rel=1e-4)
+            assert math.exp(features.log_common[row, column]) == pytest.approx(common, rel=1e-4)
             mixed = (1 - COMMON_SHARE) * share + COMMON_SHARE * common
-            assert math.exp(evidence.log_votes[row, column]) == pytest.approx(mixed, rel=1e-3, abs=1e-5)
+            assert math.exp(features.log_votes[row, column]) == pytest.approx(mixed, rel=1e-3, abs=1e-5)
 
 
 def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collection():
@@ -104,10 +105,10 @@ def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collectio
         ["ann", "bob", "cyd", "dan", "eve"],
         [{"a", "b"}, {"glue", "glue/mrpc"}, {"glue"}, {"a"}, {"rare"}],
     )
-    witnesses = Witnesses.of(found, K)
-    answers = witnesses.sweeps.answers
+    training = TrainingSet.of(found, K)
+    answers = training.sweeps.answers
     assert answers == ("a", "b", "glue", "glue/mrpc", "rare")
-    truth = witnesses.evidence(np.arange(5)).truth
+    truth = training.features(np.arange(5)).truth
     assert dict(zip(answers, truth[0], strict=True)) == {"a": 0.5, "b": 0, "glue": 0, "glue/mrpc": 0, "rare": 0}
     assert dict(zip(answers, truth[1], strict=True)) == {"a": 0, "b": 0, "glue": 1, "glue/mrpc": 0, "rare": 0}
     assert truth[2].sum() == 0  # others name a task of the collection, which it may not be
@@ -138,7 +139,7 @@ def test_a_sweep_does_not_outvote():
         ["sweeper"] * 100 + ["bob", "cyd", "dan"] + [f"far{number}" for number in range(8)],
         ["swept"] * 100 + ["shared"] * 3 + [f"other{number}" for number in range(8)],
     )
-    prediction = predict_subject(subject(asked), found, k=10)
+    prediction = predict_target(target(asked), found, k=10)
     assert answer(prediction, "shared").votes > 2
     assert answer(prediction, "swept").votes == pytest.approx(1, abs=0.05)
     assert answer(prediction, "shared").probability > answer(prediction, "swept").probability
@@ -147,18 +148,18 @@ def test_a_sweep_does_not_outvote():
     assert len([voter for voter in prediction.voters if voter.author == "sweeper"]) == 1
 
 
-def test_no_model_of_the_same_author_has_a_vote_and_the_nearest_is_told():
+def test_no_model_of_the_same_author_votes_and_the_nearest_is_named():
     rng = np.random.default_rng(2)
     vectors = rng.normal(size=(30, 8))
     asked = vectors[0] + 0.01 * rng.normal(size=8)
     authors = ["asker"] * 5 + [f"author{number % 5}" for number in range(25)]
     datasets = ["own"] * 5 + [f"d{number % 4}" for number in range(25)]
-    prediction = predict_subject(subject(asked), documents(vectors, authors, datasets), k=10)
+    prediction = predict_target(target(asked), documents(vectors, authors, datasets), k=10)
     assert "own" not in {one.dataset for one in prediction.answers}
     assert "asker" not in {voter.author for voter in prediction.voters}
     assert any("asker/m0" in note and "own" in note for note in prediction.notes)
-    stranger = predict_subject(subject(asked, author="else"), documents(vectors, authors, datasets), k=10)
-    assert answer(stranger, "own").votes >= 1
+    other = predict_target(target(asked, author="else"), documents(vectors, authors, datasets), k=10)
+    assert answer(other, "own").votes >= 1
 
 
 # ---- heads, against loops ----
@@ -207,13 +208,13 @@ def test_head_ratios_are_those_of_a_loop():
     ]
     heads = [Head() if head.kind is None else head for head in heads]
     found = replace(found, heads=heads)
-    witnesses = Witnesses.of(found, K)
-    evidence = witnesses.evidence(np.arange(len(found.models)))
+    training = TrainingSet.of(found, K)
+    features = training.features(np.arange(len(found.models)))
     for row in range(len(found.models)):
-        for column, dataset in enumerate(witnesses.sweeps.answers):
-            expected = loop_log_ratio(found, row, dataset) if evidence.present[row, column] else 0.0
-            assert evidence.head[row, column] == pytest.approx(expected, abs=1e-4)
-        assert evidence.has_head[row] == (heads[row].kind is not None)
+        for column, dataset in enumerate(training.sweeps.answers):
+            expected = loop_log_ratio(found, row, dataset) if features.present[row, column] else 0.0
+            assert features.head[row, column] == pytest.approx(expected, abs=1e-4)
+        assert features.has_head[row] == (heads[row].kind is not None)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +243,10 @@ def test_generic_names_say_only_their_number():
         ["two", "two", "three", "three"],
         [Head(CLASSIFIER, 2, frozenset({"no", "yes"})), Head(CLASSIFIER, 2), Head(CLASSIFIER, 3), Head(CLASSIFIER, 3)],
     )
-    asked = found.with_undocumented(np.ones(4, np.float32) / 2, "eve/m", "eve", Head(CLASSIFIER, 2))
-    ratios = Witnesses.of(asked, K).evidence(np.array([4])).head[0]
+    asked = found.with_unlabelled(np.ones(4, np.float32) / 2, "eve/m", "eve", Head(CLASSIFIER, 2))
+    ratios = TrainingSet.of(asked, K).features(np.array([4])).head[0]
     named = replace(asked, heads=[*asked.heads[:4], Head(CLASSIFIER, 2, frozenset({"no", "yes"}))])
-    by_name = Witnesses.of(named, K).evidence(np.array([4])).head[0]
+    by_name = TrainingSet.of(named, K).features(np.array([4])).head[0]
     assert ratios[1] > 0 > ratios[0]
     assert by_name[1] > ratios[1]
 
@@ -265,12 +266,12 @@ def test_label_names_decide_between_datasets_that_share_their_text():
             heads.append(Head(CLASSIFIER, 2, labels.get(dataset, frozenset({f"{dataset} a", f"{dataset} b"}))))
     found = documents(vectors, authors, datasets, heads)
     for dataset, names in labels.items():
-        prediction = predict_subject(subject(text[0], Head(CLASSIFIER, 2, names)), found, k=10)
+        prediction = predict_target(target(text[0], Head(CLASSIFIER, 2, names)), found, k=10)
         assert prediction.calibrated
         assert prediction.evidence == "together"
         assert prediction.answers[0].dataset == dataset
         assert prediction.answers[0].probability > 0.9
         assert answer(prediction, dataset).vectors < 0.7
-    nameless = predict_subject(subject(text[0], Head(CLASSIFIER, 2)), found, k=10)
+    nameless = predict_target(target(text[0], Head(CLASSIFIER, 2)), found, k=10)
     assert {one.dataset for one in nameless.answers[:2]} == set(labels)
     assert nameless.answers[0].probability < 0.75

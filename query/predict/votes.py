@@ -1,8 +1,8 @@
-"""Who may say what a model was tuned on, and how near each of them is: the votes of the vectors.
+"""The votes of the nearest labelled models on the dataset of another.
 
-A *sweep* is all models of one author with one set of datasets, heard once, through its member nearest to the
-model asked about: a sweep of a hundred runs is one opinion. Measured on 67 real fine-tunes of seven authors in
-six representations, one vote a sweep had a lower out-of-author log loss than one vote for every model.
+A *sweep* is all models of one author with one set of datasets. It has one vote, that of its member nearest to the model
+in question, so that a sweep of a hundred runs counts once. Measured on 67 real fine-tunes of seven authors in six
+representations, one vote per sweep had a lower out-of-author log loss than one vote per model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from query.population import own_datasets
 from query.statistics.author_runs import AuthorRuns
 from query.statistics.likeness import similarities
 from query.statistics.neighbours import Booleans, Integers, codes_of
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-SHARPNESS = 3  # power of a vote; with 1 the many who are far outvote the few who are near
-_BLOCK = 1 << 23  # similarities held at a time
+SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
+_BLOCK = 1 << 23  # similarities in memory at a time
 
 
 class DatasetRuns(AuthorRuns):
-    """The sweeps among n models, labelled by what each model is tuned on; -1 for a model that names no dataset.
+    """The sweeps among n models, labelled by their datasets; -1 for a model that names no dataset.
 
-    A model of several datasets gives each an equal share; a collection (``glue``) beside one of its tasks
-    (``glue/mrpc``) gets none. ``answers``: all datasets, sorted.
+    A model with several datasets gives each an equal share; a collection (``glue``) gets none if one of its tasks
+    (``glue/mrpc``) is named too. ``answers``: all datasets, sorted.
     """
 
     def __init__(self, authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> None:
@@ -41,7 +42,7 @@ class DatasetRuns(AuthorRuns):
 
     @cached_property
     def shares(self) -> csr_array:
-        """(sweeps, answers): the share of each dataset in what a sweep says; rows sum to 1."""
+        """(sweeps, answers): the share of each dataset in the label of a sweep; rows sum to 1."""
         from scipy.sparse import csr_array
 
         column = {name: number for number, name in enumerate(self.answers)}
@@ -53,54 +54,49 @@ class DatasetRuns(AuthorRuns):
 
     @cached_property
     def parents(self) -> dict[int, int]:
-        """Answer → the collection it is a task of, where that is an answer too."""
+        """Maps an answer to the collection it is a task of, if that is an answer too."""
         column = {name: number for number, name in enumerate(self.answers)}
         found = {number: column.get(name.rpartition("/")[0]) for name, number in column.items()}
         return {task: parent for task, parent in found.items() if parent is not None}
 
     @cached_property
-    def kin(self) -> csr_array:
-        """(sweeps, sweeps), not zero where two say the same dataset, or one a task of what the other says."""
+    def related(self) -> csr_array:
+        """(sweeps, sweeps), not zero if two name the same dataset, or one a task of the other's collection."""
         from scipy.sparse import csr_array, eye_array
 
         size = len(self.answers)
         pairs = np.array(list(self.parents.items()), dtype=np.intp).reshape(-1, 2)
         tasks = csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (size, size))
-        related = eye_array(size, dtype=np.float32, format="csr") + tasks + tasks.T
-        return (self.shares @ related @ self.shares.T).tocsr()
+        same_or_task = eye_array(size, dtype=np.float32, format="csr") + tasks + tasks.T
+        return (self.shares @ same_or_task @ self.shares.T).tocsr()
 
     def allowed(self, rows: Integers, withheld: Integers, is_hidden: bool = False) -> Booleans:
-        """(rows, sweeps): who may speak of each model: nobody of its own author, nor of the authors ``withheld``.
+        """(rows, sweeps): the sweeps that may vote on each model, none by its own author or the authors ``withheld``.
 
-        ``is_hidden``: nor anyone who names one of its datasets, as if no one else knew them.
+        ``is_hidden``: nor those that name one of its datasets, as if no other author used them.
         """
         free = ~np.isin(self.author, withheld)
         allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])
         if is_hidden:
             own = self.of_model[rows]
-            allowed &= (self.kin[own].toarray() == 0) | (own < 0)[:, None]
+            allowed &= (self.related[own].toarray() == 0) | (own < 0)[:, None]
         return allowed
-
-
-def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
-    """A model's datasets, sorted, without the collections of which it names a task."""
-    return tuple(sorted(name for name in names if not any(other.startswith(f"{name}/") for other in names)))
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """For each of some models all sweeps, nearest first: (rows, sweeps) numbers and similarities, descending."""
+    """For each of some models all sweeps, nearest first: their numbers and similarities, both (rows, sweeps)."""
 
     order: NDArray[np.int32]
     similarity: Floats
 
     def at(self, places: Integers) -> Nearness:
-        """Those of some of the models."""
+        """The rows of some of the models."""
         return Nearness(self.order[places], self.similarity[places])
 
 
 def nearness(vectors: Floats, rows: Integers, sweeps: DatasetRuns, blocks: int = 0) -> Nearness:
-    """How near every sweep is: the similarity of its nearest member. Ties go to the sweep that comes first."""
+    """The similarity of every sweep, which is that of its nearest member. Ties are broken by number."""
     members = np.flatnonzero(sweeps.of_model >= 0)
     members = members[np.argsort(sweeps.of_model[members], kind="stable")]
     starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.labels)))
@@ -117,10 +113,10 @@ def nearness(vectors: Floats, rows: Integers, sweeps: DatasetRuns, blocks: int =
 
 @dataclass(frozen=True)
 class Votes:
-    """What the vectors say of some models. ``weights`` (rows, sweeps, sparse): the vote of each that was heard.
+    """The votes on some models. ``weights`` (rows, sweeps, sparse): the vote of each sweep.
 
-    ``prominence`` (rows,): ln of how far the nearest sweep stands above the middle of all sweeps, in units of
-    the distance from the middle to the lower quartile; 0 where there are too few sweeps to say.
+    ``prominence`` (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the distance
+    from the median to the lower quartile; 0 if there are no sweeps.
     """
 
     weights: csr_array
@@ -130,21 +126,21 @@ class Votes:
 def cast_votes(near: Nearness, allowed: Booleans, k: int) -> Votes:
     """The votes of the ``k`` nearest sweeps that are ``allowed`` (rows, sweeps).
 
-    A vote is ((s - m) / (s₁ - m))³, no less than 0: s the sweep's similarity, s₁ the nearest one's, m the median
-    over all allowed sweeps. So the nearest has one vote whatever the level of the similarities is, which is
-    lower throughout for an adapter than for a full fine-tune. Where nothing stands out, every vote is 1.
+    A vote is max(0, (s - m) / (s₁ - m))³, with s the similarity of the sweep, s₁ that of the nearest one, and m the
+    median over all allowed sweeps. So the nearest has one vote whatever the level of the similarities, which is lower
+    for adapters than for full fine-tunes. If nothing stands out, every vote is 1.
     """
     from scipy.sparse import csr_array
 
-    heard = np.take_along_axis(allowed, near.order, axis=1)
-    place = np.cumsum(heard, axis=1, dtype=np.int32)
-    counts = heard.sum(axis=1)
+    votes = np.take_along_axis(allowed, near.order, axis=1)
+    place = np.cumsum(votes, axis=1, dtype=np.int32)
+    counts = votes.sum(axis=1)
     first = _value_at(near.similarity, place, np.minimum(1, counts))
     middle = (
         _value_at(near.similarity, place, (counts + 1) // 2) + _value_at(near.similarity, place, counts // 2 + 1)
     ) / 2
     low = _value_at(near.similarity, place, (3 * counts + 3) // 4)
-    row, column = np.nonzero(heard & (place <= k))
+    row, column = np.nonzero(votes & (place <= k))
     lead = first - middle
     above = np.maximum(near.similarity[row, column] - middle[row], 0)
     stands_out = lead > 1e-6
@@ -155,7 +151,7 @@ def cast_votes(near: Nearness, allowed: Booleans, k: int) -> Votes:
 
 
 def _value_at(similarity: Floats, place: NDArray[np.int32], wanted: Integers) -> Floats:
-    """The similarity of the sweep in place ``wanted`` (from 1) among those heard; 0 where none is heard."""
+    """The similarity of the sweep in place ``wanted`` (from 1) among those that may vote; 0 if there are none."""
     if not place.shape[1]:
         return np.zeros(len(place), dtype=np.float32)
     column = np.minimum((place < wanted[:, None]).sum(axis=1), place.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""What is known beforehand of the model whose datasets are asked for: its head, its vector if that says anything."""
+"""The model whose datasets are predicted: its head, and its vector if its change says anything."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from indexer.records.difference import difference_of, norms_fit, relative_differ
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
-from query.lookup import ResolvedModel, resolve_model, thresholds, with_vector
-from query.predict.head_evidence import Head, head_of
-from query.predict.sweeps import Floats
+from query.lookup import ResolvedModel, thresholds, with_vector
+from query.predict.heads import Head, head_of
+from query.predict.votes import Floats
 
 if TYPE_CHECKING:
-    from indexer.names import ModelRef
     from indexer.records.record import Record
     from query.reader import AtlasReader
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Duplicate:
     """A model of the atlas with the same weights, and the datasets it names."""
 
     model: str
@@ -33,10 +32,14 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The model asked about. ``vector`` is None where its delta says nothing; ``notes`` then say why.
+class Target:
+    """The model asked about.
 
-    ``declared``: the datasets it names itself. ``model_id``: its own id in the atlas, whose datasets are not to vote.
+    Attributes:
+        model_id: its id in the atlas, whose own datasets must not vote; None if it is not indexed.
+        vector: None if its change says nothing; ``notes`` then say why.
+        declared: the datasets it names itself.
+        duplicates: labelled models with the same weights.
     """
 
     name: str
@@ -46,37 +49,32 @@ class Subject:
     vector: Floats | None
     head: Head
     declared: tuple[str, ...]
-    repeats: tuple[Repeat, ...]
+    duplicates: tuple[Duplicate, ...]
     notes: tuple[str, ...]
 
 
-def read_subject(atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str) -> Subject:
-    """Find or read ``model``; a copy of the base or an unrelated model is left with its head alone.
+def target_of(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Target:
+    """What is known about a model. A copy of the base, or an unrelated model, has only its head.
 
-    Raises AtlasError where the model is unknown or unreadable, or where neither delta nor head says anything.
+    Raises AtlasError if neither its change nor its head says anything.
     """
-    return subject_of(atlas, resolve_model(atlas, model, base, representation), representation)
-
-
-def subject_of(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Subject:
-    """The same of a model that was looked up before."""
     atlas.published(asked.base, representation)
     facts = _read_facts(asked) if asked.record else _stored_facts(atlas, asked)
-    silence = _why_silent(asked)
-    if not silence:
+    reason = f"{asked.name} is a copy of {asked.base} (its delta is zero)" if asked.is_copy else asked.unrelated
+    if not reason:
         asked = with_vector(atlas, asked, representation)
     elif facts["label_count"] is None:
-        raise AtlasError(f"{silence}, and its config.json names no labels: there is nothing to go by.", "")
-    return Subject(
+        raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
+    return Target(
         name=asked.name,
         base=asked.base,
         author=asked.author,
         model_id=asked.model_id,
-        vector=None if silence else asked.vector,
+        vector=None if reason else asked.vector,
         head=head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"]),
         declared=tuple(facts["datasets"]),
-        repeats=() if silence else _repeats(atlas, asked, facts),
-        notes=(f"{silence}: only its head speaks.",) if silence else (),
+        duplicates=() if reason else _duplicates(atlas, asked, facts),
+        notes=(f"{reason}: the prediction uses only its head.",) if reason else (),
     )
 
 
@@ -89,7 +87,7 @@ def _stored_facts(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
 
 
 def _read_facts(asked: ResolvedModel) -> dict[str, Any]:
-    """The same of a model that was read just now."""
+    """The same for a model that was just read."""
     record = asked.record
     assert record is not None
     return {
@@ -103,22 +101,15 @@ def _read_facts(asked: ResolvedModel) -> dict[str, Any]:
     }
 
 
-def _why_silent(asked: ResolvedModel) -> str:
-    """Why its delta says nothing of its data; empty where it does."""
-    if asked.is_copy:
-        return f"{asked.name} is a copy of {asked.base} (its delta is zero)"
-    return asked.unrelated
-
-
-def _repeats(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Repeat, ...]:
-    """Documented models with the same weights: by the atlas's flags, or by its record where it was read now."""
+def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
+    """Labelled models with the same weights: by the atlas's flags, or by the record if the model was just read."""
     if asked.record is None:
         rows = atlas.rows(
             "SELECT model, datasets FROM models WHERE duplicate_group = ? AND model_id <> ? AND len(datasets) > 0 "
             "ORDER BY model_id",
             [facts["duplicate_group"], asked.model_id],
         )
-        return tuple(Repeat(row["model"], tuple(row["datasets"])) for row in rows)
+        return tuple(Duplicate(row["model"], tuple(row["datasets"])) for row in rows)
     within = thresholds(atlas, asked.base)["duplicate_within"]
     base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
     rows = [
@@ -133,17 +124,17 @@ def _repeats(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any])
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
     default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).choice.budget)
-    mine = signatures_from([signature_of(default.vector(asked.record))])
-    alike = (signatures_from([row["signature"] for row in rows]) @ mine.T).ravel().tolist()
+    own = signatures_from([signature_of(default.vector(asked.record))])
+    cosines = (signatures_from([row["signature"] for row in rows]) @ own.T).ravel().tolist()
     return tuple(
-        Repeat(row["model"], tuple(row["datasets"]))
-        for row, cosine in zip(rows, alike, strict=True)
-        if cosine >= ALIKE and _is_repeat(atlas, asked.record, row, cosine, within)
+        Duplicate(row["model"], tuple(row["datasets"]))
+        for row, cosine in zip(rows, cosines, strict=True)
+        if cosine >= ALIKE and _is_duplicate(atlas, asked.record, row, cosine, within)
     )
 
 
-def _is_repeat(atlas: AtlasReader, record: Record, row: Mapping[str, Any], cosine: float, within: float) -> bool:
-    """As a publish tells duplicates; by norm and signature alone where the atlas came without its records."""
+def _is_duplicate(atlas: AtlasReader, record: Record, row: Mapping[str, Any], cosine: float, within: float) -> bool:
+    """The test of a publish; by norm and signature alone if the atlas has no records."""
     try:
         return difference_of(record, RecordStore(atlas.folder).read(row["record_key"])) <= within
     except AtlasError:

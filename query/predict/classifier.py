@@ -1,0 +1,302 @@
+"""From features to probabilities: two small logistic models, fitted on models whose datasets are known.
+
+First, given that the dataset is one of the answers: P(d) ∝ exp(Σ weight · term_d), a conditional logit (McFadden,
+1974). Its terms are ln of the lift (the share of the votes over that of the sweeps), the share of the votes, ln of how
+common the dataset is, and ln of the likelihood ratio of the head. The share in addition to the lift allows a clear
+majority to be believed without ruling out a dataset that has no vote; ln of the frequency is needed because common
+datasets collect votes by being common.
+
+Second, whether it is one of the answers at all, which gives "none of these": a logistic regression on how far the
+nearest sweep stands out, how well the head fits its best dataset, whether its label names have been seen before, and
+how certain the first model is. The second model sees every model twice: as it is, and with its datasets hidden, as if
+no other author had used them. Its intercept is then moved from this even mixture to the true share of models whose
+dataset no other author names (King & Zeng, 2001).
+
+Both are regularised towards fixed values with the weight of one model, so that little data changes little.
+
+A model is used for fitting with its own author left out, and that alone must not teach anything. Without the author
+just the right dataset becomes rarer; and with a model's datasets hidden there are fewer to choose from, which increases
+certainty. Both would teach the opposite of the truth, so no weight and no slope may be negative: neither being common
+nor votes beyond that are evidence against a dataset, nor is certainty evidence for "none of these".
+
+Nor does a sign count for more the more extreme it is. Some adapters have hardly a direction in common with any other
+model, and stand out less than any model whose dataset is hidden: that is a weak vector, not an unknown dataset. So a
+sign is clipped from below to the median over models whose datasets are hidden, and from above to the median over models
+as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from query.predict.training_set import Features, Reals, TrainingSet
+from query.statistics.neighbours import Booleans, Integers
+
+EVIDENCE = ("together", "vectors", "head")
+NONE_OF_THESE = "none of these"  # dataset names contain no spaces
+
+# Below these counts of models whose dataset another author names too, and of their authors, usual weights are used.
+ENOUGH_MODELS = 20
+ENOUGH_AUTHORS = 3
+TOO_FEW = (
+    f"The probabilities are not calibrated: that takes {ENOUGH_MODELS} models, by {ENOUGH_AUTHORS} authors, whose "
+    "datasets others name too."
+)
+
+# There are few parameters to fit: more models than this change nothing but the time it takes.
+MAX_MODELS = 1000
+
+# What the weights of the terms are regularised towards.
+_USUAL_WEIGHTS = {"together": (1.5, 0.0, 1.5, 1.0), "vectors": (1.5, 0.0, 1.5), "head": (1.0, 1.0)}
+_PENALTY = 1.0
+
+
+@dataclass(frozen=True)
+class NoveltyModel:
+    """Log-odds that the dataset is one of the answers: intercept + Σ slope · (sign - centre)/spread.
+
+    Signs are clipped to ``low`` and ``high``; a missing sign adds 0.
+    """
+
+    low: Reals
+    high: Reals
+    centre: Reals
+    spread: Reals
+    slopes: Reals
+    intercept: float
+
+    def log_odds(self, signs: Reals) -> Reals:
+        """(rows,) from (rows, signs)."""
+        odds: Reals = self.intercept + self.standardised(signs) @ self.slopes
+        return odds
+
+    def standardised(self, signs: Reals) -> Reals:
+        """Signs in units of their spread from their centre; missing ones are at the centre."""
+        return np.nan_to_num((np.clip(signs, self.low, self.high) - self.centre) / self.spread)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """The parameters of both models for one ``kind`` of evidence, one of EVIDENCE.
+
+    ``weights``: of the terms. ``none``: the share of models whose dataset no other author names. ``novelty``: how the
+    evidence changes that, in an even mixture; None if there was nothing to fit it on.
+    """
+
+    kind: str
+    weights: Reals
+    none: float
+    novelty: NoveltyModel | None = None
+
+    def probabilities(self, features: Features) -> Reals:
+        """(rows, answers + 1); rows sum to 1, and the last column is "none of these".
+
+        If the kind of evidence needs a head and there is none, that column has its overall share.
+        """
+        given = _given_known(_terms(self.kind, features), self.weights, features.present)
+        log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
+        if self.novelty is not None:
+            fitted = self.novelty.log_odds(_signs(self.kind, features, given))
+            log_odds += np.where(features.has_head | (self.kind == "vectors"), fitted, 0)
+        known = np.where(features.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
+        return np.concatenate([known * given, 1 - known], axis=1)
+
+
+@dataclass(frozen=True)
+class FittedClassifiers:
+    """A classifier for each kind of evidence; ``is_calibrated`` if there were enough models to fit them on.
+
+    ``none``: the share of models whose dataset no other author names.
+    """
+
+    by_kind: Mapping[str, Classifier]
+    none: float
+    is_calibrated: bool
+
+    def probabilities(self, features: Features) -> dict[str, Reals]:
+        """By kind of evidence (rows, answers + 1). For a model without a head, together equals vectors."""
+        found = {kind: classifier.probabilities(features) for kind, classifier in self.by_kind.items()}
+        found["together"] = np.where(features.has_head[:, None], found["together"], found["vectors"])
+        return found
+
+
+def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
+    """Fit on those labelled models among ``training.rows`` that are by none of the authors ``withheld``.
+
+    Models of these authors do not vote on the others either, so that nothing of theirs has any part in it. A sweep
+    (one author, one set of datasets) counts as one model.
+    """
+    sweeps = training.sweeps
+    own = sweeps.of_model[training.rows]
+    places = training_rows(own, np.isin(sweeps.authors[training.rows], withheld))
+    shown = training.features(places, withheld)
+    importance = 1 / np.bincount(own[places], minlength=1)[own[places]]
+    comparable = shown.present.any(axis=1)  # without other authors, a dataset that none of them names is not news
+    none = none_share(shown.known[comparable], importance[comparable])
+    known = shown.known > 0
+    authors = sweeps.authors[training.rows[places[known]]]
+    if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < ENOUGH_AUTHORS:
+        return FittedClassifiers({kind: uncalibrated(kind, none) for kind in EVIDENCE}, none, is_calibrated=False)
+    hidden = training.features(places, withheld, is_hidden=True)
+    with_head = importance * shown.has_head
+    counted = {"together": with_head, "vectors": importance, "head": with_head}
+    fitted = {kind: _fit_classifier(kind, none, shown, hidden, counted[kind]) for kind in EVIDENCE}
+    return FittedClassifiers(fitted, none, is_calibrated=True)
+
+
+def training_rows(sweep: Integers, is_withheld: Booleans, most: int = MAX_MODELS) -> Integers:
+    """Places of the labelled models to fit on: all, or ``most``.
+
+    First one model of every sweep is taken, then a second one of every sweep, and so on. ``sweep``: the sweep of each
+    model, -1 for one without datasets.
+    """
+    places = np.flatnonzero((sweep >= 0) & ~is_withheld)
+    taken: dict[int, int] = {}
+    turns = []
+    for number in sweep[places].tolist():
+        turns.append(taken.get(number, 0))
+        taken[number] = turns[-1] + 1
+    return np.sort(places[np.argsort(np.array(turns, dtype=np.intp), kind="stable")[:most]])
+
+
+def uncalibrated(kind: str, none: float) -> Classifier:
+    """Usual weights, and the same probability of "none of these" whatever the evidence."""
+    return Classifier(kind, np.array(_USUAL_WEIGHTS[kind]), none)
+
+
+def none_share(known: Reals, importance: Reals) -> float:
+    """The share of models whose dataset is none of the answers; by the rule of succession never 0 or 1."""
+    return float((importance @ (1 - known) + 1) / (importance.sum() + 2))
+
+
+def _fit_classifier(kind: str, none: float, shown: Features, hidden: Features, importance: Reals) -> Classifier:
+    """The classifier for one kind of evidence, from the same models as they are and with their datasets hidden.
+
+    ``importance``: (rows,) how much each model counts.
+    """
+    weights = _fit_weights(_terms(kind, shown), shown, importance, np.array(_USUAL_WEIGHTS[kind]))
+    seen, unseen = (
+        _signs(kind, features, _given_known(_terms(kind, features), weights, features.present))
+        for features in (shown, hidden)
+    )
+    return Classifier(kind, weights, none, _fit_novelty(seen, unseen, importance * shown.known, importance))
+
+
+# ---- the first model: which of the answers ----
+
+
+def _terms(kind: str, features: Features) -> tuple[Reals, ...]:
+    """The terms of the first model, (rows, answers) each."""
+    lift = features.log_votes - features.log_common
+    return {
+        "together": (lift, features.share, features.log_common, features.head),
+        "vectors": (lift, features.share, features.log_common),
+        "head": (features.log_common, features.head),
+    }[kind]
+
+
+def _given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) -> Reals:
+    """(rows, answers): the probability of each answer, given that it is one of them; zeros if there is none."""
+    return np.exp(_log_given_known(terms, weights, present))
+
+
+def _log_given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) -> Reals:
+    """(rows, answers): ln of the same; -inf for answers that are not present."""
+    scores = np.where(present, sum(weight * term for weight, term in zip(weights, terms, strict=True)), -np.inf)
+    highest = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    shifted = scores - np.where(np.isfinite(highest), highest, 0)
+    total = np.exp(shifted).sum(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.where(total > 0, total, 1)))
+
+
+def _fit_weights(terms: Sequence[Reals], shown: Features, importance: Reals, usual: Reals) -> Reals:
+    """The weights, none negative, that maximise the log-likelihood of the conditional logit less the penalty."""
+    known = importance * shown.known
+    observed = np.array([importance @ _row_products(shown.truth, term) for term in terms])
+
+    def loss(weights: Reals) -> tuple[float, Reals]:
+        logs = _log_given_known(terms, weights, shown.present)
+        likelihood = importance @ _row_products(shown.truth, np.where(shown.present, logs, 0))
+        given = np.exp(logs)
+        expected = np.array([known @ _row_products(given, term) for term in terms])
+        apart = weights - usual
+        return float(_PENALTY / 2 * apart @ apart - likelihood), expected - observed + _PENALTY * apart
+
+    return _minimum(loss, usual, [(0, None)] * len(usual))
+
+
+def _row_products(left: Reals, right: Reals) -> Reals:
+    """(rows,): the inner product of the two in each row."""
+    return np.einsum("rd,rd->r", left, right)
+
+
+# ---- the second model: whether it is one of the answers ----
+
+
+def _signs(kind: str, features: Features, given: Reals) -> Reals:
+    """(rows, signs) that the dataset is one of the answers; NaN if unknown. ``given``: (rows, answers)."""
+    fitting = np.where(features.present, features.head, -np.inf).max(axis=1, initial=-np.inf)
+    fitting = np.where(features.has_head & np.isfinite(fitting), fitting, np.nan)
+    best = np.clip(given.max(axis=1, initial=0), 1e-4, 1 - 1e-4)
+    certainty = np.log(best / (1 - best))
+    signs = {
+        "together": (features.prominence, fitting, features.recognised, certainty),
+        "vectors": (features.prominence, certainty),
+        "head": (fitting, features.recognised, certainty),
+    }
+    return np.stack(signs[kind], axis=1)
+
+
+def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> NoveltyModel | None:
+    """Logistic regression of seen (counted ``known``) against unseen, each half of the whole; no slope is negative."""
+    from scipy.special import expit
+
+    if not known.sum():
+        return None
+    low, high = _medians(unseen, importance), _medians(seen, known)
+    is_ordered = low < high
+    low, high = np.where(is_ordered, low, -np.inf), np.where(is_ordered, high, np.inf)
+    signs = np.clip(np.concatenate([seen, unseen]), low, high)
+    is_seen = np.repeat([1.0, 0.0], [len(seen), len(unseen)])
+    counted = np.concatenate([known, importance * known.sum() / importance.sum()])
+    weight = np.where(np.isnan(signs), 0, counted[:, None])
+    total = np.maximum(weight.sum(axis=0), 1e-12)
+    centre = (weight * np.nan_to_num(signs)).sum(axis=0) / total
+    spread = np.sqrt((weight * np.nan_to_num(signs - centre) ** 2).sum(axis=0) / total)
+    model = NoveltyModel(low, high, centre, np.where(spread > 1e-9, spread, 1), np.zeros(len(centre)), 0.0)
+    design = np.concatenate([np.ones((len(signs), 1)), model.standardised(signs)], axis=1)
+    penalty = np.array([1e-9] + [_PENALTY] * len(centre))
+
+    def loss(fitted: Reals) -> tuple[float, Reals]:
+        odds = design @ fitted
+        value = counted @ (np.logaddexp(0, odds) - is_seen * odds) + penalty @ fitted**2 / 2
+        return float(value), design.T @ (counted * (expit(odds) - is_seen)) + penalty * fitted
+
+    fitted = _minimum(loss, np.zeros(design.shape[1]), [(None, None)] + [(0, None)] * len(centre))
+    return replace(model, slopes=fitted[1:], intercept=float(fitted[0]))
+
+
+def _medians(signs: Reals, weight: Reals) -> Reals:
+    """Weighted medians of the columns, ignoring missing values; NaN for a column without any."""
+    found = np.full(signs.shape[1], np.nan)
+    for column, values in enumerate(signs.T):
+        kept = ~np.isnan(values) & (weight > 0)
+        if kept.any():
+            found[column] = np.quantile(values[kept], 0.5, weights=weight[kept], method="inverted_cdf")
+    return found
+
+
+def _minimum(
+    loss: Callable[[Reals], tuple[float, Reals]], start: Reals, bounds: Sequence[tuple[float | None, float | None]]
+) -> Reals:
+    """The minimum of a convex function, given with its gradient, within bounds."""
+    from scipy.optimize import minimize
+
+    # With these few parameters SLSQP takes a seventh of the time of L-BFGS-B.
+    found: Reals = minimize(
+        loss, start, jac=True, method="SLSQP", bounds=bounds, options={"ftol": 1e-14, "maxiter": 200}
+    ).x
+    return found

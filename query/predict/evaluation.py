@@ -1,0 +1,299 @@
+"""How often ``predict`` is right: cross-validation over authors, beside the commonest dataset and chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.console.messages import say
+from indexer.errors import AtlasError
+from query.predict.classifier import EVIDENCE, NONE_OF_THESE, TOO_FEW, fit
+from query.predict.scoring import (
+    MEASURES,
+    Bin,
+    Interval,
+    ModelScores,
+    PredictionScore,
+    chance_scores,
+    intervals,
+    mean_scores,
+    reliability,
+    score_models,
+)
+from query.predict.training_set import Features, LabelledModelReader, LabelledModels, Reals, TrainingSet
+from query.predict.votes import DatasetRuns
+from query.results import Drawn, ThemeName
+from query.statistics.intervals import FEWEST_AUTHORS, too_few, units_of
+from query.statistics.neighbours import Integers
+from query.wording import counted, decimal, percent, span
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from query.reader import AtlasReader
+
+# Groups of authors. With more, each would be predicted from a little more, and all would take longer.
+FOLDS = 10
+
+_MANY = 1000  # models above which a message says what takes so long
+
+
+@dataclass(frozen=True)
+class NoneScore:
+    """The scores of "none of these": ``share``, how often it is true, and ``probability``, its mean probability.
+
+    ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, if models
+    that share a dataset with the predicted one may not vote.
+    """
+
+    evidence: str
+    share: float
+    probability: float
+    hidden_probability: float
+    hidden_accuracy: float
+
+
+@dataclass(frozen=True)
+class PredictedModel:
+    """One labelled model, predicted by both kinds of evidence together; ``weight``: how much it counts in the means.
+
+    ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
+    """
+
+    model: str
+    author: str
+    datasets: tuple[str, ...]
+    weight: float
+    answer: str
+    probability: float
+    right: float
+    log_loss: float
+    none: float
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Drawn):
+    """Out-of-author predictions of all labelled models of a base, and their scores.
+
+    ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
+    ``with_head``: models whose config.json describes a head; the others are predicted by vectors alone.
+    """
+
+    COLUMNS = tuple(PredictedModel.__dataclass_fields__)
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
+
+    base: str
+    representation: str
+    k: int
+    models: int
+    sweeps: int
+    authors: int
+    datasets: int
+    with_head: int
+    calibrated: bool
+    scores: tuple[PredictionScore, ...]
+    intervals: tuple[Interval, ...]
+    none_of_these: tuple[NoneScore, ...]
+    reliability: tuple[Bin, ...]
+    notes: tuple[str, ...] = ()
+    outcomes: tuple[PredictedModel, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object, without the single models."""
+        plain = asdict(self)
+        del plain["outcomes"]
+        return plain
+
+    @property
+    def headline(self) -> str:
+        """How often the best answer is right, and how often the commonest dataset would be."""
+        scores = {score.evidence: score for score in self.scores}
+        together, majority = scores["together"], scores.get("majority")
+        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        between = next((one.accuracy for one in self.intervals if one.evidence == "together" and one.accuracy), None)
+        interval = f" (95 % interval {percent(between[0])} to {percent(between[1])})" if between else ""
+        return (
+            f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
+            f"in {percent(together.accuracy)} of cases{interval}{than}. A sweep counts as one case."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row for each labelled model, in order of id."""
+        return [asdict(outcome) for outcome in self.outcomes]
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
+        whole = self.to_dict()
+        of = {one.evidence: one for one in self.intervals}
+        for row in whole["scores"]:
+            for name in MEASURES if details else ("accuracy", "top3"):
+                between = getattr(of.get(row["evidence"]), name, None)
+                row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
+        for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
+            row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
+        left_out = ("intervals",) if details else ("intervals", "reliability")
+        return {name: value for name, value in whole.items() if name not in left_out}
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The reliability diagram: how often an answer of a given probability is right, by evidence."""
+        from query.predict.reliability_picture import reliability_figure
+
+        return reliability_figure(self.reliability, self.scores, theme, self.base, self.models, ax)
+
+
+def evaluate(atlas: AtlasReader, base: str | None = None, *, k: int = 10, representation: str = "input") -> Evaluation:
+    """How often ``predict`` is right on this atlas, compared with a baseline; see ``evaluate_models``.
+
+    Raises AtlasError if fewer than two authors name a dataset, ValueError on k < 1.
+    """
+    canonical = atlas.base_named(base)
+    models = LabelledModelReader(atlas, representation).read(canonical)
+    return evaluate_models(models, base=canonical, representation=representation, k=k)
+
+
+def evaluate_models(
+    models: LabelledModels, *, base: str = "", representation: str = "", k: int = 10, folds: int = FOLDS
+) -> Evaluation:
+    """Predict every model from models of other authors; compare that with the commonest dataset and with chance.
+
+    Authors are dealt into ``folds`` groups (one group for each, if they are few). The models of a group are predicted
+    without that group, neither in the parameters nor in the votes. Raises AtlasError if fewer than two authors name a
+    dataset, ValueError on k < 1.
+    """
+    if k < 1:
+        raise ValueError("k must be at least 1")
+    authors = len(set(models.authors))
+    if authors < 2:
+        reason = (
+            f"All models with a known dataset ({len(models.models)}) are by one author: there are none to compare with."
+            if models.models
+            else "No model of this base has both a vector and a known dataset: there is nothing to evaluate."
+        )
+        raise AtlasError(reason, f"Index more models: `build({base!r})`")
+    if len(models.models) >= _MANY:
+        say(f"Predicting {len(models.models):,} models, each from models of other authors …")
+    training = TrainingSet.of(models, k)
+    sweeps = training.sweeps
+    trial = cross_validate(training, folds)
+    importance = 1 / sweeps.sizes[sweeps.of_model[trial.rows]]
+    of_author = sweeps.authors[trial.rows]
+    few = (too_few(authors),) if authors < FEWEST_AUTHORS else ()
+    return Evaluation(
+        base=base,
+        representation=representation,
+        k=k,
+        models=len(models.models),
+        sweeps=len(sweeps.labels),
+        authors=authors,
+        datasets=len(sweeps.answers),
+        with_head=sum(head.kind is not None for head in models.heads),
+        calibrated=trial.is_calibrated,
+        scores=tuple(mean_scores(name, one, importance) for name, one in trial.scores.items()),
+        intervals=intervals(trial.scores, importance, of_author),
+        none_of_these=tuple(_none_score(name, trial, importance) for name in EVIDENCE),
+        reliability=tuple(
+            one for name in EVIDENCE for one in reliability(name, trial.scores[name], importance, of_author)
+        ),
+        notes=(*(() if trial.is_calibrated else (TOO_FEW,)), *few),
+        outcomes=_outcomes(training, trial, importance),
+    )
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Scores by model: ``rows`` of the labelled models, entry i of every column the same model.
+
+    Attributes:
+        scores: by way of predicting: together, vectors, head, majority, chance.
+        hidden: the same if models that share a dataset may not vote, so that "none of these" is true.
+        known: the share of the truth that is among the answers.
+        is_calibrated: whether every fold had enough models to fit on.
+    """
+
+    rows: Integers
+    scores: dict[str, ModelScores]
+    hidden: dict[str, ModelScores]
+    known: Reals
+    is_calibrated: bool
+
+
+def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
+    """Leave out one group of authors at a time, fit on the others, and score the predictions for that group."""
+    group = units_of(training.sweeps.authors, folds)
+    trials = [_score_group(training, np.flatnonzero(group == number)) for number in range(int(group.max()) + 1)]
+    return CrossValidation(
+        rows=np.concatenate([trial.rows for trial in trials]),
+        scores={name: _joined([trial.scores[name] for trial in trials]) for name in trials[0].scores},
+        hidden={name: _joined([trial.hidden[name] for trial in trials]) for name in EVIDENCE},
+        known=np.concatenate([trial.known for trial in trials]),
+        is_calibrated=all(trial.is_calibrated for trial in trials),
+    )
+
+
+def _score_group(training: TrainingSet, rows: Integers) -> CrossValidation:
+    fitted = fit(training, np.unique(training.sweeps.authors[rows]).tolist())
+    shown = training.features(rows)
+    hidden = training.features(rows, is_hidden=True)
+    truth, hidden_truth = (np.concatenate([one.truth, 1 - one.known[:, None]], axis=1) for one in (shown, hidden))
+    probabilities = fitted.probabilities(shown) | {"majority": _majority(training.sweeps, shown, fitted.none)}
+    scores = {name: score_models(guess, truth) for name, guess in probabilities.items()}
+    scores["chance"] = chance_scores(shown.present, truth)
+    return CrossValidation(
+        rows=rows,
+        scores=scores,
+        hidden={name: score_models(guess, hidden_truth) for name, guess in fitted.probabilities(hidden).items()},
+        known=shown.known,
+        is_calibrated=fitted.is_calibrated,
+    )
+
+
+def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
+    """Each dataset by its share of all sweeps, whatever the model looks like.
+
+    The model's own sweep is counted too. Without it just the right dataset would be rarer than it is: if all were
+    equally common, this baseline would never be right, and anything would look good in comparison.
+    """
+    share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
+    share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
+    nothing = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
+    return np.concatenate([(1 - nothing) * share, nothing], axis=1)
+
+
+def _joined(parts: Sequence[ModelScores]) -> ModelScores:
+    names = [field.name for field in fields(ModelScores)]
+    return ModelScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def _none_score(name: str, trial: CrossValidation, importance: Reals) -> NoneScore:
+    shown, hidden = trial.scores[name], trial.hidden[name]
+    means = {
+        "share": 1 - trial.known,
+        "probability": shown.none,
+        "hidden_probability": hidden.none,
+        "hidden_accuracy": hidden.accuracy,
+    }
+    return NoneScore(name, **{key: float(np.average(column, weights=importance)) for key, column in means.items()})
+
+
+def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) -> tuple[PredictedModel, ...]:
+    names = [*training.sweeps.answers, NONE_OF_THESE]
+    scores, models = trial.scores["together"], training.models
+    return tuple(
+        PredictedModel(
+            model=models.models[row],
+            author=models.authors[row],
+            datasets=tuple(sorted(models.datasets[row])),
+            weight=float(importance[place]),
+            answer=names[scores.answer[place]],
+            probability=float(scores.confidence[place]),
+            right=float(scores.right[place]),
+            log_loss=float(scores.log_loss[place]),
+            none=float(scores.none[place]),
+        )
+        for row, place in sorted((int(row), place) for place, row in enumerate(trial.rows))
+    )
