@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -31,7 +32,7 @@ def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
     from indexer.share.push import push as push_atlas
 
     report = push_atlas(AtlasFolder(atlas), name, PushOptions(**chosen), say)
-    row = report.as_row()
+    row = asdict(report)
     changes = row.pop("changes")
     if not chosen["dry_run"]:
         emit(row, output)
@@ -70,7 +71,7 @@ def pull(name: str | None, listing: bool, base: str | None, with_records: bool, 
     from indexer.atlas import AtlasFolder
     from indexer.share.pull import pull as pull_atlas
 
-    emit(pull_atlas(AtlasFolder(atlas), name, say, with_records=with_records).as_row(), output)
+    emit(asdict(pull_atlas(AtlasFolder(atlas), name, say, with_records=with_records)), output)
 
 
 @click.command()
@@ -84,7 +85,7 @@ def merge(sources: tuple[str, ...], atlas: str, output: str) -> None:
 
     if len(sources) < 2:
         raise click.UsageError("Name two atlases or more.")
-    emit(merge_atlases([AtlasFolder(one) for one in sources], AtlasFolder(atlas), say).as_row(), output)
+    emit(asdict(merge_atlases([AtlasFolder(one) for one in sources], AtlasFolder(atlas), say)), output)
 
 
 SHARING = (push, pull, merge)

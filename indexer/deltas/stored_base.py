@@ -115,15 +115,15 @@ class StoredBase:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the block matrices lie in the base's own checkpoint. Raises AtlasError where the file holds others."""
+        """The places of the block matrices in the base's own checkpoint. Raises AtlasError if the file holds others."""
         shapes = {name: tuple(shape) for name, shape in self.description["shapes"].items()}
         try:
             found = load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
         except (ModelError, *WRONG_KINDS) as error:
-            raise self._damaged("which matrices it holds cannot be told") from error
+            raise self._damaged("its architecture is invalid") from error
         expected = {str(matrix.key): tuple(matrix.shape) for matrix in found.matrices}
         if {name: entry.shape for name, entry in self._header.entries.items()} != expected:
-            raise self._damaged("its matrices are not those that it says")
+            raise self._damaged("its matrices are not those of its architecture")
         return found
 
     @cached_property

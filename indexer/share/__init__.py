@@ -1,1 +1,1 @@
-"""An atlas on the Hub: pushed as a dataset, pulled by strangers, asked where it lies; and several made one."""
+"""Atlases on the Hub: pushed as datasets, pulled, opened from the cache; and merged."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase, stored_bases
@@ -39,10 +38,6 @@ class MergeReport:
     records: int
     in_several: int
     seconds: float
-
-    def as_row(self) -> dict[str, Any]:
-        """For the command line."""
-        return asdict(self)
 
 
 def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> MergeReport:

@@ -13,9 +13,8 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import hf_hub_download
 
@@ -70,10 +69,6 @@ class PullReport:
     fetched_bytes: int
     with_records: bool
     seconds: float
-
-    def as_row(self) -> dict[str, Any]:
-        """For the command line."""
-        return asdict(self)
 
 
 def pull(folder: AtlasFolder, text: str, say: Say, *, with_records: bool = False) -> PullReport:

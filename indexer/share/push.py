@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError, Failed, ModelError, without_user
@@ -82,10 +82,6 @@ class PushReport:
     removed_files: int
     seconds: float
     changes: list[dict[str, Any]] = field(default_factory=list)
-
-    def as_row(self) -> dict[str, Any]:
-        """For the command line."""
-        return asdict(self)
 
 
 @dataclass
@@ -187,8 +183,6 @@ def _some(models: Sequence[str]) -> str:
 
 def _remote(address: Address) -> RemoteCommit | None:
     """What the repository holds now; None if it does not exist or is not visible to this account."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
     try:
         return read_commit(address, resolve(address))
     except AtlasError as error:

@@ -330,17 +330,6 @@ def test_an_atlas_without_its_records_is_whole(ann, atlas, tmp_path):
     assert verify(got) == []
 
 
-def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
-    ann.push(atlas, with_records=True)
-    got = AtlasFolder(tmp_path / "got")
-    pull(got, NAME, ann.said.append, with_records=True)
-    assert verify(got) == []
-    next(got.records.rglob("*.safetensors")).unlink()
-    (told,) = verify(got)
-    assert told.kind == "record"
-    assert f"index pull {NAME} --with-records" in told.problem
-
-
 @pytest.mark.slow
 def test_a_log_beside_a_pulled_atlas_is_never_replayed(ann, atlas, tmp_path):
     """A write-ahead log that fits the database: DuckDB itself would replay it."""

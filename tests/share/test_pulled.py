@@ -196,3 +196,14 @@ def test_atlases_are_listed_by_what_their_cards_say(ann, atlas):
     assert told["ann/evil"]["models"] is None
     assert "\x1b" not in str(told)
     assert [row["atlas"] for row in atlases_on_hub("org/tiny-base")] == [NAME]
+
+
+def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
+    ann.push(atlas, with_records=True)
+    got = AtlasFolder(tmp_path / "got")
+    pull(got, NAME, ann.said.append, with_records=True)
+    assert verify(got) == []
+    next(got.records.rglob("*.safetensors")).unlink()
+    (told,) = verify(got)
+    assert told.kind == "record"
+    assert f"index pull {NAME} --with-records" in told.problem
