@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from indexer.database.connection import Connection
 from indexer.database.door import attached, use
 from indexer.database.failures import failures_told
 from indexer.errors import AtlasError
-from indexer.regular_files import open_regular
+from indexer.storage.atomic_files import copy_file
 
 if TYPE_CHECKING:
     import duckdb
@@ -105,9 +104,7 @@ def private_copy(path: Path) -> tuple[tempfile.TemporaryDirectory[str], Path]:
     folder = tempfile.TemporaryDirectory(prefix="atlas-")
     copy = Path(folder.name) / path.name
     try:
-        with open_regular(path, through_links=True) as source, copy.open("xb") as target:
-            copy.chmod(0o600)
-            shutil.copyfileobj(source, target, 1 << 22)
+        copy_file(path, copy, through_links=True)
     except BaseException:
         folder.cleanup()
         raise

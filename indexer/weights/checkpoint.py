@@ -207,12 +207,11 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
-    ``commit`` and ``filenames`` save asking the Hub where the listing gave them. ``conversion`` is called
-    where only pickles hold the weights, and gives a revision with a safetensors conversion, or None.
-    ``config`` stands in for a missing config.json. ``most_small``: configurations, lists of shards and headers of more
-    bytes are not read.
+    Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
+    returns a revision with a safetensors conversion, or None. ``config`` replaces a missing config.json. ``most_small``:
+    the most bytes of a configuration, list of shards or header.
 
-    Raises Skipped where these files can never be read, Failed where another try may work.
+    Raises Skipped if these files can never be read, Failed if a retry may work.
     """
     try:
         repository = open_repository(reference, commit=commit, filenames=filenames, endpoint=endpoint, retries=retries)
