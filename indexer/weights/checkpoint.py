@@ -208,8 +208,8 @@ def open_checkpoint(
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
     Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
-    returns a revision with a safetensors conversion, or None. ``config`` replaces a missing config.json. ``most_small``:
-    the most bytes of a configuration, list of shards or header.
+    returns a revision with a safetensors conversion, or None. ``config`` replaces a missing config.json.
+    ``most_small``: the most bytes of a configuration, list of shards or header.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
