@@ -1,4 +1,4 @@
-"""Small stores for the tests that talk to a Hub, and a server that says exactly what it is told to say."""
+"""Small stores for the tests that talk to a Hub, and a server that sends given bytes."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def undisturbed(hub: LoopbackHub) -> Iterator[LoopbackHub]:
 
 def asked(hub: LoopbackHub, part: str = "") -> list[str]:
     """The requests so far whose path and query hold ``part``, as they were sent."""
-    told = [f"{one.path}?{one.query}" if one.query else one.path for one in hub.requests]
-    return [one for one in told if part in one]
+    paths = [f"{one.path}?{one.query}" if one.query else one.path for one in hub.requests]
+    return [one for one in paths if part in one]
 
 
 class RawServer:
@@ -205,7 +205,7 @@ class RawServer:
 def http(body: bytes | Any, status: str = "200 OK", **headers: str) -> bytes:
     """One whole HTTP answer; anything but bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    told = {"Content-Type": "application/json", "Content-Length": str(len(data)), "Connection": "close"}
-    told |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    fields = {"Content-Type": "application/json", "Content-Length": str(len(data)), "Connection": "close"}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + data

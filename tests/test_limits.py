@@ -1,4 +1,4 @@
-"""What a build was told to keep to: bytes a second, memory, the Hub's quota.
+"""The limits of a build: bytes per second, memory, the Hub's quota.
 
 All workers together: they are processes of their own. How much came is the Hub's count; who was held up, and for how
 long, is written down where it is decided (tests/ledger_build.py). No figure is divided by the time that something took.
@@ -156,7 +156,7 @@ def test_what_comes_is_never_ahead_of_the_limit_by_more_than_a_step_each(piece, 
     for number in range(max(3 * readers, 1_000_000 // piece)):
         line.read(all_readers[number % readers], piece)
         assert line.came - LIMIT * (line.now - 1000.0) < readers * STEP + 1e-3
-    # And not behind either: whoever is waited for has read it.
+    # And not behind either: waiting ends only after the bytes were read.
     assert LIMIT * (line.now - 1000.0) <= line.came + 1e-3
 
 
@@ -180,7 +180,7 @@ def test_two_who_read_at_once_wait_for_each_other():
 
 
 def test_small_models_are_not_free(monkeypatch):
-    """Every model sets the limit anew, and each of these alone is less than a step."""
+    """Every model sets the limit again, and each of these is less than a step."""
     line = Line(LIMIT)
     monkeypatch.setattr("indexer.network.rate_limit.common_limiter", lambda: line.limiter)
     monkeypatch.setattr(Bandwidth.__init__, "__defaults__", (None, line.sleep))
@@ -240,7 +240,7 @@ def test_one_worker_refused_makes_all_wait(refused):
     assert len(refused.peaks) == 2
     assert refused.report["indexed"] == MODELS
     assert (pause["seconds"], pause["wait"]) == (4.0, True)
-    # Whoever asked after the refusal was told to wait until the quota is full again, whichever process it was.
+    # After the refusal every process had to wait until the quota was full again.
     assert min(one["ended"] + one["wait"] for one in later) >= until
     assert {one["process"] for one in later} >= set(refused.peaks)
     assert len(later) > MODELS // 3  # there was more to ask for

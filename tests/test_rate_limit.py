@@ -185,12 +185,12 @@ def test_a_file_that_fails_later_is_replaced_by_memory(temporary, monkeypatch, c
 
 
 def take_turns(path, count):
-    pace = standing(path)
-    return [pace.take_turn("api", 1e9) for _ in range(count)]
+    limiter = standing(path)
+    return [limiter.take_turn("api", 1e9) for _ in range(count)]
 
 
 def test_processes_share_what_is_left_of_a_quota(tmp_path):
-    """9 requests left in 60 seconds: whoever takes them, they lie six seconds apart."""
+    """9 requests left in 60 seconds: whichever process takes them, they are six seconds apart."""
     path = tmp_path / "clock"
     standing(path).note_quota("api", {"ratelimit": '"api";r=9;t=60'}, 310)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def lora_config(**settings: Any) -> LoraConfig:
-    """PEFT takes seconds to load: whoever shares out the tests shall not wait for it."""
+    """PEFT takes seconds to load: collecting the tests must not wait for it."""
     from peft import LoraConfig
 
     return LoraConfig(**settings)

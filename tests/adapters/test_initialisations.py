@@ -112,9 +112,9 @@ def test_merged_loras_and_records_of_earlier_versions_have_it_by_their_singular_
         [delta.key for delta in adapter.deltas],
     )
     merged = record_of(a, second, is_adapter=False, noise=1e-3)
-    stranger = record_of(other, third, is_adapter=False)
+    unrelated = record_of(other, third, is_adapter=False)
     full = record_of(a, second, is_adapter=False, noise=3.0)
-    sketches = np.stack([exact, *(row_space_of(one) for one in (adapter, merged, stranger))]).astype(np.float32)
+    sketches = np.stack([exact, *(row_space_of(one) for one in (adapter, merged, unrelated))]).astype(np.float32)
     found = agreement(sketches, sketches)
     assert found[:3, :3].min() > 0.9
     assert found[3, :3].max() < ALIKE

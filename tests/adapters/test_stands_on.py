@@ -198,11 +198,11 @@ def test_an_adapter_of_another_base_is_a_suspicious_claim_and_counts_nowhere(sto
         ("eve/on-other", "far/other-base"), ("eve/on-wide", "far/wide-base"),
     ]  # fmt: skip
     assert all(row["why"] for row in rows)
-    told = shell("query", "purity", "--base", BASE, "--json").json
+    purity = shell("query", "purity", "--base", BASE, "--json").json
     indexed = shell(
         "query", "sql", "SELECT count(*) AS n FROM models WHERE len(datasets) > 0 AND NOT is_unrelated", "--json"
     )
-    assert told["models"] == indexed.json[0]["n"]
+    assert purity["models"] == indexed.json[0]["n"]
     said = shell("query", "predict", "eve/on-other")
     assert said.code == 1
     assert "adapter of another base" in said.err
@@ -275,8 +275,8 @@ def test_a_row_that_is_older_than_the_file_does_not_decide(stood):
             ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json", HF_ENDPOINT=hub.endpoint)
             assert ran.code == 0, ran.err
     assert ran.json["indexed"] == 0
-    found, told = records(shell), verdicts(shell)
-    assert {name: told[name] for name in ROWS_OF_EARLIER} == {name: one[2] for name, one in ROWS_OF_EARLIER.items()}
+    found, stored = records(shell), verdicts(shell)
+    assert {name: stored[name] for name in ROWS_OF_EARLIER} == {name: one[2] for name, one in ROWS_OF_EARLIER.items()}
     for name in ("fay/on-base", "fay/on-other", "fay/on-unknown", "fay/on-old-id"):
         check(found[name], changes[name])
     own = changes["fay/on-tuned"]

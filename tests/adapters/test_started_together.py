@@ -115,8 +115,8 @@ def test_show_and_compare_say_so_and_no_more(shell):
 def test_a_model_that_is_not_in_the_atlas_is_centred_as_one_that_is(shell):
     """Asked by its folder it is as similar to others as it is once it was added; the atlas agrees with its records."""
     asked = json.loads(shell("query", "similar", "./later/seed-42", "--base", BASE, "-k", "5", "--json").out)
-    told = json.loads(shell("query", "compare", "./later/seed-42", "s0/seed-42", "--base", BASE, "--json").out)
-    assert "Both were made with the same initialisation, as 3 others" in str(told["notes"])
+    compared = json.loads(shell("query", "compare", "./later/seed-42", "s0/seed-42", "--base", BASE, "--json").out)
+    assert "Both were made with the same initialisation, as 3 others" in str(compared["notes"])
     added = shell("index", "add", "./later/seed-42", "--base", BASE)
     assert added.code == 0, added.err
     (name,) = [model for model in groups(shell) if model.startswith("local:")]

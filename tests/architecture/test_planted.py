@@ -226,8 +226,8 @@ def test_lora_modules_that_the_base_lacks_are_refused(tmp_path: Path) -> None:
         f"decoder.block.{10**30}.layer.1.EncDecAttention.q": ("layer_mismatch", "2 decoder layers"),
         "encoder.block.0.layer.1.DenseReluDense.wi_0": ("missing_matrices", "gate"),
     }
-    for path, (reason, told) in cases.items():
-        with pytest.raises(Skipped, match=told) as error:
+    for path, (reason, sentence) in cases.items():
+        with pytest.raises(Skipped, match=sentence) as error:
             t5_file.locate_modules([path], t5_layout)
         assert error.value.reason == reason
     twice = [
@@ -271,16 +271,16 @@ def test_depths_of_both_stacks_are_told(tmp_path: Path) -> None:
     with pytest.raises(Skipped) as error:
         compare(located(base, config), located(short, config))
     assert error.value.reason == "layer_mismatch"
-    for told in ("3 encoder layers", "1 decoder layers", "2 decoder layers"):
-        assert told in error.value.detail
+    for sentence in ("3 encoder layers", "1 decoder layers", "2 decoder layers"):
+        assert sentence in error.value.detail
 
 
 def test_a_gate_on_one_side_only_is_told(tmp_path: Path) -> None:
     plain, gated = (located(*saved(build(name), tmp_path / name)) for name in ("t5", "t5 v1.1"))
-    for base, layout, told in (
+    for base, layout, sentence in (
         (plain, gated, "it has the matrix"),
         (gated, plain, "the base has the matrix"),
     ):
-        with pytest.raises(Skipped, match=told) as error:
+        with pytest.raises(Skipped, match=sentence) as error:
             compare(base, layout)
         assert error.value.reason == "missing_matrices"

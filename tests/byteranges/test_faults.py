@@ -127,7 +127,7 @@ def test_a_wrong_content_range_is_refused(hub: LoopbackHub, header: str, reason:
 
 
 def answering(answer: bytes) -> tuple[str, threading.Thread]:
-    """A server that sends ``answer`` to whoever connects first."""
+    """A server that sends ``answer`` to the first client."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

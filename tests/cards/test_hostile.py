@@ -85,9 +85,9 @@ def test_no_control_character_gets_out(bad):
             },
         }
     )
-    told = list(strings_in(read))
-    assert len(told) > 12
-    for string in told:
+    strings = list(strings_in(read))
+    assert len(strings) > 12
+    for string in strings:
         assert not FORBIDDEN.search(string), ascii(string)
         string.encode("utf-8")
     assert read.tags[0].startswith("x\ufffd")
@@ -226,12 +226,12 @@ def test_real_rows():
             assert (f"dataset:{bare}" in row["tags"]) <= (bare in found.dataset_names)
     assert sum(bool(facts.dataset_names) for facts in read.values()) >= 380
     mrpc = [facts.id for facts in read.values() if "glue/mrpc" in facts.dataset_names]
-    told = [
+    expected = [
         row["modelId"]
         for row in rows
         if '"args": "mrpc"' in json.dumps(row["cardData"]) or "dataset:mrpc" in row["tags"]
     ]
-    assert sorted(mrpc) == sorted(told)
+    assert sorted(mrpc) == sorted(expected)
     assert len(mrpc) == 9
 
 

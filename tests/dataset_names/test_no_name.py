@@ -1,4 +1,4 @@
-"""What names no dataset: placeholders, free text, and lengths that nobody writes."""
+"""Texts that name no dataset: placeholders, free text, and texts that are too long."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_no_real_model_is_one_with_another_in_whatever_form(real):
 def test_a_step_more_is_another_model_in_whatever_form(tmp_path, learnt, step):
     weights = made.weights()
     base = made.base_of(tmp_path, weights)
-    tuned = made.changed(weights, learnt)  # the flattest spectrum: of factors nothing can be told here
+    tuned = made.changed(weights, learnt)  # the flattest spectrum: factors carry no information here
     further = {
         name: one + step * torch.randn(one.shape, generator=torch.Generator().manual_seed(5)).sign()
         for name, one in tuned.items()

@@ -1,4 +1,4 @@
-"""Equal weights give equal vectors, however they are stored, whoever uploads them and whatever else is edited."""
+"""Equal weights give equal vectors, in every format, upload and edition of the repository."""
 
 from __future__ import annotations
 

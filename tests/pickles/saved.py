@@ -32,7 +32,7 @@ def load(path: Path, index: TensorIndex, file: LocalFile, name: str) -> torch.Te
 
 
 def check_against_torch(path: Path, expected: dict[str, torch.Tensor]) -> None:
-    """Every tensor as torch.load gives it: values, dtype, shape, stride, and memory that nobody shares."""
+    """Every tensor as torch.load gives it: values, dtype, shape, stride, and memory that is not shared."""
     file = LocalFile(path)
     index = read_torch_index(file)
     assert set(index.tensors) == set(expected)

@@ -21,8 +21,8 @@ def test_offline_is_said_and_nothing_is_sent(hub, monkeypatch):
     error = failure(info)
     assert isinstance(error, OfflineModeIsEnabled)
     assert as_model_error(error).reason == "network"
-    told = as_user_error(error, "the base model me/model")
-    assert "HF_HUB_OFFLINE" in str(told)
+    shown = as_user_error(error, "the base model me/model")
+    assert "HF_HUB_OFFLINE" in str(shown)
     assert hub.requests == []
 
 
@@ -35,10 +35,10 @@ def test_nobody_there(monkeypatch):
     assert len(clock.slept) == 1
     assert clock.now - 1000.0 < 1
     assert as_model_error(error).reason == "network"
-    told = as_user_error(error, "the base model me/model")
-    assert endpoint in told.message
-    assert "HF_ENDPOINT" in told.hint
-    assert "\n" not in str(told)
+    shown = as_user_error(error, "the base model me/model")
+    assert endpoint in shown.message
+    assert "HF_ENDPOINT" in shown.hint
+    assert "\n" not in str(shown)
 
 
 def test_a_name_that_does_not_resolve(monkeypatch):
@@ -86,9 +86,9 @@ def test_an_invalid_token_is_told_apart_from_a_missing_model(hub):
     hub.faults.add("me/model", status=401, headers=headers)
     error = failure(info)
     assert as_model_error(error).reason == "refused"
-    told = as_user_error(error, "the base model me/model")
-    assert "token" in told.message
-    assert "hf auth login" in told.hint
+    shown = as_user_error(error, "the base model me/model")
+    assert "token" in shown.message
+    assert "hf auth login" in shown.hint
 
 
 def test_a_refusal_without_a_code_is_not_a_missing_model(hub):

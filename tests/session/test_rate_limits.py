@@ -66,7 +66,7 @@ def test_requests_slow_down_before_the_quota_is_gone(store, monkeypatch):
         for _ in range(7):
             assert info().id == "me/model"
             times.append(clock.now)
-        assert {one.status for one in hub.requests} == {200}  # never had to be told
+        assert {one.status for one in hub.requests} == {200}  # was never refused
         assert times[-1] - times[0] > 1.5
         assert times[1] - times[0] < 0.5  # there was plenty at first
 

@@ -1,4 +1,4 @@
-"""What tests of sharing stand on: a Hub that is written to, two people with tokens, and this process as one of them."""
+"""For tests of sharing: a writable Hub, people with tokens, and this process as one of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def person(folder: Path, monkeypatch: Any, **settings: Any) -> Iterator[Person]:
 
 
 def shell_of(hub: LoopbackHub, folder: Path, token: str | None = "mine", **more: str) -> Shell:
-    """Commands of one person, by the plain way unless told otherwise."""
+    """Commands of one person, without Xet by default."""
     folder.mkdir(parents=True, exist_ok=True)
     own = {"HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1", **more}
     if token is not None:
@@ -81,9 +81,9 @@ def pushed_files(hub: LoopbackHub, name: str = NAME, revision: str = "main") -> 
 
 
 def publish_by_hand(
-    hub: LoopbackHub, name: str, files: Mapping[str, bytes], parts: Mapping[str, str] | None = None, **told: Any
+    hub: LoopbackHub, name: str, files: Mapping[str, bytes], parts: Mapping[str, str] | None = None, **fields: Any
 ) -> None:
-    """Put files and a manifest of them into a repository, as somebody would who does not use this program."""
+    """Put files and a manifest of them into a repository, without using this program."""
     api = hub.datasets
     if api.find(name) is None:
         api.create(name)
@@ -100,7 +100,7 @@ def publish_by_hand(
     ]
     manifest = {
         "format": 1, "generation": 1, "schema": SCHEMA_VERSION, "tool": "by hand", "published": "", "bases": [],
-        "representations": [], "counts": {}, "files": entries, **told,
+        "representations": [], "counts": {}, "files": entries, **fields,
     }  # fmt: skip
     added = {one["path"]: api.describe_lfs(one["sha256"], one["bytes"]) for one in entries}
     added["atlas.json"] = api.describe_regular(json.dumps(manifest).encode())
@@ -108,15 +108,15 @@ def publish_by_hand(
 
 
 def is_whole(hub: LoopbackHub, name: str = NAME) -> bool:
-    """Whether main is an atlas every file of which is what its manifest says; False where it is none yet."""
+    """Whether main is an atlas whose files are those of its manifest; False if it is not one yet."""
     files = pushed_files(hub, name)
     if "atlas.json" not in files:
         assert set(files) <= {".gitattributes"}, "a part of an atlas is visible"
         return False
-    told = json.loads(files["atlas.json"])["files"]
-    for one in told:
+    entries = json.loads(files["atlas.json"])["files"]
+    for one in entries:
         assert hashlib.sha256(files[one["path"]]).hexdigest() == one["sha256"], one["path"]
-    assert {one["path"] for one in told} | {"README.md", "atlas.json", ".gitattributes"} == set(files)
+    assert {one["path"] for one in entries} | {"README.md", "atlas.json", ".gitattributes"} == set(files)
     return True
 
 

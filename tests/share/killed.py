@@ -1,4 +1,4 @@
-"""Runs a command again and again in a child that is killed at one of its moments: told on stdin which, 0 for none.
+"""Runs a command again and again in a child that is killed at one of its moments, whose number is read from stdin; 0 for none.
 
 A moment is a file that is opened for writing, renamed, linked, removed or made, or a request that goes out or has been
 answered. Libraries are loaded once, before the first child; each answer is a line: the exit status (negative: killed)
@@ -31,7 +31,7 @@ class Moments:
             self.pass_one()
 
 
-def _child(words: list[str], chosen: int, told: int) -> None:
+def _child(words: list[str], chosen: int, pipe: int) -> None:
     from indexer.cli import main
     from indexer.network import session
 
@@ -53,7 +53,7 @@ def _child(words: list[str], chosen: int, told: int) -> None:
     except SystemExit as ended:
         code = ended.code or 0
     finally:
-        os.write(told, b"%d" % moments.count)
+        os.write(pipe, b"%d" % moments.count)
         os._exit(code)
 
 

@@ -127,7 +127,7 @@ def test_no_bar_of_a_library_is_drawn_where_ours_would_not_be(ann, atlas, monkey
     enable_progress_bars()  # a test before may have left them off
     ann.push(atlas, with_records=True)
     assert capsys.readouterr().err == ""
-    assert not are_progress_bars_disabled()  # of whoever called it
+    assert not are_progress_bars_disabled()  # the caller's setting
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Atlases that were made to harm whoever pulls them: nothing lies outside `.pull` before everything is checked."""
+"""Atlases made to harm users who pull them: nothing lies outside `.pull` before everything is checked."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def is_untouched(got):
     return not got.root.exists() or {path.name for path in got.root.iterdir()} <= {"lock", ".pull"}
 
 
-def made_by_hand(ann, atlas, more=None, **told):
+def made_by_hand(ann, atlas, more=None, **fields):
     """Publish the atlas's own files, and others, without the program."""
     files = {path.name: path.read_bytes() for path in (atlas.database, *atlas.root.glob("*.faiss"))}
-    publish_by_hand(ann.hub, NAME, files | (more or {}), **told)
+    publish_by_hand(ann.hub, NAME, files | (more or {}), **fields)
 
 
 def packed(members, tmp_path):
@@ -204,7 +204,7 @@ def test_a_record_of_more_than_eight_gigabytes_has_a_plain_header(tmp_path, monk
 
 @pytest.mark.parametrize("size", [20 << 30, 0])
 def test_what_a_pack_unpacks_to_is_bounded_by_its_own_bytes(ann, atlas, tmp_path, size):
-    """Refused before a pack is fetched; an empty record is none."""
+    """Refused before a pack is fetched; an empty record is invalid."""
     pack = Pack({RECORD: size})
     made_by_hand(ann, atlas, {pack.path: b"\0" * 10_240, "records/packs.json": encode_index([pack])})
     ann.hub.reset_log()
@@ -323,9 +323,9 @@ def test_an_atlas_without_its_records_is_whole(ann, atlas, tmp_path):
     for words in (("index", "verify"), ("index", "verify", "--strict"), ("query", "map", "--out", "map.html")):
         ran = shell(*words, "--atlas", "got")
         assert ran.code == 1
-        told = " ".join((ran.out + ran.err).split())
-        assert "index pull" in told, words
-        assert "index rebuild" not in told, words
+        text = " ".join((ran.out + ran.err).split())
+        assert "index pull" in text, words
+        assert "index rebuild" not in text, words
     assert shell("index", "pull", NAME, "--atlas", "got").code == 0
     assert verify(got) == []
 
@@ -371,15 +371,15 @@ main(sys.argv[1:])
 def test_a_disk_that_fills_up_is_one_line_and_nothing_half(ann, atlas, tmp_path, share):
     """On a real file system of that share of its bytes: the database is fetched first, the packs last."""
     ann.push(atlas, with_records=True, pack_bytes=400_000)
-    told = json.loads(pushed_files(ann.hub)["atlas.json"])["files"]
-    kilobytes = int(share * sum(one["bytes"] for one in told if one["part"] != "data")) >> 10
+    entries = json.loads(pushed_files(ann.hub)["atlas.json"])["files"]
+    kilobytes = int(share * sum(one["bytes"] for one in entries if one["part"] != "data")) >> 10
     (tmp_path / "got").mkdir()
     script = f'mount -t tmpfs -o size={kilobytes}k none got && "$@"; code=$?; find got -maxdepth 1 > found; exit $code'
     words = [sys.executable, "-c", _FULL, "pull", NAME, "--with-records", "--atlas", "got"]
     try:
         subprocess.run(["unshare", "-Urm", "mount", "-t", "tmpfs", "none", str(tmp_path / "got")], check=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this machine lets nobody mount a small disk of their own (unshare -Urm)")
+        pytest.skip("small disks cannot be mounted on this machine (unshare -Urm)")
     environment = {**os.environ, "HF_ENDPOINT": ann.hub.endpoint, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}
     ran = subprocess.run(
         ["unshare", "-Urm", "sh", "-c", script, "sh", *words],

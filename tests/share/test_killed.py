@@ -122,7 +122,7 @@ def test_a_pull_that_is_killed_leaves_no_atlas_or_a_whole_one(made, tmp_path):
                     with pytest.raises(AtlasError, match="was pulled without records"):
                         adopt(got)
                 if got.database.exists():
-                    assert got.origin.exists()  # nobody takes it for one of this machine
+                    assert got.origin.exists()  # so it does not pass for one of this machine
                     with Atlas(got.root) as opened:
                         assert len(opened.vectors("org/tiny-base")) == 9
                 code, _ = run(0)

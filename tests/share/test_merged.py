@@ -89,9 +89,9 @@ def _other_commit(path, **more):
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    told = json.loads(header["__metadata__"]["base"])
-    told |= {"commit": path.stem.partition("@")[2], **more}
-    header["__metadata__"] = {"base": json.dumps(told)}
+    description = json.loads(header["__metadata__"]["base"])
+    description |= {"commit": path.stem.partition("@")[2], **more}
+    header["__metadata__"] = {"base": json.dumps(description)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
@@ -183,14 +183,14 @@ def test_a_hostile_atlas_is_refused_or_only_what_is_sound_of_it_is_taken(made, t
     first, second = shutil.copytree(made, tmp_path / "a"), shutil.copytree(made, tmp_path / "b")
     harm(second)
     out = AtlasFolder(tmp_path / "out")
-    told = ""
+    sentence = ""
     try:
         report = merge([AtlasFolder(second), AtlasFolder(first)], out, lambda _: None)
     except (AtlasError, OSError) as error:
-        told = explain(error)
-    if told:
-        assert "\n" not in told
-        assert str(tmp_path / "b") in told
+        sentence = explain(error)
+    if sentence:
+        assert "\n" not in sentence
+        assert str(tmp_path / "b") in sentence
         assert not out.root.exists()
         return
     assert facts(out.root) == facts(made)

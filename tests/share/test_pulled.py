@@ -1,4 +1,4 @@
-"""A pull: checked as a stranger's, in place all at once, read-only until it is adopted; and the cache behind hf://."""
+"""A pull: checked as untrusted, put in place at once, read-only until it is adopted; and the cache behind hf://."""
 
 from __future__ import annotations
 
@@ -192,9 +192,9 @@ def test_atlases_are_listed_by_what_their_cards_say(ann, atlas):
     evil = b"---\ntags: [vectors-in-the-wild, 'base_model:\\e[2Jx']\natlas: {models: many}\n---\n"
     ann.hub.datasets.create("ann/evil")
     ann.hub.datasets.commit("ann/evil", None, "x", {"README.md": ann.hub.datasets.describe_regular(evil)}, [])
-    told = {row["atlas"]: row for row in atlases_on_hub()}
-    assert told["ann/evil"]["models"] is None
-    assert "\x1b" not in str(told)
+    listed = {row["atlas"]: row for row in atlases_on_hub()}
+    assert listed["ann/evil"]["models"] is None
+    assert "\x1b" not in str(listed)
     assert [row["atlas"] for row in atlases_on_hub("org/tiny-base")] == [NAME]
 
 
@@ -204,6 +204,6 @@ def test_verify_misses_records_that_were_pulled(ann, atlas, tmp_path):
     pull(got, NAME, ann.said.append, with_records=True)
     assert verify(got) == []
     next(got.records.rglob("*.safetensors")).unlink()
-    (told,) = verify(got)
-    assert told.kind == "record"
-    assert f"index pull {NAME} --with-records" in told.problem
+    (problem,) = verify(got)
+    assert problem.kind == "record"
+    assert f"index pull {NAME} --with-records" in problem.problem

@@ -1,4 +1,4 @@
-"""A push: one whole state, one commit, a tag; what is there is not sent again, and nobody's newer atlas is lost."""
+"""A push: one complete state, one commit, a tag. Existing files are not sent again; newer atlases are not lost."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_other_readers_read_what_was_pushed(ann, atlas, tmp_path):
         deltas = plain.execute(f"SELECT count(*), round(sum(norm), 4) FROM '{data}/deltas/*.parquet'").fetchone()
         assert deltas == own.execute("SELECT count(*), round(sum(norm), 4) FROM deltas").fetchone()
         vectors = f"{tmp_path}/got/vectors/org--tiny-base.input/*.parquet"
-        told = plain.execute(
+        row = plain.execute(
             f"SELECT a.model, b.model, list_cosine_similarity(a.vector, b.vector) AS c FROM '{vectors}' a, '{vectors}' b "
             "WHERE a.model = 'ann/glue-0' AND b.model <> a.model ORDER BY c DESC LIMIT 1"
         ).fetchone()
-        assert told[1] == own.execute("SELECT neighbour FROM similar_models WHERE model = 'ann/glue-0' AND rank = 1"
+        assert row[1] == own.execute("SELECT neighbour FROM similar_models WHERE model = 'ann/glue-0' AND rank = 1"
                                       ).fetchone()[0]  # fmt: skip
         (length,) = own.execute("SELECT length FROM representations WHERE representation = 'input'").fetchone()
     frame = pandas.read_parquet(data / "models.parquet")
