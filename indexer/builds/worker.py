@@ -19,8 +19,9 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.hub import conversion_revision
+from indexer.network.hub_errors import as_model_error
 from indexer.network.rate_limit import limit_bandwidth
-from indexer.network.session import as_model_error, install_session
+from indexer.network.session import install_session
 from indexer.records.parent import Parent
 from indexer.records.record import Record
 from indexer.records.store import RecordStore

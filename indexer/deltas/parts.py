@@ -24,8 +24,9 @@ from indexer.errors import AtlasError, ModelError, Skipped
 from indexer.listing.claims import untyped_relation
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.hub import conversion_revision
+from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
-from indexer.network.session import as_model_error, install_session
+from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, ModelParts
 from indexer.vectors.published import PublishedBase
 from indexer.weights.adapter import lora_paths, read_lora

@@ -17,8 +17,9 @@ from indexer.listing.claims import untyped_relation
 from indexer.listing.parents import Parents, ask_hub
 from indexer.names import ModelRef
 from indexer.network.hub import conversion_revision, model_row
+from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
-from indexer.network.session import as_model_error, install_session
+from indexer.network.session import install_session
 from indexer.records.identity import SVD_METHOD, Spec
 from indexer.records.record import Record
 from indexer.records.unit import Unit

@@ -33,8 +33,8 @@ from indexer.listing.questions import (
 )
 from indexer.listing.untagged import weigh
 from indexer.names import is_hub_id
+from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import HubAnswer, ask, is_own, with_parameter
-from indexer.network.session import as_user_error
 from indexer.untrusted import Reader, is_too_deep, printable
 
 MOST_PAGES = 10_000

@@ -15,8 +15,8 @@ from indexer.listing.listing_state import ListedModel
 from indexer.listing.untagged import NO, UNSURE, path_verdict
 from indexer.names import is_hub_id
 from indexer.network.hub import model_row
+from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
-from indexer.network.session import as_user_error
 from indexer.records.parent import Parent
 
 # Adapters on adapters on …: deeper chains, and circular ones, are not followed.

@@ -33,12 +33,9 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.console.messages import Progress
 from indexer.errors import Failed
-from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.min_throughput import MinThroughput, WatchedTransport
 from indexer.network.rate_limit import RateLimiter, announce, common_limiter, listen, requested_wait
 from indexer.untrusted import MOST_VALUES, printable, values_in
-
-__all__ = ["HttpLimits", "as_model_error", "as_user_error", "ensure_session", "install_session"]
 
 _MIB = 1 << 20
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})

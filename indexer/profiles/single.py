@@ -15,7 +15,8 @@ import torch
 from indexer.errors import AtlasError, ModelError
 from indexer.machine import check_device
 from indexer.names import ModelRef
-from indexer.network.session import as_model_error, install_session
+from indexer.network.hub_errors import as_model_error
+from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
 from indexer.profiles.images import borrowed_patch_embedding, read_images, seeded_patch_embedding, shipped_images
 from indexer.profiles.layers import FEWEST_TOKENS, Layers, chosen_layers, fitting_tokens, nearest_tokens

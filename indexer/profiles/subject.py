@@ -12,7 +12,8 @@ from huggingface_hub import hf_hub_download
 
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef
-from indexer.network.session import as_model_error, ensure_session
+from indexer.network.hub_errors import as_model_error
+from indexer.network.session import ensure_session
 from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import LoadedModel, load, untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of

@@ -21,8 +21,9 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub import model_row
+from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
-from indexer.network.session import as_user_error, install_session, our_progress_bars
+from indexer.network.session import install_session, our_progress_bars
 from indexer.share.card import card
 from indexer.share.contents import packable
 from indexer.share.manifest import NAME, RECORDS, FileEntry, Manifest

@@ -16,8 +16,9 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from indexer.atlas import ON_HUB
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.names import is_hub_id
+from indexer.network.hub_errors import as_model_error, as_user_error
 from indexer.network.hub_requests import ask, fetch_small
-from indexer.network.session import HttpLimits, as_model_error, as_user_error, install_session
+from indexer.network.session import HttpLimits, install_session
 from indexer.share.card import TAG
 from indexer.share.manifest import LARGEST, MOST_FILES, NAME, Manifest, parse
 from indexer.untrusted import COMMIT, SHA256, printable

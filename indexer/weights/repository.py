@@ -13,9 +13,10 @@ from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
+from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import RetryPolicy, fetch_small
 from indexer.network.remote_file import RemoteFile
-from indexer.network.session import as_model_error, ensure_session
+from indexer.network.session import ensure_session
 from indexer.untrusted import load_json, shown
 
 _MOST_FILES = 100_000

@@ -133,7 +133,7 @@ def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> Header
     if item_bytes is not None and element_count(tuple(shape)) * item_bytes != end - begin:
         raise _corrupt(
             source,
-            f"gives {shown(name)} {end - begin} bytes, but {dtype_name} of shape {shown(tuple(shape))} takes "
+            f"gives {shown(name)} {end - begin} bytes, but {dtype_name} of shape {tuple(shape)} takes "
             f"{shown(element_count(tuple(shape)) * item_bytes)}",
         )
     return HeaderEntry(name, dtype_name, tuple(shape), data_start + begin, data_start + end)

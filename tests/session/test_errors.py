@@ -7,7 +7,7 @@ from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from indexer.errors import AtlasError, Failed, Skipped
-from indexer.network.session import as_model_error, as_user_error
+from indexer.network.hub_errors import as_model_error, as_user_error
 from tests.hub_ground import RawServer, add_repo, given_clock, served, use_endpoint
 from tests.session.asking import failure, info
 

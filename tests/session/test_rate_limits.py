@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import Failed
+from indexer.network.hub_errors import as_model_error
 from indexer.network.rate_limit import RateLimiter, quota_in, requested_wait
-from indexer.network.session import as_model_error
 from tests.hub_ground import asked, given_clock, served
 from tests.session.asking import failure, info
 

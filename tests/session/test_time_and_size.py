@@ -12,8 +12,9 @@ from huggingface_hub import HfApi, constants, get_session
 from indexer.errors import Failed, Skipped
 from indexer.names import ModelRef
 from indexer.network.hub import fetch_json
+from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import ask
-from indexer.network.session import HttpLimits, as_model_error
+from indexer.network.session import HttpLimits
 from indexer.weights.repository import open_repository, read_json_object
 from tests.hub_ground import RawServer, asked, http, served, use_endpoint
 from tests.patience import wait_for

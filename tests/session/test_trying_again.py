@@ -6,8 +6,8 @@ import pytest
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
+from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import ask
-from indexer.network.session import as_model_error
 from tests.hub_ground import QUICK, asked
 from tests.session.asking import failure, info
 
