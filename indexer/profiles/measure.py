@@ -29,10 +29,10 @@ from indexer.profiles.recovery import (
     recover_as_original,
     recover_images,
 )
-from indexer.profiles.statistics import Spread, accuracy, compare_with_base, spread_of, standard_error
+from indexer.profiles.statistics import Measures, Spread, accuracy, compare_with_base, spread_of, standard_error
 from indexer.profiles.store import Profile, ProfileIdentity, joined
 from indexer.profiles.subject import Subject
-from indexer.profiles.tolerance import Tolerance, tolerances
+from indexer.profiles.tolerance import tolerances
 from indexer.records.depth_measures import MEASURES
 
 RECEPTIVE_FIELD_SEQUENCES = 8
@@ -109,14 +109,16 @@ class LayerRow:
     values: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
 
-    def note(self, name: str, value: float | torch.Tensor, error: float | None = None) -> None:
-        """Add a measure: a value, or one for each sequence, whose mean and standard error are taken."""
-        if isinstance(value, torch.Tensor):
-            error = standard_error(value)
-            value = float(value.double().mean())
-        self.values[name] = value
-        if error is not None:
-            self.errors[name] = error
+    def add(self, measures: Measures) -> None:
+        """Add measures with their errors."""
+        for name, (value, error) in measures.items():
+            self.values[name] = value
+            if error is not None:
+                self.errors[name] = error
+
+    def add_mean(self, name: str, values: torch.Tensor) -> None:
+        """Add a measure that has a value for each sequence."""
+        self.add({name: (float(values.double().mean()), standard_error(values))})
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class _Measurement:
         self.layers, self.probe, self.inputs, self.states, self.request = layers, probe, inputs, states, request
         self.spreads: dict[int, Spread] = {layer: spread_of(hidden) for layer, hidden in states.items()}
         progress("noise", 0)
-        self.tolerances: dict[int, Tolerance] = tolerances(layers, inputs, states, self.spreads, work, request.seed)
+        self.tolerances = tolerances(layers, inputs, states, self.spreads, work, request.seed)
         self.readout: LinearReadout | None = None
         if not layers.takes_images:
             progress("linear map", 0)
@@ -197,24 +199,16 @@ class _Measurement:
         """Everything asked of one layer."""
         spread = self.spreads[layer]
         row = LayerRow(layer, spread.is_constant, spread.size)
-        tolerance = self.tolerances[layer]
-        row.note("tolerance", tolerance.value, tolerance.error)
-        row.note("tolerance_own", tolerance.own, tolerance.own_error)
+        row.add(self.tolerances[layer])
         if self.readout is not None and self.probe.ids is not None:
             guess = nearest_tokens(self.layers, self.readout.guess(layer, self.states[layer]))[..., 0]
-            row.note("readable", accuracy(guess, self.probe.ids))
+            row.add_mean("readable", accuracy(guess, self.probe.ids))
         if layer in self.fields:
             found = self.fields[layer]
-            row.note("reach", found.reach, found.reach_error)
-            row.note("own", found.own, found.own_error)
-            row.note("start_share", found.start, found.start_error)
-        against = None
-        if base is not None and not spread_of(base).is_constant:
-            against = compare_with_base(self.states[layer], base)
-        if against is not None:
-            row.note("drift", against.drift, against.drift_error)
-            if not spread.is_constant:  # CKA is undefined for a constant
-                row.note("cka", against.cka, against.cka_error)
+            row.add({"reach": (found.reach, found.reach_error), "own": (found.own, found.own_error)})
+            row.add({"start_share": (found.start, found.start_error)})
+        if base is not None:
+            row.add(compare_with_base(self.states[layer], base))
         if not self.layers.takes_images:
             self._measure_recovered_words(row)
         elif self.request.recover or self.request.is_original:
@@ -227,17 +221,17 @@ class _Measurement:
         request, unit, seed = self.request, self.spreads[layer].unit, self.request.seed
         if request.recover:
             guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, seed))
-            row.note("recovered", accuracy(nearest_tokens(layers, guess)[..., 0], ids))
+            row.add_mean("recovered", accuracy(nearest_tokens(layers, guess)[..., 0], ids))
             if not row.is_constant:
                 met = criterion(layers, layer, self.inputs, guess, seed, request.shift)
-                row.note("closer", met.is_met)
-                row.note("closer_ratio", met.ratio)
+                row.add_mean("closer", met.is_met)
+                row.add_mean("closer_ratio", met.ratio)
         if request.is_original:
             guess = recover_as_original(layers, layer, target, seed, ORIGINAL_TEXT.changed(request.steps, request.rate))
-            row.note("recovered_seed", accuracy(decode_as_original(layers, guess)[..., 0], ids))
+            row.add_mean("recovered_seed", accuracy(decode_as_original(layers, guess)[..., 0], ids))
         if request.exact and self.readout is not None:
             found, certified = exact_search(layers, layer, target, unit, self.readout)
-            row.note("verified", accuracy(found, ids) * certified.cpu().double())
+            row.add_mean("verified", accuracy(found, ids) * certified.cpu().double())
 
     def _measure_recovered_images(self, row: LayerRow) -> None:
         layer, target, request = row.layer, self.states[row.layer], self.request
@@ -247,7 +241,7 @@ class _Measurement:
         else:
             found = recover_images(self.layers, layer, target, self.spreads[layer].unit, request.seed)
         error = image_error(self.layers, found, self.inputs)
-        row.note("image_error", error.value, error.error)
+        row.add({"image_error": (error.value, error.error)})
 
 
 def make_profile(

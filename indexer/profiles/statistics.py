@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+# By name the value of a measure and its standard error, None where it has none.
+Measures = dict[str, tuple[float, float | None]]
+
 # A layer whose outputs differ by less than this share of their size is constant.
 CONSTANT = 1e-6
 # Activations beyond this many s_l are shortened, so that a few massive ones do not decide the noise's covariance.
@@ -74,34 +77,26 @@ def spread_of(hidden: torch.Tensor) -> Spread:
     return Spread(0.0 if is_constant else size, is_constant, mean, covariance)
 
 
-@dataclass(frozen=True)
-class BaseComparison:
-    """A layer against the same layer of the base, on the same probe.
+def compare_with_base(hidden: torch.Tensor, base: torch.Tensor) -> Measures:
+    """Drift and CKA of h_l (sequences, positions, width) with the base's, with jackknife errors over sequences.
 
     ``drift`` = ‖h − h_base‖ / ‖h_base − mean‖; ``cka`` = linear CKA (Kornblith et al., 2019, arXiv 1905.00414).
+    Empty if the shapes differ or the base's layer is constant; without ``cka`` if the model's own layer is constant.
     """
-
-    drift: float
-    drift_error: float | None
-    cka: float
-    cka_error: float | None
-
-
-def compare_with_base(hidden: torch.Tensor, base: torch.Tensor) -> BaseComparison | None:
-    """Compare h_l (sequences, positions, width) with the base's.
-
-    None if their shapes differ or the base's layer is constant.
-    """
-    if hidden.shape != base.shape:
-        return None
+    if hidden.shape != base.shape or spread_of(base).is_constant:
+        return {}
     left, right = hidden.double(), base.double()
     moved = (left - right).square().sum(dim=(1, 2))
     whole = (right - right.mean(dim=(0, 1))).square().sum(dim=(1, 2))
     if not float(whole.sum()) > 0:
-        return None
+        return {}
     drift = float((moved.sum() / whole.sum()).sqrt())
     if torch.equal(hidden, base):
-        return BaseComparison(0.0, 0.0, 1.0, 0.0)
+        return {"drift": (0.0, 0.0), "cka": (1.0, 0.0)}
+    drifts = ((moved.sum() - moved) / (whole.sum() - whole)).sqrt()
+    found: Measures = {"drift": (drift, _jackknife(drifts))}
+    if spread_of(hidden).is_constant:
+        return found
     grams = [one.reshape(-1, one.shape[-1]) @ one.reshape(-1, one.shape[-1]).T for one in (left, right)]
     without = []
     each = hidden.shape[1]
@@ -109,8 +104,7 @@ def compare_with_base(hidden: torch.Tensor, base: torch.Tensor) -> BaseCompariso
         kept = torch.ones(len(grams[0]), dtype=torch.bool)
         kept[number * each : (number + 1) * each] = False
         without.append(_cka(*(gram[kept][:, kept] for gram in grams)))
-    drifts = ((moved.sum() - moved) / (whole.sum() - whole)).sqrt()
-    return BaseComparison(drift, _jackknife(drifts), _cka(*grams), _jackknife(torch.tensor(without)))
+    return found | {"cka": (_cka(*grams), _jackknife(torch.tensor(without)))}
 
 
 def _cka(left: torch.Tensor, right: torch.Tensor) -> float:

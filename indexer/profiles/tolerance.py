@@ -7,12 +7,11 @@ v to the truth as soon as σ > ‖D_v‖² / (2 n·D_v), where D_v is the change
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import torch
 
 from indexer.profiles.layers import Layers, States, nearest_tokens, patchify, unpatchify
-from indexer.profiles.statistics import Spread, seeded_generator
+from indexer.profiles.statistics import Measures, Spread, seeded_generator
 
 CANDIDATES = 32
 PLACES = 3  # positions of each sequence
@@ -22,20 +21,6 @@ RESAMPLES = 200
 SAME = 1e-6
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """Noise in units of s_l at which half of the tokens are lost, with its error by bootstrap over tokens.
-
-    ``own`` is the same for noise of the layer's own covariance. White noise spreads over directions that the layer
-    never uses, so it is not sensitive to rank.
-    """
-
-    value: float
-    error: float
-    own: float
-    own_error: float
-
-
 def tolerances(
     layers: Layers,
     inputs: torch.Tensor,
@@ -43,69 +28,67 @@ def tolerances(
     spreads: dict[int, Spread],
     chosen: Collection[int],
     seed: int = 0,
-) -> dict[int, Tolerance]:
-    """The tolerance of each layer; one forward pass over the candidates serves all layers.
+) -> dict[int, Measures]:
+    """The tolerance of each layer: the noise in units of s_l at which half of the tokens are lost.
 
-    ``inputs`` (sequences, positions, width) or images; ``states`` are their h_l. A constant layer has tolerance 0.
+    ``tolerance`` is for white noise, ``tolerance_own`` for noise of the layer's own covariance. White noise spreads
+    over directions that the layer never uses, so it is not sensitive to rank. Errors are by bootstrap over tokens. A
+    constant layer has tolerance 0.
+
+    ``inputs`` (sequences, positions, width) or images; ``states`` are their h_l. One forward pass over the candidates
+    serves all layers.
     """
     varying = [layer for layer in chosen if not spreads[layer].is_constant]
-    factors = {layer: _factor(spreads[layer]) for layer in varying}
-    asked = _candidates(layers, inputs, _places(layers, inputs, seed))
+    factors = {layer: _covariance_factor(spreads[layer]) for layer in varying}
+    asked = _candidates(layers, inputs, seed)
     most = max((len(candidates) for _, _, candidates in asked), default=0)
+    # By token D·Dᵀ, then the same under the layer's own covariance.
     # Allocated once: keeping thousands of small tensors between large temporary ones fragments 500 MB of the heap.
     grams = {layer: torch.zeros(len(asked), 2, most, most, dtype=torch.float64) for layer in varying}
     for which, (number, place, candidates) in enumerate(asked):
-        changed = _changed(layers, inputs[number], place, candidates)
+        changed = _with_candidates(layers, inputs[number], place, candidates)
         with torch.no_grad():
             found = layers.states(changed, varying)
         for layer in varying:
             moved = (found[layer] - states[layer][number]).double()
-            grams[layer][which] = _grams(moved, factors[layer])
-    constant = Tolerance(0.0, 0.0, 0.0, 0.0)
-    return {layer: _tolerance(grams[layer], spreads[layer], seed) if layer in grams else constant for layer in chosen}
+            flat, own = moved.flatten(1), (moved @ factors[layer].T).flatten(1)
+            grams[layer][which] = torch.stack([flat @ flat.T, own @ own.T])
+    constant: Measures = {"tolerance": (0.0, 0.0), "tolerance_own": (0.0, 0.0)}
+    return {layer: _measures(grams[layer], spreads[layer], seed) if layer in grams else constant for layer in chosen}
 
 
-def noise_bearable(gram: torch.Tensor, draws: torch.Tensor, smallest: float) -> torch.Tensor:
-    """The minimum over candidates of ‖D_v‖² / (2 n·D_v) for each draw, from the Gram matrices of D and of noise.
-
-    ``gram`` (2, candidates, candidates): D·Dᵀ, then the covariance of n·D. ``draws`` (draws, candidates): standard
-    normal. Infinite if no candidate can win, 0 if one of them cannot be distinguished from the truth.
-    """
-    squares = gram[0].diagonal()
-    if bool((squares <= smallest).any()):
-        return draws.new_zeros(len(draws))
-    values, vectors = torch.linalg.eigh(gram[1])
-    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
-    along = draws @ root
-    return torch.where(along > 0, squares / (2 * along), torch.inf).min(dim=1).values
-
-
-def _grams(moved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """D·Dᵀ, then the same under the layer's own covariance: (2, candidates, candidates)."""
-    flat = moved.flatten(1)
-    own = (moved @ factor.T).flatten(1)
-    return torch.stack([flat @ flat.T, own @ own.T])
-
-
-def _factor(spread: Spread) -> torch.Tensor:
+def _covariance_factor(spread: Spread) -> torch.Tensor:
     """A factor F (rank, width) of the covariance C = Fᵀ·F, without directions of zero variance."""
     values, vectors = torch.linalg.eigh(spread.covariance.double())
     kept = values > values[-1] * 1e-10
     return (vectors[:, kept] * values[kept].sqrt()).T.contiguous()
 
 
-def _tolerance(grams: torch.Tensor, spread: Spread, seed: int) -> Tolerance:
-    """The tolerance from the Gram matrices of all tokens (tokens, 2, candidates, candidates)."""
+def _measures(grams: torch.Tensor, spread: Spread, seed: int) -> Measures:
+    """From the Gram matrices of all tokens (tokens, 2, candidates, candidates)."""
     draws = torch.randn(DRAWS, CANDIDATES, generator=seeded_generator(seed, "tolerance"), dtype=torch.float64)
+    smallest = (SAME * spread.size) ** 2
     white, own = [], []
     for plain, weighted in grams:
         drawn = draws[:, : len(plain)]
-        smallest = (SAME * spread.size) ** 2
-        white.append(noise_bearable(torch.stack([plain, plain * spread.size**2]), drawn, smallest))
-        own.append(noise_bearable(torch.stack([plain, weighted]), drawn, smallest))
-    value, error = _median(torch.stack(white), seed)
-    own_value, own_error = _median(torch.stack(own), seed)
-    return Tolerance(value, error, own_value, own_error)
+        white.append(_critical_noise(plain, plain * spread.size**2, drawn, smallest))
+        own.append(_critical_noise(plain, weighted, drawn, smallest))
+    return {"tolerance": _median(torch.stack(white), seed), "tolerance_own": _median(torch.stack(own), seed)}
+
+
+def _critical_noise(gram: torch.Tensor, covariance: torch.Tensor, draws: torch.Tensor, smallest: float) -> torch.Tensor:
+    """The minimum over candidates of ‖D_v‖² / (2 n·D_v) for each draw.
+
+    ``gram`` (candidates, candidates): D·Dᵀ; ``covariance``: of n·D; ``draws`` (draws, candidates): standard normal.
+    Infinite if no candidate can win, 0 if one of them cannot be distinguished from the truth.
+    """
+    squares = gram.diagonal()
+    if bool((squares <= smallest).any()):
+        return draws.new_zeros(len(draws))
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    along = draws @ root
+    return torch.where(along > 0, squares / (2 * along), torch.inf).min(dim=1).values
 
 
 def _median(found: torch.Tensor, seed: int) -> tuple[float, float]:
@@ -116,34 +99,33 @@ def _median(found: torch.Tensor, seed: int) -> tuple[float, float]:
     return float(found.median()), float(finite.std()) if len(finite) > 1 else 0.0
 
 
-def _places(layers: Layers, inputs: torch.Tensor, seed: int) -> torch.Tensor:
-    """PLACES positions of each sequence, (sequences, PLACES)."""
+def _candidates(layers: Layers, inputs: torch.Tensor, seed: int) -> list[tuple[int, int, torch.Tensor]]:
+    """(input, position, candidates) for PLACES positions of each input.
+
+    Candidates are the embeddings (candidates, width), or the patches of all inputs, nearest to the true one.
+    """
     positions = layers.by_position(inputs[:1]).shape[1]
     drawn = torch.rand(len(inputs), positions, generator=seeded_generator(seed, "places"))
-    return drawn.topk(min(PLACES, positions), dim=1).indices
-
-
-def _candidates(layers: Layers, inputs: torch.Tensor, places: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-    """(input, position, candidates) for each place: the embeddings (candidates, width) or patches nearest to it."""
+    places = drawn.topk(min(PLACES, positions), dim=1).indices
     asked = [(number, place) for number, chosen in enumerate(places.tolist()) for place in chosen]
-    if layers.patch is not None:
-        cut = patchify(inputs, layers.patch)
-        others = cut.flatten(0, 1).unique(dim=0)
-        return [(number, place, _nearest_others(others, cut[number, place])) for number, place in asked]
-    truths = torch.stack([inputs[number, place] for number, place in asked])
-    # All at once, so that the vocabulary is searched a single time. The nearest token is the truth itself, or one with
-    # the same embedding.
-    near = nearest_tokens(layers, truths, CANDIDATES + 1)[:, 1:]
-    return [(*one, layers.tokens[ids]) for one, ids in zip(asked, near, strict=True)]
+    if layers.patch is None:
+        truths = torch.stack([inputs[number, place] for number, place in asked])
+        # All at once, so that the vocabulary is searched a single time. The nearest token is the truth itself, or one
+        # with the same embedding.
+        near = nearest_tokens(layers, truths, CANDIDATES + 1)[:, 1:]
+        return [(*one, layers.tokens[ids]) for one, ids in zip(asked, near, strict=True)]
+    patches = patchify(inputs, layers.patch)
+    others = patches.flatten(0, 1).unique(dim=0)
+    found = []
+    for number, place in asked:
+        distances = (others - patches[number, place]).norm(dim=1)
+        distances[distances == 0] = torch.inf
+        nearest = distances.topk(min(CANDIDATES, len(others) - 1), largest=False).indices
+        found.append((number, place, others[nearest]))
+    return found
 
 
-def _nearest_others(patches: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
-    distances = (patches - here).norm(dim=1)
-    distances[distances == 0] = torch.inf
-    return patches[distances.topk(min(CANDIDATES, len(patches) - 1), largest=False).indices]
-
-
-def _changed(layers: Layers, one: torch.Tensor, place: int, candidates: torch.Tensor) -> torch.Tensor:
+def _with_candidates(layers: Layers, one: torch.Tensor, place: int, candidates: torch.Tensor) -> torch.Tensor:
     """One input with each of the candidates at one position: (candidates, …)."""
     if layers.patch is not None and layers.image_shape is not None:
         changed = patchify(one[None], layers.patch).repeat(len(candidates), 1, 1)
