@@ -30,7 +30,8 @@ def local_row(reference: ModelRef, name: str | None = None) -> dict[str, Any]:
     """
     folder = reference.folder
     assert folder is not None
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder))
+    found = ((path, path.relative_to(folder).parts) for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path, parts in found if not any(part.startswith(".") for part in parts))
     names = [path.relative_to(folder).as_posix() for path in files]
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         raise AtlasError(
@@ -91,10 +92,6 @@ def _text(path: Path) -> str:
             return file.read(_LARGEST_TEXT).decode("utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def place_of(folder: Path) -> str:

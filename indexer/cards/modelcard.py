@@ -113,7 +113,8 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
     """
     if not isinstance(row, Mapping):
         raise MalformedRow("The row is not an object.")
-    model_id = next((row[key] for key in ("id", "modelId") if _is_id(row.get(key))), None)
+    named = (row.get(key) for key in ("id", "modelId"))
+    model_id = next((value for value in named if isinstance(value, str) and is_hub_id(value)), None)
     if model_id is None:
         raise MalformedRow("The row has no id of the form owner/name.")
     reader = Reader()
@@ -145,10 +146,6 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         siblings=_siblings(row.get("siblings"), reader),
         oddities=reader.oddities,
     )
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and is_hub_id(value)
 
 
 def _either(row: Mapping[str, Any], *keys: str) -> Any:

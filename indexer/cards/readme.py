@@ -90,7 +90,7 @@ def _dataset_after(rest: str) -> str | None:
     rest = rest[on.end() :]
     link = _LINK.match(rest)
     linked = hub_address(link[2], "datasets") if link else None
-    rest = _LINK.sub(_linked_dataset, rest)
+    rest = _LINK.sub(lambda link: hub_address(link[2], "datasets") or link[1], rest)
     end = _SENTENCE_END.search(rest)
     word = _DATASET_WORD.search(rest, 0, end.start() if end else len(rest))
     if not word:
@@ -99,10 +99,6 @@ def _dataset_after(rest: str) -> str | None:
     if word[1]:
         subject = ", ".join(part for part in _AND_THE.split(subject) if part)
     return subject or None
-
-
-def _linked_dataset(link: re.Match[str]) -> str:
-    return hub_address(link[2], "datasets") or link[1]
 
 
 class _RefusedError(ValueError):

@@ -167,7 +167,7 @@ class Parts:
                 raise Skipped("not_finite", f"its matrix {key} holds NaN or infinite values")
             weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
         tokens = None if is_adapter else _tokens(checkpoint)
-        widest = max(precisions, key=_significand, default=torch.float32)
+        widest = max(precisions, key=lambda dtype: -torch.finfo(dtype).eps, default=torch.float32)
         return ModelParts(
             weights=weights,
             deltas=deltas,
@@ -281,7 +281,3 @@ def _cut(matrix: Matrix, leading: torch.Tensor) -> torch.Tensor:
     groups = leading.shape[0] // matrix.rows.size
     blocks = leading[: groups * matrix.rows.size].unflatten(0, (groups, matrix.rows.size))
     return blocks[:, matrix.rows.start : matrix.rows.stop].flatten(0, 1)
-
-
-def _significand(dtype: torch.dtype) -> float:
-    return -torch.finfo(dtype).eps

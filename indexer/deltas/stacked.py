@@ -63,7 +63,8 @@ class StackedAdapter:
             factors.append(self._factors_of(below))
             below = below.parent
         if below is None:
-            yield from (_joined([part[key] for part in factors if key in part]) for key in _keys(factors))
+            for key in dict.fromkeys(key for part in factors for key in part):
+                yield _joined([part[key] for part in factors if key in part])
         else:
             yield from self._on(below, factors, ahead_bytes, with_weights)
 
@@ -159,10 +160,6 @@ def by_key(deltas: Iterator[LoraDelta]) -> dict[DeltaKey, LoraDelta]:
             raise Skipped("malformed", f"the adapter changes the matrix {delta.key} twice")
         found[delta.key] = delta
     return found
-
-
-def _keys(factors: list[dict[DeltaKey, LoraDelta]]) -> list[DeltaKey]:
-    return list(dict.fromkeys(key for part in factors for key in part))
 
 
 def _joined(parts: list[LoraDelta]) -> LoraDelta:

@@ -101,7 +101,9 @@ class LocalFile:
             raise Failed("not_found", f"{self.name} is not a file")
         self._identity = _identity(found)
         self.size = found.st_size
-        self.sha256 = _sha256_of_blob(self._path)
+        # In a Hugging Face cache the file is a link to a blob that is named after its LFS id.
+        target = self._path.resolve()
+        self.sha256 = target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None
 
     def read(self, start: int, stop: int, keep: bool = False) -> bytearray:
         """Exactly the bytes [start, stop). ``keep`` has no effect: the page cache keeps them."""
@@ -186,9 +188,3 @@ def check_range(source: ByteSource, start: int, stop: int) -> None:
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _sha256_of_blob(path: Path) -> str | None:
-    """The LFS id, if the file is a link into a Hugging Face cache, which names blobs after it."""
-    target = path.resolve()
-    return target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None

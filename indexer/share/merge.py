@@ -50,7 +50,8 @@ def merge(sources: Sequence[AtlasFolder], target: AtlasFolder, say: Say) -> Merg
     _check_sources(sources)
     if target.root.exists() and any(path.name != "lock" for path in target.root.iterdir()):
         raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
-    bases = [_bases(one) for one in sources]
+    # The newest commit of each base.
+    bases = [{base.base: base for base in reversed(stored_bases(one))} for one in sources]
     _check_bases(sources, bases)
     with target.locked("index merge"):
         try:
@@ -85,11 +86,6 @@ def _check_sources(sources: Sequence[AtlasFolder]) -> None:
 
 def _is_record(path: str) -> bool:
     return path.startswith("records/") and path.endswith(".safetensors")
-
-
-def _bases(folder: AtlasFolder) -> dict[str, StoredBase]:
-    """The newest commit of each base."""
-    return {one.base: one for one in reversed(stored_bases(folder))}
 
 
 def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]]) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.cards.local import without_paths
@@ -243,7 +242,7 @@ def _manifest(connection: Connection) -> Manifest:
         generation=int(info["generation"]),
         schema=SCHEMA_VERSION,
         tool=f"vectors-in-the-wild {info['tool_version'] or __version__}",
-        published=_moment(info["published"]),
+        published=f"{info['published'].isoformat(timespec='seconds')}Z" if info["published"] is not None else "",
         bases=tuple(bases),
         representations=tuple(representations),
         counts={
@@ -256,7 +255,3 @@ def _manifest(connection: Connection) -> Manifest:
 
 def _count(connection: Connection, statement: str) -> int:
     return int(connection.execute(statement).fetchall()[0][0])
-
-
-def _moment(moment: Any) -> str:
-    return f"{moment.isoformat(timespec='seconds')}Z" if moment is not None else ""

@@ -107,7 +107,8 @@ def write_vectors(connection: Connection, published: Published, root: Path, fold
     )
     for segment in published.segments:
         vectors = OpenSegment(root, segment).vectors()
-        path = vectors_folder(published.base, published.representation) + f"{_digest(segment.file.name)}.parquet"
+        digest = segment.file.name.removesuffix(".faiss").rpartition(".")[2]
+        path = vectors_folder(published.base, published.representation) + f"{digest}.parquet"
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         # Unit vectors do not compress, and dictionaries of them only cost time.
         with pq.ParquetWriter(folder / path, schema, use_dictionary=["model"], compression="none") as writer:
@@ -126,11 +127,6 @@ def write_vectors(connection: Connection, published: Published, root: Path, fold
 def vectors_folder(base: str, representation: str) -> str:
     """The folder in the repository for the Parquet files of a representation's vectors."""
     return f"vectors/{file_name(base)}.{representation}/"
-
-
-def _digest(segment: str) -> str:
-    """The part of a segment's file name that is unique."""
-    return segment.removesuffix(".faiss").rpartition(".")[2]
 
 
 def _write(connection: Connection, select: str, path: Path, *, is_needed: bool) -> bool:

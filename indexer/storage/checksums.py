@@ -58,15 +58,12 @@ def _memory() -> Path:
 def _remembered() -> dict[str, Any]:
     try:
         with open_regular(_memory()) as file:
-            found = json.loads(file.read()) if _is_ours(os.fstat(file.fileno())) else {}
+            status = os.fstat(file.fileno())
+            is_ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
+            found = json.loads(file.read()) if is_ours else {}
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError, RuntimeError):
         return {}
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    """Whether it was written by this user and is writable by no other."""
-    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 
 def _remember(checked: dict[str, Any]) -> None:

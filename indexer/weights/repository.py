@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from huggingface_hub import HfApi, constants, is_offline_mode, try_to_load_from_cache
 
-from indexer.errors import Failed, ModelError, Skipped
+from indexer.errors import Failed, Skipped
 from indexer.names import ModelRef, is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
 from indexer.network.hub_errors import as_model_error
@@ -184,17 +184,14 @@ def _ask_hub(reference: ModelRef, commit: str | None, endpoint: str | None) -> t
             reference.id, revision=commit or reference.revision
         )
     except Exception as error:
-        raise _named(as_model_error(error), reference) from error
+        problem = as_model_error(error)
+        revision = f" at {shown(reference.revision)}" if reference.revision else ""
+        raise type(problem)(problem.reason, f"{reference.id}{revision}: {problem.detail}") from error
     if not found.sha:
         raise Failed("server_error", f"the Hub names no commit of {shown(reference.id)}")
     if found.id != reference.id and is_hub_id(str(found.id)):
         raise Skipped("renamed", f"the model is called {found.id} now")
     return found.sha, [sibling.rfilename for sibling in found.siblings or []]
-
-
-def _named(error: ModelError, reference: ModelRef) -> ModelError:
-    revision = f" at {shown(reference.revision)}" if reference.revision else ""
-    return type(error)(error.reason, f"{reference.id}{revision}: {error.detail}")
 
 
 def _from_cache(reference: ModelRef, commit: str | None) -> FolderRepository:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from indexer.network.byterange import ByteSource, Run
-from indexer.weights.safetensors_header import MOST_HEADER, HeaderEntry, read_header
+from indexer.weights.safetensors_header import MOST_HEADER, read_header
 from indexer.weights.stored_tensor import DTYPES, Buffers, TensorInfo, check_readable, info_of_rows
 
 
@@ -59,16 +59,13 @@ class SafetensorsIndex:
 def read_index(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsIndex:
     """Read and check the header; raises like :func:`indexer.weights.safetensors_header.read_header`."""
     header = read_header(source, most)
-    located = {name: _tensor(entry) for name, entry in header.entries.items()}
+    located: dict[str, SafetensorsTensor] = {}
+    for name, entry in header.entries.items():
+        dtype = DTYPES.get(entry.dtype, torch.uint8)
+        info = TensorInfo(entry.name, dtype, entry.shape, entry.nbytes, entry.dtype)
+        located[name] = SafetensorsTensor(info, entry.start, entry.stop)
     return SafetensorsIndex(
         tensors=MappingProxyType({name: tensor.info for name, tensor in located.items()}),
         metadata=header.metadata,
         _located=MappingProxyType(located),
-    )
-
-
-def _tensor(entry: HeaderEntry) -> SafetensorsTensor:
-    dtype = DTYPES.get(entry.dtype, torch.uint8)
-    return SafetensorsTensor(
-        TensorInfo(entry.name, dtype, entry.shape, entry.nbytes, entry.dtype), entry.start, entry.stop
     )

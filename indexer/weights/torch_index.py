@@ -18,7 +18,7 @@ import torch
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource, Run
 from indexer.untrusted import shown
-from indexer.weights.pickled import PickledStorage, PickledTensor, PlacedTensor, Span, infos_of, span_of
+from indexer.weights.pickled import PickledStorage, PlacedTensor, infos_of, span_of
 from indexer.weights.state_pickle import MOST_BYTES, read_pickle, state_dict_of
 from indexer.weights.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo
 from indexer.weights.torch_zip import ZipIndex
@@ -72,7 +72,6 @@ class LegacyIndex:
     format = "torch-legacy"
 
     def __init__(self, source: ByteSource) -> None:
-        self._source = source
         file = _Front(source)
         for number in (MAGIC_NUMBER, PROTOCOL_VERSION):
             if read_pickle(file, source.name).value != number:
@@ -83,7 +82,10 @@ class LegacyIndex:
         self._storages = content.storages
         self._places = _places(source, keys, content.storages, file.tell())
         pickled = state_dict_of(content.value)
-        self._spans = {name: self._span(name, tensor) for name, tensor in pickled.items()}
+        self._spans = {
+            name: span_of(source, name, tensor, self._storages[tensor.storage.key].nbytes)
+            for name, tensor in pickled.items()
+        }
         self._keys = {name: tensor.storage.key for name, tensor in pickled.items()}
         self.tensors: Mapping[str, TensorInfo] = infos_of(self._spans)
 
@@ -99,9 +101,6 @@ class LegacyIndex:
         """The place of some rows of the matrix ``name``."""
         span, place = self._spans[name].of_rows(rows), self._places[self._keys[name]]
         return PlacedTensor(span, place + 8 + span.first, place + 8 + span.last)
-
-    def _span(self, name: str, tensor: PickledTensor) -> Span:
-        return span_of(self._source, name, tensor, self._storages[tensor.storage.key].nbytes)
 
 
 def _places(source: ByteSource, keys: object, storages: Mapping[str, PickledStorage], position: int) -> dict[str, int]:
