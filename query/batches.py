@@ -1,4 +1,4 @@
-"""Many questions in one process: one that cannot be answered does not end the others."""
+"""Many questions in one process: an error in one does not end the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Answered(Generic[T]):
-    """What came of one question. ``asked``: the model as it was named; just one of ``answer`` and ``error`` is None."""
+    """The outcome of one question about ``asked``, as it was typed: either an ``answer`` or an ``error``."""
 
     asked: str
     answer: T | None = None
@@ -22,7 +22,7 @@ class Answered(Generic[T]):
 
 
 def answered(asked: Iterable[str], ask: Callable[[str], T]) -> Iterator[Answered[T]]:
-    """Ask one after another; what is wrong with one question is its answer, whatever it is."""
+    """Ask one after another; any error is the outcome of its question."""
     for one in asked:
         try:
             answer = ask(one)

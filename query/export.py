@@ -28,9 +28,9 @@ MOST_COMPARED = 20_000
 class ModelVectors(Result):
     """The vectors of the models of a base; entry i of every column is the same model, in the order of ids.
 
-    ``matrix`` (n, d) float32: of unit norm where ``blocks`` is 0. Else a row is ``blocks`` blocks of equal length, each
-    of unit norm or, where the model left that matrix alone, zero: the similarity of two models is the mean cosine of
-    the blocks that both changed, which :meth:`similarity` computes and a cosine of whole rows is not.
+    ``matrix`` (n, d) float32: of unit norm if ``blocks`` is 0. Otherwise a row consists of ``blocks`` blocks of equal
+    length, each of unit norm, or zero if the model did not change that matrix. The similarity of two models is then the
+    mean cosine of the blocks that both changed: use :meth:`similarity`, not the cosine of whole rows.
     """
 
     COLUMNS = ("model_id", "model", "author", "relation", "datasets")
@@ -50,15 +50,15 @@ class ModelVectors(Result):
 
     @property
     def headline(self) -> str:
-        """How many vectors of how many numbers."""
+        """The number of vectors, and their length."""
         of_blocks = f", in {self.blocks} blocks" if self.blocks else ""
         count = "1 vector" if len(self) == 1 else f"{len(self):,} vectors"
         return f"{count} of {self.base}, {self.representation}: {self.matrix.shape[1]:,} numbers each{of_blocks}"
 
     def similarity(self, models: Sequence[str] | None = None) -> NDArray[np.float32]:
-        """(m, n): how similar ``models`` (all, if none are named) are to every model, as ``query similar`` has it.
+        """The similarities (m, n), from -1 to 1, of ``models`` (default: all) to every model, as in ``query similar``.
 
-        -1 to 1. Raises AtlasError where a name is not one of ``models``, or for a table of all of very many.
+        Raises AtlasError for an unknown name, and for a table of all models if these are too many.
         """
         from query.statistics.likeness import similarities
 
@@ -72,7 +72,7 @@ class ModelVectors(Result):
         return np.asarray(similarities(chosen, self.matrix, self.blocks), dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        """What the vectors are, without them."""
+        """The facts about the vectors, without the vectors."""
         return {
             "base": self.base, "representation": self.representation, "models": len(self),
             "numbers": int(self.matrix.shape[1]), "blocks": self.blocks,

@@ -1,4 +1,4 @@
-"""What words and columns mean, from ``glossary.toml``; of the database's own columns, from schema.sql."""
+"""The meanings of words and columns, from ``glossary.toml``, and of columns of the database, from schema.sql."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _glossary() -> dict[str, dict[str, Any]]:
 
 
 def words() -> dict[str, str]:
-    """Definitions by term, in the order in which they are best read."""
+    """Definitions by term, in reading order."""
     return _glossary()["words"]
 
 
 def definition(column: str, command: str) -> str:
-    """What a column, or key, of a command's answer means; "" where that is not written down."""
+    """The meaning of a column, or key, of a command's answer; "" if there is none."""
     columns = _glossary()["columns"]
     return str(columns.get(f"{command}.{column}", columns.get(column, "")))
 
@@ -34,9 +34,9 @@ def columns_of(command: str) -> list[tuple[str, str]]:
 
 
 def explained(word: str) -> list[dict[str, str]]:
-    """Every meaning of ``word``: {word, where, meaning}. ``where``: the commands that use it so, or a table.
+    """Every meaning of ``word``: {word, where, meaning}. ``where``: the commands, or the tables, that use it so.
 
-    Raises AtlasError where it has none, naming words that are spelt like it.
+    Raises AtlasError if it has none, naming similar words.
     """
     asked = word.lower()
     found = [

@@ -28,7 +28,7 @@ class LeftOut:
     duplicates: int = 0
 
     def words(self) -> list[str]:
-        """Such as "2 copies of the base", "1 duplicate"; nothing where none was left out."""
+        """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
         counts = (
             (self.copies, "copy of the base" if self.copies == 1 else "copies of the base"),
             (self.unrelated, "unrelated to the base"),

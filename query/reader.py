@@ -1,4 +1,4 @@
-"""An open atlas: its database and, when a question needs them, its vectors, always of one generation."""
+"""An open atlas: its database and, if a question needs them, its vectors, always of one generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PUBLIC_HUB = "https://huggingface.co"
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,200})?")
-# Publishes that a reader may be overtaken by between reading a file's name and opening it.
+# How often to retry if the atlas is republished between reading a file's name and opening it.
 REFRESHES = 5
 
 
@@ -50,9 +50,9 @@ class IndexedModel:
 
 @dataclass(frozen=True)
 class CrawlSource:
-    """Where a base's fine-tunes were listed: the Hub's address without a slash at its end, and the command's options.
+    """Where the fine-tunes of a base were listed: the address of the Hub, without a final slash, and the options.
 
-    ``options`` is None where the atlas does not keep them.
+    ``options`` is None if the atlas does not store them.
     """
 
     endpoint: str = PUBLIC_HUB
@@ -60,7 +60,7 @@ class CrawlSource:
 
     @classmethod
     def of(cls, specs: Sequence[Any]) -> CrawlSource:
-        """From the specs of a base's builds, the latest first; one that is not as written is passed over."""
+        """From the specs of a base's builds, the latest first; malformed ones are skipped."""
         for spec in specs:
             if not isinstance(spec, dict) or "options" not in spec:
                 continue
@@ -70,17 +70,17 @@ class CrawlSource:
         return cls()
 
     def page_of(self, model: str) -> str | None:
-        """The address of a model's page; None where it can have none."""
+        """The address of a model's page; None for a model that is not on the Hub."""
         return f"{self.endpoint}/{model}" if is_hub_id(model) else None
 
 
 class AtlasReader:
-    """A published atlas, opened read-only; a build may go on meanwhile. It answers no question itself.
+    """A published atlas, opened read-only, also while a build is running. :class:`query.Atlas` adds the questions.
 
-    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from where it is fetched once into
-    the Hub's cache. Where another program holds the database for writing, a private copy is
-    read instead and ``notes`` says so. Raises AtlasError where there is no atlas, one of another schema, or one that
-    holds what schema.sql does not make; every later failure, that of a closed atlas included, is one, too.
+    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
+    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
+    ``notes`` says so. Raises AtlasError if there is no atlas, it has another schema, or it contains what schema.sql
+    does not define. Later failures, for example of a closed atlas, are AtlasErrors, too.
     """
 
     def __init__(self, path: str | Path = "atlas") -> None:
@@ -98,18 +98,18 @@ class AtlasReader:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database and the vectors."""
+        """Close the database and the vectors."""
         self._opened.close()
         self._indexes.clear()
 
     def refresh(self) -> None:
-        """Open what was published last; for a reader that lives long."""
+        """Open the latest publish; for readers that stay open for long."""
         self.close()
         self._opened = self._reading()
 
     @property
     def is_outdated(self) -> bool:
-        """Whether another generation was published since this one was opened."""
+        """Whether another generation was published after this one was opened."""
         return self._file_now() != self._file_then
 
     def _file_now(self) -> tuple[int, int] | None:
@@ -130,12 +130,12 @@ class AtlasReader:
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about how the atlas was opened."""
+        """Remarks on how the atlas was opened."""
         return [*self._remarks, *self._opened.notes]
 
     @property
     def generation(self) -> int:
-        """Grows by one with every publish."""
+        """The number of publishes."""
         row = self.connection.execute("SELECT generation FROM atlas_info").fetchone()
         return int(row[0]) if row else 0
 
@@ -146,16 +146,16 @@ class AtlasReader:
 
     @property
     def stand_ins(self) -> list[str]:
-        """Statements that put definitions of schema.sql before those of ``database``, for whoever opens that, too."""
+        """Statements that replace definitions of ``database`` by those of schema.sql, for other connections to it."""
         return list(self._opened.stand_ins)
 
     @property
     def connection(self) -> Connection:
-        """The database, attached read-only with everything else locked away."""
+        """The database, attached read-only, without access to anything else."""
         return self._opened
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Rows of one of our own statements, as dicts."""
+        """The rows of a trusted statement, as dicts."""
         return self.connection.rows(statement, list(parameters))
 
     def bases(self) -> list[str]:
@@ -163,9 +163,9 @@ class AtlasReader:
         return [row["base"] for row in self.rows("SELECT base FROM bases ORDER BY base")]
 
     def base_named(self, name: str | None) -> str:
-        """The canonical id of a base by any of its names, its address, or what only its id ends in.
+        """The canonical id of a base, by any of its names, its address, or an unambiguous end of its id.
 
-        The only one where ``name`` is None. Raises AtlasError where there is none, or several to choose from.
+        Without ``name``, the only base of the atlas. Raises AtlasError if there is none, or there are several.
         """
         if name is not None:
             return base_named(self.connection, name)
@@ -177,15 +177,15 @@ class AtlasReader:
         )
 
     def crawl_of(self, base: str) -> CrawlSource:
-        """Which Hub the latest crawl of ``base`` asked, and how; the public Hub where the atlas does not say."""
+        """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
         return CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
 
     def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
-        """The model as the atlas holds it, also by the end of its id that no other has; None where it is not listed.
+        """The listed model with this id, or with an id that ends so; None if there is none.
 
-        Raises AtlasError where it was tuned from several bases and none is named, or not from the one named, and for
-        the end of several ids.
+        Raises AtlasError if it has several bases and ``base`` is not given, if ``base`` is not one of them, and if
+        several ids end so.
         """
         rows = self._listed("model = ?", reference.id) or self._listed("lower(model) = lower(?)", reference.id)
         if not rows and (whole := model_ending_in(self.connection, reference.id)) is not None:
@@ -227,13 +227,13 @@ class AtlasReader:
         )
 
     def holds(self, model: str, base: str) -> bool:
-        """Whether the model is listed for this base, whatever became of it."""
+        """Whether the model is listed for this base, indexed or not."""
         return bool(self.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [model, base]))
 
     def published_base(self, base: str | None, claimed: Sequence[str] = ()) -> PublishedBase:
-        """The base named, else the atlas's only one, else the first of ``claimed`` that is one of its bases.
+        """The base that is given, else the only one of the atlas, else the first of ``claimed`` that it contains.
 
-        Raises AtlasError where there is none, or nothing is published for it.
+        Raises AtlasError if there is none, or nothing is published for it.
         """
         canonical = self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
         rows = self.rows(
@@ -261,14 +261,14 @@ class AtlasReader:
         )
 
     def is_published(self, base: str, representation: str) -> bool:
-        """Whether a base has vectors of this representation; nothing is loaded to find out."""
+        """Whether a base has vectors of this representation; loads nothing."""
         statement = "SELECT 1 FROM representations WHERE base = ? AND representation = ?"
         return bool(self.rows(statement, [base, representation]))
 
     def published(self, base: str, representation: str) -> Published:
-        """What is known of a published representation.
+        """The facts about a published representation.
 
-        Raises AtlasError naming the published ones where it is not one of them, or all where there is no such name.
+        Raises AtlasError if it is not published, naming those that are, or if there is no representation of that name.
         """
         from indexer.vectors.published import read_published
 
@@ -286,7 +286,7 @@ class AtlasReader:
         return found
 
     def centre(self, base: str, representation: str = "input") -> Centre | None:
-        """What was subtracted from the vectors of every group before they were published; None where nothing was."""
+        """The mean that was subtracted from the vectors of each group before publishing; None if nothing was."""
         from indexer.vectors.published import read_centre
 
         return read_centre(self.connection, base, representation)
@@ -294,13 +294,13 @@ class AtlasReader:
     def background(
         self, base: str, groups: tuple[str, str], similarity: float, representation: str = "input"
     ) -> float | None:
-        """The share of pairs of unrelated models, of these two ``groups``, at least as similar; None for too few."""
+        """The share of pairs of unrelated models of these ``groups`` that are as similar; None for too few pairs."""
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
         share: float | None = rows[0]["share"]
         return share
 
     def background_pairs(self, base: str, groups: tuple[str, str], representation: str = "input") -> int | None:
-        """Of how many pairs of unrelated models :meth:`background` is a share; None where they are too few."""
+        """The number of pairs of unrelated models behind :meth:`background`; None if there are too few."""
         rows = self.rows(
             "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
             "AND one_group = ? AND other_group = ?",
@@ -310,9 +310,9 @@ class AtlasReader:
         return pairs
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
-        """The vectors of a base, mapped, kept open, to be searched.
+        """The memory-mapped vectors of a base, to be searched; they stay open.
 
-        Where their files were collected since this atlas was opened, those published last.
+        If their files were deleted after this atlas was opened, the latest ones.
         """
         key = (base, representation)
         if key not in self._indexes:

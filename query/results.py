@@ -1,15 +1,16 @@
-"""What a question gives back: an object and rows for programs; a sentence, a table and a picture for people."""
+"""The answer to a question: an object and rows for programs; a sentence, a table and a picture for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from indexer.console.notebook import shown
-from query.extras import to_frame
+from indexer.errors import require
 
 if TYPE_CHECKING:
     import pandas
@@ -50,17 +51,17 @@ class Result:
         raise NotImplementedError
 
     def to_json(self) -> Any:
-        """What ``--format json`` prints: the object, or the rows where the answer is a list."""
+        """What ``--format json`` prints: the object, or the rows if the answer is a list."""
         return self.to_dict()
 
     def table(self, *, details: bool = False) -> Any:
-        """What a person reads: rows, or an object of facts and tables. ``details``: with all that can be said."""
+        """What a terminal shows: rows, or an object of facts and tables. ``details``: everything."""
         return self.to_rows()
 
     def to_df(self) -> pandas.DataFrame:
-        """The rows as a data frame: whole numbers stay whole where some are missing, times are times, lists are lists.
+        """The rows as a data frame, with nullable integers, times and lists.
 
-        Raises AtlasError where pandas is not installed.
+        Raises AtlasError if pandas is not installed.
         """
         return to_frame(self.to_rows(), self.COLUMNS)
 
@@ -72,13 +73,13 @@ class Result:
 
 
 class Drawn(Result):
-    """A result with a picture; a subclass draws ``figure``."""
+    """A result with a picture; subclasses define ``figure``."""
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The picture; ``theme`` is light or dark.
 
-        ``ax``: draw in the place of this matplotlib axes, which is removed; without it a new figure is made. Raises
-        AtlasError where matplotlib is not installed, or ``ax`` is no cell of a grid.
+        ``ax``: replace this matplotlib axes instead of making a new figure. Raises AtlasError if matplotlib is not
+        installed, or ``ax`` is not a cell of a grid.
         """
         raise NotImplementedError
 
@@ -142,3 +143,38 @@ def _row(item: Any) -> dict[str, Any]:
         row: dict[str, Any] = item.as_row()
         return row
     return asdict(item) if is_dataclass(item) and not isinstance(item, type) else dict(item)
+
+
+def to_frame(
+    rows: Sequence[Any], columns: Sequence[str] = (), kinds: Mapping[str, str] | None = None
+) -> pandas.DataFrame:
+    """A data frame with a row for each dataclass or dict.
+
+    ``columns`` come first, also without rows. ``kinds``: the pandas dtype of some columns. In the others, integers and
+    booleans stay nullable integers and booleans if values are missing, and tuples become lists.
+    """
+    require("A data frame", "pandas")
+    import pandas as frames
+
+    plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
+    names = list(dict.fromkeys([*columns, *(name for row in plain for name in row)]))
+    kinds = kinds or {}
+    frame: pandas.DataFrame = frames.DataFrame(
+        {name: _series(frames, [row.get(name) for row in plain], kinds.get(name)) for name in names}, columns=names
+    )
+    return frame
+
+
+def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:
+    if kind is not None and kind.startswith("datetime64"):
+        return frames.to_datetime(frames.Series(values, dtype=object), utc="UTC" in kind, format="ISO8601").astype(kind)
+    if kind is not None and kind.startswith("timedelta64"):
+        return frames.to_timedelta(frames.Series(values, dtype=object)).astype(kind)
+    if kind is not None:
+        return frames.Series(values, dtype=kind)
+    if any(isinstance(value, tuple | list | dict) for value in values):
+        return frames.Series([list(one) if isinstance(one, tuple) else one for one in values], dtype=object)
+    present = {type(value) for value in values if value is not None}
+    is_missing = len(present) and any(value is None for value in values)
+    whole = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None
+    return frames.Series(values, dtype=whole) if whole else frames.Series(values)

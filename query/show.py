@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 NEIGHBOURS_SHOWN = 10
 _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six families
 
-
-# The facts shown without ``details``: those that a person asks for, in this order.
+# The facts that are shown without ``details``, in this order.
 _FACTS = (
     "page", "base", "relation", "parent", "author", "datasets", "probably", "made_from", "created", "downloads",
     "likes", "licence", "pipeline_tag", "label_names", "relative_norm", "flags", "reason", "detail",
@@ -52,12 +51,12 @@ class ShownModel(Result, Mapping[str, Any]):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Whether it is unrelated to its base, and whether others were made with its initialisation."""
+        """Whether it is unrelated to its base, and whether other models share its initialisation."""
         return tuple(self["notes"])
 
     @property
     def headline(self) -> str:
-        """What it is, what became of it, and what it was tuned on."""
+        """Its kind, its status, and the datasets it was tuned on."""
         kind = _KINDS.get(self["relation"], f"a {self['relation']}")
         reason = f" ({self['reason']})" if self["reason"] else ""
         status = "" if self["status"] == "indexed" else f", {self['status']}{reason}"
@@ -71,11 +70,11 @@ class ShownModel(Result, Mapping[str, Any]):
         return dict(self.facts)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row: the facts. The tables (families, neighbours, results …) and the notes are in the object."""
+        """One row with the facts. The tables (families, neighbours, results …) and the notes are in the object."""
         return [{name: value for name, value in self.facts.items() if name not in (*_TABLES, "notes")}]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The facts that people ask for, where they are known, families and neighbours; ``details``: all."""
+        """The usual facts, families and neighbours; everything with ``details``."""
         if details:
             return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
@@ -101,7 +100,7 @@ class ShownModel(Result, Mapping[str, Any]):
         return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
     def _made_from(self) -> list[str]:
-        """The parents of the stored lineage, each with the kind of step and what the card says of it."""
+        """The parents of the stored lineage, with the kind of step and what the card says."""
         return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
 
 
@@ -120,7 +119,7 @@ def show(atlas: AtlasReader, model: str | Path, base: str | None = None) -> Show
 
 
 def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
-    """The same of a model that is known by its id. Raises AtlasError where the atlas holds none of it."""
+    """The same for a model that is known by its id. Raises AtlasError if there is none."""
     found = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
     if not found:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")

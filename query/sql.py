@@ -1,4 +1,4 @@
-"""SQL from strangers: one SELECT, in a process of its own that can neither write, reach out nor run for ever.
+"""Untrusted SQL: one SELECT, in a process of its own that can neither write, nor use the network, nor run for ever.
 
 Three walls, each enough for most of what a statement could try:
 
@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, BadArgument
-from query.extras import to_frame
-from query.results import Result
+from query.results import Result, to_frame
 from query.sandbox.locked import MEMORY, connect_locked
 
 if TYPE_CHECKING:
@@ -115,8 +114,8 @@ def run_sql(
 ) -> SqlResult:
     """Run one SELECT on a database; at most ``limit`` rows, within ``seconds`` of wall time.
 
-    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. What a
-    stranger's file holds is not compared with schema.sql here: opening an Atlas does that. ``started`` is called with
+    ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. The
+    file is not compared with schema.sql here: opening an Atlas does that. ``started`` is called with
     the statement's process, which another thread may kill. Raises AtlasError where the statement is not UTF-8, is not
     one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much memory, is killed, or
     the database cannot be opened.
@@ -144,7 +143,7 @@ class Condition:
             raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
 
     def abandon(self) -> None:
-        """Nobody needs the answer any more; nothing happens where it was given."""
+        """End the process if the answer is not needed any more."""
         self._question.abandon()
 
 

@@ -1,6 +1,6 @@
-"""What a shell completes: models, bases and representations of the atlas that the command line names.
+"""Shell completion of models, bases and representations, from the atlas that the command line names.
 
-A key is waiting: nothing heavy is imported, and whatever is wrong completes nothing.
+Completion must be fast and silent: nothing heavy is imported, and errors complete nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REPRESENTATIONS = (
 
 
 def complete_model(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    """Ids that begin so, or whose name does behind the owner."""
+    """Ids that begin with the typed text, or whose name after the owner does."""
     return _names(context, _MODELS, typed)
 
 
@@ -47,7 +47,7 @@ def _names(context: click.Context, statement: str, typed: str) -> list[str]:
             names = [str(row["name"]) for row in connection.rows(f"{statement} LIMIT {_MOST}", [typed])]
     except (AtlasError, OSError):
         return []
-    # A shell writes them on the command line unquoted: in an atlas of somebody else a name could hold a command.
+    # A shell inserts them unquoted: in an atlas from somebody else, a name could contain a command.
     return [name for name in names if is_hub_id(name) or is_local_id(name)]
 
 

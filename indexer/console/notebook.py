@@ -1,4 +1,4 @@
-"""Results as HTML for notebooks: a sentence, a picture, tables. Every string is escaped; nothing needs a library."""
+"""Results as HTML for notebooks: a sentence, a picture, tables. Strings are escaped; no library is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TABLE_STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 
 
 def shown(sentence: str, table: Any, notes: Iterable[str] = (), picture: bytes | None = None) -> str:
-    """A result's HTML. ``table``: rows, or an object of facts and tables; ``picture``: a PNG that says the sentence."""
+    """The HTML of a result. ``table``: rows, or an object of facts and tables; ``picture``: a PNG, shown instead."""
     parts = [f"<p>{text(sentence)}</p>"] if sentence else []
     if picture is not None:
         image = base64.b64encode(picture).decode()
@@ -28,7 +28,7 @@ def shown(sentence: str, table: Any, notes: Iterable[str] = (), picture: bytes |
 
 
 def text(string: str) -> str:
-    """A string as HTML shows it: no markup, nothing that hides or reorders."""
+    """An escaped string, without anything that hides or reorders text."""
     return html.escape(clean(string))
 
 
@@ -53,7 +53,7 @@ def _data(value: Any) -> str:
 
 
 def _object(one: Mapping[str, Any]) -> str:
-    """Facts as a table of two columns, then the tables in it, each under its name."""
+    """Facts as a table of two columns, then the tables in it, each below its name."""
     tables = {name: value for name, value in one.items() if _is_rows(value)}
     facts = {name: value for name, value in one.items() if name not in tables}
     lines = "".join(f'<tr><th style="text-align:left">{text(name)}</th>{_data(v)}</tr>' for name, v in facts.items())

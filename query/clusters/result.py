@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from query.clusters.agreement import Agreement
 from query.clusters.methods import OUTLIER
-from query.extras import to_frame
 from query.population import LeftOut
-from query.results import Result
+from query.results import Result, to_frame
 from query.wording import counted, decimal
 
 if TYPE_CHECKING:

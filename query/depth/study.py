@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from query.depth.profiled import LayerRow, Profiled, difference_error, read_profiled
-from query.extras import to_frame
 from query.figures import THEMES, label, styled_grid
-from query.results import Drawn, ThemeName
+from query.results import Drawn, ThemeName, to_frame
 from query.statistics.intervals import spearman
 from query.wording import counted
 

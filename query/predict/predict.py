@@ -12,14 +12,13 @@ import numpy as np
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
 from query.batches import Answered, answered
-from query.extras import to_frame
 from query.lookup import ResolvedModel, indexed_model, resolve_model
 from query.population import own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
 from query.predict.target import Duplicate, Target, target_of
 from query.predict.training_set import Features, LabelledModelReader, LabelledModels, Reals, TrainingSet
 from query.predict.votes import DatasetRuns
-from query.results import Result
+from query.results import Result, to_frame
 from query.statistics.likeness import similarities
 from query.wording import counted, percent
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from query.extras import to_frame
 from query.purity.confusions import Confusion
 from query.purity.labels import DatasetPurity
-from query.results import Drawn, ThemeName
+from query.results import Drawn, ThemeName, to_frame
 from query.statistics.intervals import TOO_FEW_AUTHORS, too_few
 from query.wording import counted, decimal, percent, span
 

@@ -1,7 +1,7 @@
-"""What each tool answers, typed, and how an answer is kept within the characters that an agent should read.
+"""The types of the tools' answers, and how an answer is shortened to what an agent should read.
 
-The keys are those of the commands' JSON. What they mean, and their units, is in ``query/glossary.toml``, from where
-the server writes it into the schemas. Pydantic takes ``typing.TypedDict`` from Python 3.12 on only.
+The keys are some of those of the commands' JSON. ``query/glossary.toml`` has their meanings and units, which the server
+writes into the schemas. Pydantic accepts ``typing.TypedDict`` only from Python 3.12 on.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from query.layers import Part
+
 MOST_CHARACTERS = 12_000  # of an answer as compact JSON
-_ROOM_FOR_REMARKS = 600  # of these, for what was left out
-_LONGEST_NAME = 80  # of a key that is not ours: a column, a field of a struct
-_ROWS_BEFORE_TEXT = 10  # so many rows are shown before long texts are shown whole
-_SMALLEST = 20  # characters of a text that is cut
+_ROOM_FOR_REMARKS = 600  # of these, to say what was left out
+_LONGEST_NAME = 80  # characters of a key that is not ours: a column, a field of a struct
+_ROWS_BEFORE_TEXT = 10  # rows that are kept before long texts are kept whole
+_SMALLEST = 20  # characters; no text is cut to less
 
 
 class Answer(TypedDict):
-    """What every answer has."""
+    """The keys of every answer."""
 
     summary: str
     notes: list[str]
@@ -42,7 +44,7 @@ class Bases(Answer):
 
 
 class SimilarModel(TypedDict):
-    """One neighbour; ``because`` only where ``explain`` was set."""
+    """One neighbour; ``because`` only with ``explain``."""
 
     rank: int
     model: str
@@ -68,7 +70,7 @@ class Similar(Answer):
 
 
 class LikelyDataset(TypedDict):
-    """A dataset that a model was perhaps tuned on."""
+    """A dataset that a model may have been tuned on."""
 
     dataset: str
     probability: float
@@ -85,7 +87,7 @@ class Predicted(Answer):
 
 
 class Shown(Answer):
-    """What the atlas holds of one model."""
+    """What the atlas knows of one model."""
 
     model: str
     facts: dict[str, Any]
@@ -97,15 +99,6 @@ class Compared(Answer):
     a: str
     b: str
     facts: dict[str, Any]
-
-
-class Part(TypedDict):
-    """The change of one layer, or of one family."""
-
-    name: str
-    norm: float
-    relative_norm: float
-    share: float
 
 
 class Changed(Answer):
@@ -134,7 +127,7 @@ class Parent(TypedDict):
 
 
 class Ancestry(Answer):
-    """Which models one was made from, by its weights."""
+    """The models that one was made from, by its weights."""
 
     model: str
     base: str
@@ -187,7 +180,7 @@ class ClusterOfModels(TypedDict):
 
 
 class Clustered(Answer):
-    """The clusters of a base, and how far they agree with datasets."""
+    """The clusters of a base, and how well they agree with datasets."""
 
     base: str
     representation: str
@@ -203,7 +196,7 @@ class Clustered(Answer):
 
 
 class DatasetCount(TypedDict):
-    """A dataset, and how many indexed models and authors name it."""
+    """A dataset, and the number of indexed models and authors that name it."""
 
     base: str
     dataset: str
@@ -219,7 +212,7 @@ class Datasets(Answer):
 
 
 class Rows(Answer):
-    """What one SELECT found."""
+    """The rows of one SELECT."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -243,7 +236,7 @@ def rounded(value: Any) -> Any:
 def bounded(answer: Answer) -> Answer:
     """The answer in at most MOST_CHARACTERS of compact JSON; ``shortened`` says what was left out.
 
-    Lists keep their first items, texts their beginning, and the largest parts give way first.
+    Lists keep their first items and texts their beginning; the largest parts are cut first.
     """
     room = MOST_CHARACTERS
     kept = answer
@@ -252,28 +245,27 @@ def bounded(answer: Answer) -> Answer:
         cuts = {}
         room = room * 9 // 10
         kept = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
-        told = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
-        kept["shortened"] = _fitted(told, _ROOM_FOR_REMARKS, "shortened", {})
+        remarks = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
+        kept["shortened"] = _fitted(remarks, _ROOM_FOR_REMARKS, "shortened", {})
     if cuts and "truncated" in kept:
         kept["truncated"] = True  # type: ignore[typeddict-unknown-key]
     return kept
 
 
 def _fitted(value: Any, room: int, path: str, cuts: dict[str, str]) -> Any:
-    """``value`` in about ``room`` characters; ``cuts``: by the path of each part that was cut, what is left of it."""
+    """``value`` in about ``room`` characters. ``cuts`` receives, by path, what is left of each part that was cut."""
     size = len(as_text(value))
     if size <= room:
         return value
     if isinstance(value, str):
         cuts["long texts"] = "cut at …"
-        return (
-            value[: max(_SMALLEST, room * len(value) // size) - 1] + "…"
-        )  # JSON's escapes are longer than what they say
+        # In proportion: escapes in JSON are longer than their characters.
+        return value[: max(_SMALLEST, room * len(value) // size) - 1] + "…"
     if isinstance(value, dict):
         return _fitted_parts(value, room, path, cuts)
     if not isinstance(value, list):
         return value
-    if path.endswith("[]"):  # a row, whose cells belong to columns
+    if path.endswith("[]"):  # a row, whose cells must stay in their columns
         return list(_fitted_parts({str(place): cell for place, cell in enumerate(value)}, room, path, cuts).values())
     most = max(_SMALLEST, room // min(len(value), _ROWS_BEFORE_TEXT) - 1)
     kept: list[Any] = []
@@ -290,9 +282,9 @@ def _fitted(value: Any, room: int, path: str, cuts: dict[str, str]) -> Any:
 
 
 def _fitted_parts(parts: dict[str, Any], room: int, path: str, cuts: dict[str, str]) -> dict[str, Any]:
-    """Small parts are kept whole: what they do not use of their share is for the larger ones."""
+    """Small parts are kept whole; the room they leave goes to the larger ones."""
     names = list(parts)
-    if path and not path.endswith("[]"):  # not an answer or a row of ours: its keys may be many
+    if path and not path.endswith("[]"):  # an object of the data, which may have many keys
         names = names[: max(1, room // _SMALLEST)]
     if len(names) < len(parts):
         cuts[path] = f"{len(names)} of {len(parts)}"

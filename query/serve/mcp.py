@@ -1,6 +1,6 @@
 """`query serve`: the atlas as tools of the Model Context Protocol, over stdin and stdout.
 
-The SDK keeps stdout for the protocol: whatever else would be written there goes to stderr.
+The SDK reserves stdout for the protocol; all other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ABOUT = (
 
 
 def serve(atlas: Atlas, folders: Path | None = None) -> None:
-    """Answer until the client hangs up; models may be read from folders in ``folders``, by default from none.
+    """Answer until the client disconnects; models may be read from folders in ``folders``, by default from none.
 
-    Raises AtlasError where the SDK is not installed.
+    Raises AtlasError if the SDK is not installed.
     """
     require("Serving", "mcp")
     from query.serve.workers import Workers
@@ -47,13 +47,13 @@ def serve(atlas: Atlas, folders: Path | None = None) -> None:
 
 
 def mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
-    """The server, whose calls ``workers`` answer; of ``atlas`` it names the bases."""
+    """The server, whose instructions name the bases of ``atlas``; ``workers`` answer its calls."""
     from mcp.server.mcpserver import MCPServer
 
     from query.serve.tools import Tools
 
     rows = atlas.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
-    # What is no id could hold sentences, which an agent would take for ours.
+    # Only ids: a name that is not one could contain instructions for the agent.
     bases = [f"{row['base']} ({row['models']} models)" for row in rows if is_hub_id(row["base"])]
     server: MCPServer[Any] = MCPServer(
         "vectors-in-the-wild",
@@ -69,7 +69,7 @@ def mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
 
 
 def _tool(function: Callable[..., Any], workers: Workers) -> Any:
-    """A tool with the function's signature, which a worker answers; its schemas say what each field means."""
+    """A tool with the function's signature, which a worker answers; its schemas explain each field."""
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
@@ -102,25 +102,25 @@ def _tool(function: Callable[..., Any], workers: Workers) -> Any:
 
 
 def _refuse_unknown(tool: str, arguments: dict[str, Any], known: dict[str, Any]) -> None:
-    """Raise AtlasError for an argument that the SDK would pass over."""
+    """Raise AtlasError for an unknown argument, which the SDK would ignore."""
     for name in arguments:
         if name not in known:
             raise AtlasError(f"{tool} has no argument {name[:40]}; it has {', '.join(known) or 'none'}.")
 
 
 def _in_a_line(tool: str, error: ValidationError) -> str:
-    """What is wrong with the arguments, in words."""
-    told = []
+    """The problems with the arguments in one line."""
+    problems = []
     for one in error.errors():
         name, context = str(one["loc"][0]), one.get("ctx", {})
         given = repr(one["input"])[:40]
-        told.append({
+        problems.append({
             "missing": f"{name} is missing",
             "greater_than_equal": f"{name} is {given}; it must be at least {context.get('ge')}",
             "greater_than": f"{name} is {given}; it must be more than {context.get('gt')}",
             "less_than_equal": f"{name} is {given}; it must be at most {context.get('le')}",
         }.get(one["type"], f"{name} is {given}; {one['msg'][:1].lower()}{one['msg'][1:]}"))  # fmt: skip
-    return f"{tool}: {'; '.join(told)}."
+    return f"{tool}: {'; '.join(problems)}."
 
 
 def _schema() -> str:

@@ -1,4 +1,4 @@
-"""The questions of an atlas as functions of plain arguments and typed answers: what agents are given as tools."""
+"""The questions of an atlas as tools for agents: functions of plain arguments with typed answers."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ MOST_ROWS = 1_000
 MOST_COLUMNS = 60
 MOST_SECONDS = 30.0
 _OPTION = re.compile(r"(?<!\S)--?[a-z]")
-_NOT_FOR_AGENTS = {"signature", "fingerprint"}  # codes that only a program compares
+_NOT_FOR_AGENTS = {"signature", "fingerprint"}  # codes for programs
 
 Model = Annotated[
     str,
     Field(
         description="An indexed model (owner/name), or any other model of the Hub, which is downloaded in part and "
-        "not stored. A folder only where the server was started with its --folders."
+        "not stored. A folder only if the server was started with --folders."
     ),
 ]
-Base = Annotated[str | None, Field(description="Id of the base model. Needed where the atlas holds several.")]
+Base = Annotated[str | None, Field(description="Id of the base model. Needed if the atlas holds several.")]
 Vectors = Annotated[
-    str, Field(description="Which vectors to compare; the tool `bases` lists the published ones. `input` is the best.")
+    str, Field(description="Vectors to compare; the tool `bases` lists the published ones. `input` is the best.")
 ]
 
 
 class Tools:
-    """An atlas, opened when the first question comes; what is published meanwhile is seen by the next question."""
+    """The tools of an atlas, which is opened for the first question and reopened after each publish."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,10 +67,10 @@ class Tools:
         self.all: dict[str, Callable[..., Any]] = {tool.__name__: tool for tool in tools}
 
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, str]:
-        """What a tool says, within the characters that an agent should read, or None and an error in one line."""
+        """The shortened answer of a tool, or None and an error in one line."""
         try:
             found = self.all[tool](**arguments)
-            return bounded(cast(Answer, {"summary": found["summary"], **found})), ""  # the sentence comes first
+            return bounded(cast(Answer, {"summary": found["summary"], **found})), ""  # the sentence first
         except AtlasError as error:
             message = self._for_agents(error.message) or for_command_line(error.message)
             # An agent cannot follow advice about the command line.
@@ -111,18 +111,20 @@ class Tools:
     def bases(self) -> Bases:
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
         found = [row for row in contents(self._atlas) if is_hub_id(row["base"])]
-        return Bases(bases=as_plain(found), **_told(None))
+        return Bases(bases=as_plain(found), **_common(None))
 
     def similar(
         self,
         model: Model,
-        k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="How many neighbours to list.")] = 10,
+        k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS, description="Number of neighbours to list.")] = 10,
         where: Annotated[
             str | None, Field(description='SQL condition on the view `models`, e.g. "downloads > 100".')
         ] = None,
         other_authors: Annotated[bool, Field(description="Leave out models of the same author.")] = False,
         representation: Vectors = "input",
-        explain: Annotated[bool, Field(description="Add what each family and layer contributes (`because`).")] = False,
+        explain: Annotated[
+            bool, Field(description="Add how much each family and layer contributes (`because`).")
+        ] = False,
         base: Base = None,
     ) -> Similar:
         """Find the fine-tuned models whose weights changed most like those of a model, nearest first."""
@@ -132,53 +134,53 @@ class Tools:
         )  # fmt: skip
         rows = [{"because": None, **_plain(one.as_row())} for one in found]
         return Similar(model=found.model, base=found.base, representation=representation, neighbours=rows,  # type: ignore[typeddict-item]
-                       **_told(found))  # fmt: skip
+                       **_common(found))  # fmt: skip
 
     def predict(
         self,
         model: Model,
-        k: Annotated[int, Field(ge=1, le=100, description="How many of the nearest models vote.")] = 10,
+        k: Annotated[int, Field(ge=1, le=100, description="Number of nearest models used for the vote.")] = 10,
         base: Base = None,
     ) -> Predicted:
         """Predict which datasets a model was tuned on, from its weights and its head."""
         found = self._atlas.predict(model, k=k, base=base)
         names = ("dataset", "probability", "votes", "calibrated")
         answers = [{name: row[name] for name in names} for row in _plain(found.to_rows())]
-        return Predicted(model=found.model, base=found.base, answers=answers, **_told(found))  # type: ignore[typeddict-item]
+        return Predicted(model=found.model, base=found.base, answers=answers, **_common(found))  # type: ignore[typeddict-item]
 
     def show(self, model: Model, base: Base = None) -> Shown:
-        """Show what the atlas holds of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
+        """Show what is known of an indexed model: card, datasets, norms, ranks, duplicates, neighbours."""
         found = self._atlas.show(model, base)
         facts = {
             name: value
             for name, value in _plain(found.to_dict()).items()
             if name not in _NOT_FOR_AGENTS and value not in (None, [], "")
         }
-        return Shown(model=found["model"], facts=facts, **_told(found))
+        return Shown(model=found["model"], facts=facts, **_common(found))
 
     def compare(self, a: Model, b: Model, base: Base = None) -> Compared:
         """Compare two models: how similar their weight changes are, in which layers, and what their cards say."""
         found = self._atlas.compare(a, b, base=base)
-        return Compared(a=found.a, b=found.b, facts=_plain(found.to_dict()), **_told(found))
+        return Compared(a=found.a, b=found.b, facts=_plain(found.to_dict()), **_common(found))
 
     def layers(self, model: Model, base: Base = None) -> Changed:
         """Show where a model changed: the size of the change of each layer and each family of matrices."""
         found = self._atlas.layers(model, base)
-        told = {name: value for name, value in _plain(found.to_dict()).items() if name != "deltas"}
-        return cast(Changed, told | _told(found))
+        facts = {name: value for name, value in _plain(found.to_dict()).items() if name != "deltas"}
+        return cast(Changed, facts | _common(found))
 
     def lineage(
         self,
         model: Model,
         dates: Annotated[bool, Field(description="Let upload dates decide which model came first.")] = True,
-        fresh: Annotated[bool, Field(description="Read the weights even where the atlas keeps an answer.")] = False,
+        fresh: Annotated[bool, Field(description="Read the weights even if the atlas has a stored answer.")] = False,
         base: Base = None,
     ) -> Ancestry:
         """Find which model a model was made from (continued, merged, LoRA merged, copied, recast), by its weights."""
         found = self._atlas.lineage(model, base, dates=dates, fresh=fresh)
         return Ancestry(
             model=found.model, base=found.base, parents=_plain([edge.to_row() for edge in found.edges]),
-            bytes_read=found.bytes_read, **_told(found),
+            bytes_read=found.bytes_read, **_common(found),
         )  # fmt: skip
 
     def purity(
@@ -187,75 +189,69 @@ class Tools:
         representation: Vectors = "input",
         k: Annotated[
             int | None,
-            Field(ge=1, description="Neighbours to look at. Default: as many as models share a dataset with it."),
+            Field(ge=1, description="Number of neighbours. Default: as many as share a dataset with the model."),
         ] = None,
     ) -> Purity:
-        """Measure whether models tuned on one dataset lie together, and whether they do so across authors."""
+        """Measure whether models tuned on the same dataset are close to each other, also across authors."""
         found = self._atlas.purity(base, representation=representation, k=k)
-        told = _plain(found.to_dict())
-        other = {name: told["cross_author"][name] for name in _keys(CrossAuthor)}
-        kept = {name: told[name] for name in _keys(Purity) if name in told}
-        return cast(Purity, kept | {"cross_author": other} | _told(found))
+        answer = _plain(found.to_dict())
+        other = {name: answer["cross_author"][name] for name in _keys(CrossAuthor)}
+        kept = {name: answer[name] for name in _keys(Purity) if name in answer}
+        return cast(Purity, kept | {"cross_author": other} | _common(found))
 
     def clusters(
         self,
         base: Base = None,
         representation: Vectors = "input",
-        method: Annotated[Literal["hdbscan", "kmeans"], Field(description="How to cluster.")] = "hdbscan",
-        min_size: Annotated[int | None, Field(ge=2, description="Models in the smallest cluster (hdbscan).")] = None,
-        count: Annotated[int | None, Field(ge=2, description="How many clusters (kmeans).")] = None,
+        method: Annotated[Literal["hdbscan", "kmeans"], Field(description="Clustering method.")] = "hdbscan",
+        min_size: Annotated[int | None, Field(ge=2, description="Size of the smallest cluster (hdbscan).")] = None,
+        count: Annotated[int | None, Field(ge=2, description="Number of clusters (kmeans).")] = None,
         members_of: Annotated[int | None, Field(description="Also list the models of this cluster.")] = None,
     ) -> Clustered:
-        """Group the fine-tunes of a base by their vectors, and measure how far groups and datasets agree."""
+        """Group the fine-tunes of a base by their vectors, and measure how well groups and datasets agree."""
         found = self._atlas.clusters(base, representation=representation, method=method, min_size=min_size, count=count)
-        told = _plain(found.to_dict())
+        answer = _plain(found.to_dict())
         rows = [
-            {name: row[name] for name in row if name not in ("members", "undocumented")} for row in told["clusters"]
+            {name: row[name] for name in row if name not in ("members", "undocumented")} for row in answer["clusters"]
         ]
-        kept = {name: told[name] for name in _keys(Clustered) if name in told}
+        kept = {name: answer[name] for name in _keys(Clustered) if name in answer}
         members = [] if members_of is None else found.names_in(members_of)
-        return cast(Clustered, kept | {"clusters": rows, "members": members} | _told(found))
+        return cast(Clustered, kept | {"clusters": rows, "members": members} | _common(found))
 
     def datasets(
         self,
         search: Annotated[str, Field(description="Part of the dataset's name; empty: all.")] = "",
-        limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Most datasets to list.")] = 100,
+        limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Maximum number of datasets.")] = 100,
         base: Base = None,
     ) -> Datasets:
-        """List the datasets that indexed models name, by number of models."""
-        atlas = self._atlas
-        chosen = atlas.base_named(base) if base is not None else None
-        rows = atlas.rows(
-            "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower(?)) "
-            "AND (?::VARCHAR IS NULL OR base = ?) ORDER BY models DESC, dataset LIMIT ?",
-            [search, chosen, chosen, limit + 1],
-        )
-        return Datasets(datasets=as_plain(rows[:limit]), truncated=len(rows) > limit, **_told(None))
+        """List the datasets that indexed models name, most models first."""
+        rows = self._atlas.datasets(search, base=base).to_rows()
+        return Datasets(datasets=as_plain(rows[:limit]), truncated=len(rows) > limit, **_common(None))
 
     def sql(
         self,
         statement: Annotated[
             str, Field(description="One SELECT (DuckDB). Start with SHOW TABLES, or DESCRIBE models.")
         ],
-        limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Most rows to return.")] = 100,
+        limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Maximum number of rows.")] = 100,
         seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, description="Time limit in seconds.")] = 10.0,
     ) -> Rows:
-        """Run one read-only SELECT (DuckDB) on the atlas, in a process that can reach nothing else."""
+        """Run one read-only SELECT (DuckDB) on the atlas, in a process that has access to nothing else."""
         found = self._atlas.sql(statement, limit=limit, seconds=seconds)
-        told = _told(found)
-        wide = len(found.columns) > MOST_COLUMNS
-        if wide:
-            told["shortened"].append(f"columns: {MOST_COLUMNS} of {len(found.columns)}")
+        common = _common(found)
+        is_wide = len(found.columns) > MOST_COLUMNS
+        if is_wide:
+            common["shortened"].append(f"columns: {MOST_COLUMNS} of {len(found.columns)}")
         return Rows(
             columns=[name[:80] for name in found.columns[:MOST_COLUMNS]],
             rows=as_plain([row[:MOST_COLUMNS] for row in found.rows]),
-            truncated=found.truncated or wide,
-            **told,
+            truncated=found.truncated or is_wide,
+            **common,
         )
 
 
-def _told(found: Result | None) -> Answer:
-    """What every answer has."""
+def _common(found: Result | None) -> Answer:
+    """The keys of every answer."""
     notes = list(dict.fromkeys(getattr(found, "notes", ())))
     return Answer(summary="" if found is None else found.headline, notes=notes, shortened=[])
 

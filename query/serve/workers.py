@@ -1,6 +1,6 @@
-"""The processes that answer: one for each call under way, killed when the call is cancelled or the client leaves.
+"""The processes that answer calls: one per call, killed if the call is cancelled or the client disconnects.
 
-A thread cannot be stopped, least of all in DuckDB, FAISS or torch. An idle process is kept for the next call.
+Threads cannot be stopped while they run DuckDB, FAISS or torch. An idle process is kept for the next call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Workers:
             worker.end()
 
     async def answer(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What ``tool`` says. Raises AtlasError with one line where it is an error."""
+        """The answer of ``tool``. Raises AtlasError, with one line, if it fails."""
         from anyio import to_thread
 
         async with self._turns:
@@ -51,7 +51,7 @@ class Workers:
                 is_done = True
             except (EOFError, OSError) as problem:
                 raise AtlasError(
-                    "The process that answers was ended; it may have lacked memory. Try again."
+                    "The process that answers was killed, perhaps for lack of memory. Try again."
                 ) from problem
             finally:
                 if is_done and len(self._idle) < KEPT:
@@ -75,27 +75,27 @@ class _Worker:
         theirs.close()
 
     def ask(self, tool: str, arguments: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        """The answer, or None and an error. Raises EOFError or OSError where the process has ended."""
+        """The answer, or None and an error. Raises EOFError or OSError if the process has ended."""
         self._line.send((tool, arguments))
         answer: tuple[dict[str, Any] | None, str] = self._line.recv()
         return answer
 
     def end(self) -> None:
-        """Kill it and what it started. The pipe stays open for a thread that waits at it, and finds its end."""
-        with suppress(OSError, AttributeError):  # it has no group yet; there are none on Windows
+        """Kill it and its children. The pipe stays open: a thread that waits for it gets an EOFError."""
+        with suppress(OSError, AttributeError):  # it has no group yet, or this is Windows
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()
 
 
 def _work(line: Connection, folder: Path, models: Path | None) -> None:
-    """Answer calls until the server hangs up."""
+    """Answer calls until the server closes the pipe."""
     from indexer.names import read_folders_in
     from query.serve.tools import Tools
 
     if hasattr(os, "setsid"):
-        os.setsid()  # what this process starts ends with its group; Ctrl-C is for the server
-    Thread(target=_leave_with_the_server, daemon=True).start()
+        os.setsid()  # its children die with its group, and Ctrl-C reaches only the server
+    Thread(target=_exit_with_server, daemon=True).start()
     read_folders_in(models)
     if models is not None:
         os.chdir(models)
@@ -112,7 +112,7 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
             line.send((None, f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."))
 
 
-def _leave_with_the_server() -> None:
+def _exit_with_server() -> None:
     server = parent_process()
     if server is not None:
         server.join()

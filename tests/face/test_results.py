@@ -128,7 +128,7 @@ def test_rows_of_clusters_and_purity_are_picked(answers):
     others = {row.model: row.purity for row in purity.cross_author.by_model}
     assert by_model["author0/model-0"]["cross_author_purity"] == others["author0/model-0"]
     for result in (clusters, purity):
-        with pytest.raises(ValueError, match="rows by"):
+        with pytest.raises(ValueError, match="rows"):
             result.to_rows("layer")
 
 

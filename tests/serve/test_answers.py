@@ -122,8 +122,8 @@ def test_no_folder_is_read_unless_it_is_allowed(made, tmp_path):
             assert "holds no" not in text
             assert "config.json" not in text
         else:
-            assert "no folders are read here" in text
-    assert "no folders are read here" in refused[-1]
+            assert "models are not read from folders here" in text
+    assert "models are not read from folders here" in refused[-1]
     inside = [str(tmp_path / "allowed" / "inside"), "./inside"]
     outside = [str(tmp_path / "outside"), str(tmp_path / "allowed" / ".." / "outside"), "../outside", "./link", "~"]
     calls = [("similar", {"model": name}) for name in (*inside, *outside)]
