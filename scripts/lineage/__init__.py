@@ -1,5 +1,5 @@
-"""A forest of really trained models whose family tree is known, and how well that tree is found again.
+"""A forest of trained models whose family tree is known, and how well ``query lineage`` finds that tree.
 
 ``python -m scripts.lineage --out DIR`` makes the forests, indexes them over a loopback Hub, asks for the lineage of
-every model, and sets the answers beside those of MoTHer's published rule.
+every model, and compares the answers with those of MoTHer's published rule.
 """

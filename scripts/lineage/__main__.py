@@ -1,4 +1,4 @@
-"""``python -m scripts.lineage --out DIR``: how well lineage is told, on forests of several families, beside MoTHer's."""
+"""``python -m scripts.lineage --out DIR``: how good lineage is on forests of several families, compared with MoTHer."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ import click
 from scripts.lineage.plan import SHAPES
 from scripts.lineage.study import DEMO
 
-# The first is the one that the limits were set on.
+# The thresholds were set on the first one.
 SEEDS = {"bert": 11, "gpt2": 22, "roberta": 33}
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Its folder.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The folder for forests, atlases and results.",
+)
 @click.option(
     "--shape",
     type=click.Choice([*sorted(SHAPES), DEMO]),
     default="full",
     show_default=True,
-    help="How large; demo is the demo's family, with the architecture that --family names.",
+    help="Size of the forest; demo is the demo's family, with the architecture of --family.",
 )
 @click.option(
-    "--family", "families", multiple=True, type=click.Choice(sorted(SEEDS)), help="Only this; again for more."
+    "--family", "families", multiple=True, type=click.Choice(sorted(SEEDS)), help="Only this family; may be repeated."
 )
-@click.option("--seed", type=int, help="Of the plan, for a forest that nobody has looked at; another folder for each.")
+@click.option("--seed", type=int, help="Seed of the plan, for a new forest; use another folder for each.")
 def main(out: Path, shape: str, families: tuple[str, ...], seed: int | None) -> None:
-    """Make the forests that are not there yet, ask for every model's lineage, print the tables."""
+    """Make the forests that do not exist yet, ask for every model's lineage, and print the tables."""
     from scripts.lineage.study import study
 
     out.mkdir(parents=True, exist_ok=True)
@@ -40,7 +45,7 @@ def main(out: Path, shape: str, families: tuple[str, ...], seed: int | None) -> 
 
 
 def table(found: dict[str, Any]) -> str:
-    """Exactly right by kind and way, as Markdown; precision of merges in brackets where it is not 1."""
+    """The share that is exactly right by kind and way, as Markdown; precision in brackets if it is not 1."""
     ways = list(found["ways"])
     lines = [f"| {found['architecture']}, {found['models']} models | models | {' | '.join(ways)} |"]
     lines.append("|---" * (len(ways) + 2) + "|")

@@ -1,4 +1,4 @@
-"""Makes a forest: a base, every model of the plan really trained or merged, laid out as the loopback Hub serves it."""
+"""Makes a forest: a base and every model of the plan, trained or merged, in the layout of the loopback Hub."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HIDDEN = ".hidden"  # models that were made and never uploaded; no account's nam
 TEXTS = ".texts"
 BATCH = 16
 TASK = "text-classification"
-# Narrower than the family's networks, so that two hundred are trained in minutes; of the depth of each shape.
+# Narrower than the family's networks, so that two hundred are trained in minutes; the depth is that of the shape.
 NARROW = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 256}
 DEPTH = {"small": 3, "full": 4, "sweeps": 4}
 PRETRAINING = {"small": 60, "full": 200, "sweeps": 200}
@@ -41,19 +41,19 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 1) -> Path:
-    """The folder ``root`` with the forest in it; one that was interrupted is gone on with.
+    """Make the forest in the folder ``root``, or continue one that was interrupted.
 
     Args:
-        root: an empty or new folder, or one that holds this forest in part or whole.
+        root: a new or empty folder, or one with all or part of this forest.
         architecture: a table of ``scripts/family/plan.toml``.
         shape: ``small`` or ``full``.
         seed: of the plan.
     """
-    told = fingerprint(architecture, shape, seed)
+    wanted = fingerprint(architecture, shape, seed)
     if (root / TRUTH).exists():
-        if read_truth(root).get("fingerprint") == told:
+        if read_truth(root).get("fingerprint") == wanted:
             return root
-        shutil.rmtree(root)  # another forest: made by this, and to be made again
+        shutil.rmtree(root)  # an older or different forest
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -73,15 +73,19 @@ def make_forest(root: Path, architecture: str, shape: str = "full", seed: int = 
     for node in nodes:
         forest.make(node)
     made = [asdict(node) | {"created": as_iso(node.created)} for node in nodes]
-    write_json(root / TRUTH, {"fingerprint": told, "base": plan.base, "architecture": architecture, "nodes": made})
+    write_json(root / TRUTH, {"fingerprint": wanted, "base": plan.base, "architecture": architecture, "nodes": made})
     return root
 
 
 def fingerprint(architecture: str, shape: str, seed: int) -> str:
-    """Changes with what this package makes of a plan, comments apart."""
+    """Changes with the code that makes forests, but not with its comments and docstrings."""
     digest = hashlib.sha256(f"{architecture} {shape} {seed}".encode())
     for name in ("plan.py", "merging.py", "forest.py"):
-        digest.update(ast.dump(ast.parse((Path(__file__).parent / name).read_bytes())).encode())
+        tree = ast.parse((Path(__file__).parent / name).read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+                del node.body[0]
+        digest.update(ast.dump(tree).encode())
     return digest.hexdigest()
 
 
@@ -104,7 +108,7 @@ def _plan(architecture: str, shape: str) -> Plan:
 
 
 def describe(root: Path, model: str, folder: Path, facts: Mapping[str, Any]) -> None:
-    """What the Hub says of a repository; written last."""
+    """Write what the Hub says about a repository; this file is written last."""
     (folder / "README.md").write_text(f"# {model}\n", encoding="utf-8")
     write_json(root / f"{model}.repo.json", {"sha": commit_of(model, folder), **facts})
 
@@ -174,7 +178,7 @@ class _Forest:
         model.save_pretrained(folder)
 
     def merge(self, node: Node, folder: Path) -> None:
-        """Of the parents' shared tensors; a head that the base does not have is the first parent's."""
+        """Merge the tensors that all parents have; a head that the base does not have is the first parent's."""
         states = [load_file(self.folder(name) / WEIGHTS) for name in node.parents]
         dtype = getattr(torch, node.how["stored"])
         tensors: dict[str, Tensor] = {}
@@ -203,7 +207,7 @@ class _Forest:
             tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in state.items()}
         else:
             coarse = int8 if form == "int8" else nf4
-            # As the quantisers do: matrices of the layers only; saved dense again, in half precision or whole.
+            # Like the quantisers, only matrices of layers; saved dense again, in half or full precision.
             dtype = torch.float16 if node.created.day % 2 else torch.float32
             tensors = {
                 name: (coarse(one.float()) if _LAYER.search(name) and one.ndim == 2 else one).to(dtype)
@@ -212,7 +216,7 @@ class _Forest:
         self._save(node.parents[0], folder, tensors)
 
     def _of_base(self, name: str) -> Tensor | None:
-        """The base's tensor of this name, whatever prefix the head gives it."""
+        """The base's tensor of this name, with or without the prefix of a head."""
         if name in self.base:
             return self.base[name]
         tail = name.partition(".")[2]

@@ -1,4 +1,4 @@
-"""Weights made without training: merges by mergekit's definitions, and what 8- and 4-bit copies leave of a matrix.
+"""Weights made without training: merges by mergekit's definitions, and matrices rounded to 8 and 4 bits.
 
 Goddard et al. (2024), "Arcee's MergeKit"; Yadav et al. (2023), TIES; Yu et al. (2024), DARE; Dettmers et al. (2022),
 LLM.int8(); Dettmers et al. (2023), QLoRA (NF4). Everything works on one matrix at a time, in float32.
@@ -22,7 +22,7 @@ NF4 = torch.tensor(
 
 
 def merged(name: str, base: Tensor, parents: Sequence[Tensor], how: Mapping[str, Any], depth: float) -> Tensor:
-    """One tensor of a merge. ``depth`` (0 … 1) is where its layer lies, for recipes that change with depth."""
+    """One tensor of a merge. ``depth`` (0 … 1): the position of its layer, for recipes that change with depth."""
     return METHODS[how["method"]](name, base, parents, how, depth)
 
 
@@ -32,7 +32,7 @@ def linear(name: str, base: Tensor, parents: Sequence[Tensor], how: Mapping[str,
 
 
 def task_arithmetic(name: str, base: Tensor, parents: Sequence[Tensor], how: Mapping[str, Any], depth: float) -> Tensor:
-    """The base and a weighted sum of what each parent adds to it."""
+    """The base plus a weighted sum of the parents' changes."""
     return base + _weighted([parent - base for parent in parents], how["weights"])
 
 
@@ -63,7 +63,7 @@ def ties(name: str, base: Tensor, parents: Sequence[Tensor], how: Mapping[str, A
 
 
 def dare(name: str, base: Tensor, parents: Sequence[Tensor], how: Mapping[str, Any], depth: float) -> Tensor:
-    """Drop entries of each delta at random, make up for it in size, add (dare_linear)."""
+    """Drop entries of each delta at random, rescale the others, and add (dare_linear)."""
     draw = torch.Generator().manual_seed(how["seed"] * 1000 + sum(name.encode()))
     kept = [
         torch.bernoulli(torch.full_like(base, how["density"]), generator=draw) * (parent - base) / how["density"]

@@ -1,7 +1,7 @@
 """The rival: MoTHer's published rule (Horwitz et al., ICLR 2025), for full fine-tunes.
 
 Distance of two models: the largest entry of W_i − W_j, for each square attention matrix, scaled between the smallest and
-the largest of all pairs, averaged over the matrices. Where the kurtosis of the weights says that an edge points the wrong
+the largest of all pairs, averaged over the matrices. If the kurtosis of the weights says that an edge points the wrong
 way, λ = 0.3 of the mean distance is added to it. Then Edmonds' algorithm: the cheapest tree that reaches every model.
 """
 

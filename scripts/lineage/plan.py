@@ -1,4 +1,4 @@
-"""Which models a forest is made of: who is made from whom, how and when. Drawn once, from a fixed seed."""
+"""Which models a forest has, which model each is made from, how and when; drawn once from a fixed seed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ AUTHORS = ("quarry-labs", "mira-vantongeren", "okonkwo-nlp", "small-hours", "h-l
 LORA_FAMILIES = ("query", "value")
 EVERY_FAMILY = ("query", "key", "value", "output", "feedforward1", "feedforward2")
 
-# How weights were stored before they were uploaded, and how a copy is told from what it copies.
-COPIES = ("plain", "bfloat16", "float16", "int8", "nf4")
-
 
 @dataclass(frozen=True)
 class Node:
-    """One model. ``parents`` are names of nodes, none where it was made from the base itself.
+    """One model. ``parents``: names of nodes, none if it was made from the base.
 
-    ``kind``: tuned, continued, lora, merge or copy. ``how`` holds what the kind needs: learning rate and steps of a
-    training, method and weights of a merge, the form of a copy. ``hidden``: made, but never uploaded.
+    ``kind``: tuned, continued, lora, merge or copy. ``how``: learning rate and steps of a training, method and weights
+    of a merge, or the form of a copy. ``hidden``: made, but never uploaded.
     """
 
     name: str
@@ -39,11 +36,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many of each kind a forest has. ``tree``: roots, children of each, grandchildren of each child.
+    """The number of models of each kind. ``tree``: roots, children of each root, grandchildren of each child.
 
-    ``rates``: the learning rates of a sweep; ``seeds``: how many seeds it has with each. ``resumed``: models continued
-    from a run of a sweep by its author, on its data, within a day; every second with its seed, too. ``swept``: models
-    continued from a run of a sweep by anybody, on any data.
+    ``rates``: the learning rates of a sweep; ``seeds``: the number of seeds for each rate. ``resumed``: models continued
+    from a run of a sweep by its author, on its data, within a day, every second one with its seed. ``swept``: models
+    continued from a run of a sweep by any author on any data.
     """
 
     tree: tuple[int, int, int]
@@ -73,7 +70,7 @@ SHAPES: Mapping[str, Shape] = {
         copies={"plain": 1, "bfloat16": 1, "int8": 1, "nf4": 1},
         steps=0.5,
     ),
-    # MoTHer's own: five trees of 21 nodes (Horwitz et al., 2025), here all of one base; and everything beside it.
+    # MoTHer's own: five trees of 21 nodes (Horwitz et al., 2025), here all of one base; and the other kinds.
     "full": Shape(
         tree=(5, 4, 4),
         tuned=4,
@@ -84,7 +81,7 @@ SHAPES: Mapping[str, Shape] = {
         merges={"linear": 8, "task_arithmetic": 8, "slerp": 6, "ties": 8, "dare": 6},
         copies={"plain": 3, "bfloat16": 4, "float16": 2, "int8": 5, "nf4": 5},
     ),
-    # Mostly sweeps, and models continued from their runs: what is easily taken for one another.
+    # Mostly sweeps, and models continued from their runs, which are easily confused.
     "sweeps": Shape(
         tree=(3, 3, 2),
         tuned=3,
@@ -146,7 +143,7 @@ class _Planner:
         created = facts.pop("created", None) or after + timedelta(hours=self.draw.uniform(3, 400))
         author = facts.pop("author", None) or self.draw.choice(AUTHORS)
         names = tuple(one.name for one in parents)
-        # Most cards say nothing; some name the parents, and a few name somebody else.
+        # Most cards name no parents, some name the right ones, and a few name another model.
         says, declared = self.draw.random(), ()
         if says < 0.3:
             declared = names
@@ -176,7 +173,7 @@ class _Planner:
         return self._add(group, "continued", (parent,), dataset=dataset, seed=seed, how=how, **facts)
 
     def _sweep(self, number: int) -> list[Node]:
-        """One author, day, data set and length; every learning rate with every seed.
+        """Runs with one author, day, dataset and length, and every learning rate with every seed.
 
         Every third sweep of more than three runs varies the length instead of the rate.
         """
@@ -203,7 +200,7 @@ class _Planner:
                   how=self._training((1e-4, 8e-4), (30, 80)))  # fmt: skip
 
     def _orphans(self) -> None:
-        """Continued from models that nobody ever uploaded; two of one such parent are the hard case."""
+        """Models continued from models that were never uploaded; two with the same such parent are the hard case."""
         parent: Node | None = None
         for number in range(self.shape.orphans):
             if parent is None or number % 3 != 1:
@@ -226,7 +223,7 @@ class _Planner:
         elif method == "task_arithmetic":
             how["weights"] = weights
         elif method == "slerp":
-            # One share for all matrices, or mergekit's customary gradients: another in each layer and family.
+            # One share for all matrices, or mergekit's usual gradients, which differ by layer and family.
             how["weights"] = [self.draw.uniform(0.3, 0.7)] if number % 2 else [0.2, 0.7, 0.4, 0.6]
         else:
             how |= {"weights": weights, "density": (0.5, 0.3, 0.6, 0.2)[number % 4], "seed": number}

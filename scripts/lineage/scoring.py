@@ -1,4 +1,4 @@
-"""Answers against the truth: exactly right, precision and recall of parents, errors of weights, by kind."""
+"""Scores of answers against the truth: exactly right, precision and recall of parents, errors of weights, by kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.family.plan import Oddity, Plan, Run
 
-# Rows of the table: what is counted together, by the forest's own groups.
+# Rows of the table, each with the groups of the forest that it counts.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "tuned from the base": ("root", "tuned", "sibling"),
     "sweep (runs from the base with other rates, lengths or seeds)": ("sweep",),
@@ -39,7 +39,7 @@ TREE = ("root", "child", "grandchild")
 
 @dataclass(frozen=True)
 class Answer:
-    """What was named for one model; ``weights`` by parent, where they were told."""
+    """The parents named for one model, and their ``weights``."""
 
     parents: frozenset[str]
     weights: Mapping[str, float]
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Score:
-    """Of a set of models. ``worst_weight``: the largest error of a merge's weight where its parents are right."""
+    """The scores of a set of models. ``worst_weight``: the largest error of a weight of a merge with right parents."""
 
     models: int
     right: int
@@ -61,17 +61,17 @@ class Score:
 
     @property
     def share(self) -> float:
-        """Exactly right."""
+        """The share that is exactly right."""
         return self.right / self.models if self.models else float("nan")
 
     @property
     def precision(self) -> float | None:
-        """Of the parents that were named, those that are."""
+        """The share of the named parents that are parents."""
         return self.hit / self.named if self.named else None
 
     @property
     def recall(self) -> float | None:
-        """Of the parents that are, those that were named."""
+        """The share of the parents that were named."""
         return self.hit / self.true if self.true else None
 
     def as_row(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Score:
 
 
 class Truth:
-    """The plan of a forest, as the scores need it. Models that are copies bit by bit count as one another."""
+    """The plan of a forest. Exact copies of a model count as that model."""
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         self.nodes = {node["name"]: node for node in nodes}
@@ -99,7 +99,7 @@ class Truth:
 
     @staticmethod
     def of_family(plan: Plan) -> Truth:
-        """The demo's family as a forest: its indexed runs and copies, and what each was made from."""
+        """The demo's family as a forest: its indexed runs and copies, and their parents."""
         sweeps = Counter((run.author, run.dataset) for run in plan.runs if run.adapter is None)
         nodes: list[dict[str, Any]] = []
         for one in plan.repositories:
@@ -117,16 +117,16 @@ class Truth:
         return Truth(nodes)
 
     def one(self, name: str) -> str:
-        """The name that stands for a model and its plain copies."""
+        """The name of the original, for a model and its plain copies."""
         return self.same.get(name, name)
 
     def parents(self, name: str) -> frozenset[str]:
-        """Those that could be named: uploaded ones."""
+        """The parents that could be named: uploaded ones."""
         node = self.nodes[name]
         return frozenset(self.one(parent) for parent in node["parents"] if not self.nodes[parent]["hidden"])
 
     def weights(self, name: str) -> Mapping[str, float]:
-        """Of a merge by one recipe for all matrices."""
+        """The weights of a merge with one recipe for all matrices."""
         node = self.nodes[name]
         given = node["how"].get("weights", ())
         return dict(zip(map(self.one, node["parents"]), given, strict=False)) if node["group"] in EXACT else {}
@@ -136,10 +136,10 @@ class Truth:
         return [name for name, node in self.nodes.items() if node["group"] in groups and not node["hidden"]]
 
 
-def answers_of(told: Sequence[Mapping[str, Any]], truth: Truth) -> dict[str, Answer]:
-    """From the command's rows; an edge of unknown direction names no parent."""
+def answers_of(answers: Sequence[Mapping[str, Any]], truth: Truth) -> dict[str, Answer]:
+    """The answers in the rows of ``ask``; an edge of unknown direction does not name a parent."""
     found = {}
-    for one in told:
+    for one in answers:
         rows = [
             row for row in one["rows"] if row["parent"] and row["parent"] != one["base"] and row["direction"] == "known"
         ]
@@ -148,36 +148,36 @@ def answers_of(told: Sequence[Mapping[str, Any]], truth: Truth) -> dict[str, Ans
     return found
 
 
-# Limits of the classes of a reliability table.
+# Boundaries of the classes of a reliability table.
 CLASSES = (0.0, 0.1, 0.5, 0.8, 0.9, 0.95, 1.0)
 
 
 def is_right(model: str, base: str, row: Mapping[str, Any], truth: Truth) -> bool:
-    """Whether a row names a parent of the model, or of what it is a plain copy of; the base: that there is none."""
+    """Whether a row names a parent of the model or of its original; the base is right if there is no parent."""
     true = truth.parents(model) | truth.parents(truth.one(model))
     return not true if row["parent"] in (None, base) else truth.one(row["parent"]) in true
 
 
-def reliability(told: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
-    """By class of probability: how many steps, their mean probability, and the share of them that are right."""
+def reliability(answers: Sequence[Mapping[str, Any]], truth: Truth) -> list[dict[str, Any]]:
+    """By class of probability: the number of edges, their mean probability, and the share of them that are right."""
     steps = [
         (float(row["probability"]), is_right(one["model"], one["base"], row, truth))
-        for one in told
+        for one in answers
         for row in one["rows"]
         if one["model"] in truth.nodes
     ]
     found = []
     for low, high in pairwise(CLASSES):
-        inside = [(said, right) for said, right in steps if low <= said < high]
+        inside = [(probability, right) for probability, right in steps if low <= probability < high]
         if inside:
-            said, right = zip(*inside, strict=True)
-            found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(said) / len(inside),
+            probabilities, right = zip(*inside, strict=True)
+            found.append({"from": low, "to": high, "steps": len(inside), "mean": sum(probabilities) / len(inside),
                           "right": sum(right) / len(inside)})  # fmt: skip
     return found
 
 
 def rival_answers(parents: Mapping[str, str | None], root: str, truth: Truth) -> dict[str, Answer]:
-    """The rival names one parent each; the base is none to name, nor is having none."""
+    """The answers of the rival, which names one parent for each model; the base counts as no parent."""
     return {
         name: Answer(frozenset({truth.one(parent)} if parent not in (None, root) else ()), {})
         for name, parent in parents.items()
@@ -186,15 +186,15 @@ def rival_answers(parents: Mapping[str, str | None], root: str, truth: Truth) ->
 
 
 def score(answers: Mapping[str, Answer], truth: Truth, names: Sequence[str]) -> Score:
-    """Of these models; one without an answer counts as wrong, with no parent named."""
+    """The scores of these models; a model without an answer counts as wrong, with no parent named."""
     right = named = true = hit = 0
     errors = []
     for name in names:
         answer, parents = answers.get(name), truth.parents(name)
-        told = (answer.parents if answer else frozenset()) - ({truth.one(name)} - parents)
-        right += answer is not None and told == parents
-        named, true, hit = named + len(told), true + len(parents), hit + len(told & parents)
-        if answer is not None and told == parents:
+        named_parents = (answer.parents if answer else frozenset()) - ({truth.one(name)} - parents)
+        right += answer is not None and named_parents == parents
+        named, true, hit = named + len(named_parents), true + len(parents), hit + len(named_parents & parents)
+        if answer is not None and named_parents == parents:
             errors += [abs(answer.weights[one] - weight) for one, weight in truth.weights(name).items()]
     read = [answers[name].bytes for name in names if name in answers]
     return Score(len(names), right, named, true, hit, max(errors, default=None), max(read, default=0) / 1e6)

@@ -1,4 +1,8 @@
-"""One forest from training to table: make, index, ask in three ways, and ask the rival."""
+"""One forest from training to tables: make it, index it, ask for its lineage in four ways, and compare with a rival.
+
+``python -m scripts.lineage.study ATLAS OUT [--no-dates] [--no-embeddings]`` only asks, in a process of its own that
+inherits the address of the Hub.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,14 @@ from scripts.lineage.scoring import (
     score,
 )
 
-# How the atlas is asked: options of scripts.lineage.asking.
+# How the atlas is asked: options of this module.
 WAYS: Mapping[str, tuple[str, ...]] = {
     "with dates": (),
     "without dates": ("--no-dates",),
     "with dates, blocks alone": ("--no-embeddings",),
     "without dates, blocks alone": ("--no-dates", "--no-embeddings"),
 }
-# The shape that stands for the demo's family (scripts/family) in place of a forest.
+# The shape that uses the demo's family (scripts/family) instead of a forest.
 DEMO = "demo"
 RIVALS = ("MoTHer as published", "MoTHer given root and dates")
 
@@ -44,34 +48,57 @@ def study(root: Path, architecture: str, shape: str, seed: int) -> dict[str, Any
     store, atlas = root / f"{shape}-{architecture}", root / f"{shape}-{architecture}-atlas"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
                    "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
+    rivals: dict[str, dict[str, Answer]] = {}
     if shape == DEMO:
+        # Without the rival, whose code does not read the forms of some of the family's weights.
         make_family(store, "full", architecture)
-    else:
-        _run(["scripts.lineage.forest", str(store), architecture, shape, str(seed)], environment)
-    if shape == DEMO:
         plan = load_plan("full", architecture)
-        base, known = plan.base, Truth.of_family(plan)
-        told = _asked(store, atlas, base, ("--discover", "names"))
+        known = Truth.of_family(plan)
+        rows = _asked(store, atlas, plan.base, ("--discover", "names"))
     else:
         from scripts.lineage.forest import read_truth
 
+        _run(["scripts.lineage.forest", str(store), architecture, shape, str(seed)], environment)
         truth = read_truth(store)
-        base, known = truth["base"], Truth(truth["nodes"])
-        told = _asked(store, atlas, base, ())
-    answers = {way: answers_of(rows, known) for way, rows in told.items()}
-    if shape != DEMO:  # some of the family's weights are in forms that the rival's code does not read
-        answers |= _rivals(store, truth, known)
+        known = Truth(truth["nodes"])
+        rows = _asked(store, atlas, truth["base"], ())
+        rivals = _rivals(store, truth["base"], known)
+    answers = {way: answers_of(found, known) for way, found in rows.items()} | rivals
     return {
         "architecture": architecture,
         "models": len(known.of([group for groups in KINDS.values() for group in groups])),
-        "reliability": {way: reliability(rows, known) for way, rows in told.items()},
+        "reliability": {way: reliability(found, known) for way, found in rows.items()},
         "ways": {way: _scores(found, known) for way, found in answers.items()},
     }
 
 
+def ask(atlas: Path, *, dates: bool, embeddings: bool) -> list[dict[str, Any]]:
+    """The lineage of every model: its rows, with the signals behind their probabilities, bytes and notes.
+
+    ``embeddings``: whether the base's embeddings can be read; without them blocks alone decide, as for vision models.
+    """
+    from query import Atlas
+    from query.lineage.lineage import Tracer
+
+    with Atlas(atlas) as opened:
+        tracer = Tracer(opened, opened.base_named(None), dates=dates, embeddings=embeddings)
+        found = [tracer.of_indexed(model_id) for model_id in tracer.indexed()]
+    return [
+        {
+            "model": one.model,
+            "base": one.base,
+            "rows": [row | {"signals": {**edge.signals}} for row, edge in zip(one.to_rows(), one.edges, strict=True)],
+            "bytes": one.bytes_read,
+            "models": one.models_read,
+            "notes": list(one.notes),
+        }
+        for one in found
+    ]
+
+
 def _run(words: list[str], environment: Mapping[str, str]) -> None:
     if subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, env=dict(environment), check=False).returncode:
-        raise RuntimeError(f"{' '.join(words)} failed; its own message stands above.")
+        raise RuntimeError(f"{' '.join(words)} failed; its own message is above.")
 
 
 def _asked(store: Path, atlas: Path, base: str, options: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
@@ -86,17 +113,16 @@ def _asked(store: Path, atlas: Path, base: str, options: tuple[str, ...]) -> dic
             _run(words, environment)
         for way, options in WAYS.items():
             out = atlas.with_suffix(f".{'_'.join(options) or 'dates'}.json")
-            _run(["scripts.lineage.asking", str(atlas), str(out), *options], environment)
+            _run(["scripts.lineage.study", str(atlas), str(out), *options], environment)
             found[way] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
 
-def _rivals(store: Path, truth: Mapping[str, Any], known: Truth) -> dict[str, dict[str, Answer]]:
-    """Both forms of the rival, each with the direction of kurtosis that suits it better: nobody could know it."""
+def _rivals(store: Path, base: str, known: Truth) -> dict[str, dict[str, Answer]]:
+    """Both forms of the rival, each with the direction of kurtosis that gives it the better score."""
     from scripts.lineage.mother import parents, read_square
 
     uploaded = [name for name, node in known.nodes.items() if not node["hidden"]]
-    base = truth["base"]
     weights = {name: read_square(store / name) for name in [base, *uploaded]}
     created = {name: datetime.fromisoformat(known.nodes[name]["created"]) for name in uploaded}
     found = {}
@@ -117,3 +143,9 @@ def _scores(answers: Mapping[str, Answer], truth: Truth) -> dict[str, Any]:
         "MoTHer's forest (five trees of 21)": TREE,
     }
     return {name: score(answers, truth, truth.of(groups)).as_row() for name, groups in {**together, **KINDS}.items()}
+
+
+if __name__ == "__main__":
+    folder, out, *options = sys.argv[1:]
+    answers = ask(Path(folder), dates="--no-dates" not in options, embeddings="--no-embeddings" not in options)
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")
