@@ -1,4 +1,4 @@
-"""A small forest of really trained models: made once, kept in .demo/, indexed once a run."""
+"""A small forest of trained models, made once in .demo/ and indexed once per run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training import small_forest
 
 @dataclass
 class Forest:
-    """The store of a forest, the plan it was made by, and an atlas of it."""
+    """The store of a forest, the plan it was made from, and an atlas of it."""
 
     store: Path
     atlas: Path
@@ -55,16 +55,16 @@ def forest(store, trees, tmp_path_factory) -> Forest:
         assert ran.code == 0, ran.err
         ran = shell("query", "lineage", "--all", "--json")
         assert ran.code == 0, ran.err
-        (folder / "told.json").write_text(ran.out)
+        (folder / "answers.json").write_text(ran.out)
 
     folder = made_once(tmp_path_factory, "forest", make)
     return Forest(store, folder / "atlas", {node["name"]: node for node in truth["nodes"]}, truth["base"])
 
 
 @pytest.fixture(scope="session")
-def told(forest) -> dict[str, list[dict[str, Any]]]:
-    """What `query lineage --all` says, by model."""
+def answers(forest) -> dict[str, list[dict[str, Any]]]:
+    """The rows of `query lineage --all`, by model."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in json.loads((forest.atlas.parent / "told.json").read_text()):
+    for row in json.loads((forest.atlas.parent / "answers.json").read_text()):
         found.setdefault(row["model"], []).append(row)
     return found

@@ -1,4 +1,4 @@
-"""What cannot be told is said in a line: no base, no records, no parent any more, claims that contradict each other."""
+"""Errors and notes in one line: no base, no records, a parent that is gone, claims that contradict each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def own(forest, tmp_path):
-    """A copy of the atlas that a test may spoil."""
+    """A copy of the atlas that a test may damage."""
     shutil.copytree(forest.atlas, tmp_path / "atlas")
     return tmp_path / "atlas"
 
@@ -57,13 +57,13 @@ def test_a_model_of_another_architecture_is_refused_in_a_line(forest, trees, own
     assert len(ran.err.strip().splitlines()) == 1
 
 
-def test_a_base_that_the_atlas_lacks_is_said_to_be_missing(forest, trees, own, tmp_path):
+def test_a_base_that_is_not_in_the_atlas_is_an_error(forest, trees, own, tmp_path):
     ran = Shell(trees.endpoint, tmp_path)("query", "lineage", forest.one("root"), "--base", "nobody/nothing")
     assert ran.code == 1
     assert "is not a base of this atlas" in ran.err
 
 
-def test_a_model_that_names_a_base_of_nobodys_is_told_what_bases_there_are(own, forest, trees, monkeypatch, tmp_path):
+def test_a_model_with_an_unknown_base_is_an_error_that_lists_the_bases(own, forest, trees, monkeypatch, tmp_path):
     use_endpoint(monkeypatch, trees.endpoint)
     changed(own, ("INSERT INTO bases (base, \"commit\", aliases) VALUES ('other/base', 'c', [])", []))
     shutil.copytree(forest.store / forest.one("root"), tmp_path / "folder")
@@ -72,7 +72,7 @@ def test_a_model_that_names_a_base_of_nobodys_is_told_what_bases_there_are(own, 
 
 
 @pytest.mark.parametrize("records", ["gone", "without factors", "damaged"])
-def test_an_atlas_without_records_says_what_lineage_needs(forest, trees, own, tmp_path, records):
+def test_an_atlas_without_records_is_an_error_with_advice(forest, trees, own, tmp_path, records):
     if records == "gone":
         shutil.rmtree(own / "records")
     for path in (own / "records").glob("*/*.safetensors"):
@@ -92,7 +92,7 @@ def test_an_atlas_without_records_says_what_lineage_needs(forest, trees, own, tm
     assert "--with-records" in ran.err
 
 
-def test_one_damaged_record_leaves_its_model_out_and_says_so(forest, trees, own, monkeypatch):
+def test_one_damaged_record_leaves_its_model_out_with_a_note(forest, trees, own, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     sweep = forest.one("sweep")
     with Atlas(own) as atlas:
@@ -124,23 +124,23 @@ def test_a_parent_that_left_the_hub_is_named_by_its_record(forest, own, monkeypa
         with Atlas(own) as atlas:
             answer = atlas.lineage(child, fresh=True)
     assert any(f"{parent} cannot be read any more" in note for note in answer.notes)
-    told = {row.parent for row in answer.edges}
+    named = {edge.parent for edge in answer.edges}
     ancestors = {parent, *forest.parents(parent)}
-    assert told <= ancestors
-    assert told
+    assert named <= ancestors
+    assert named
 
 
-def test_claims_in_a_circle_are_told_and_the_weights_decide(forest, trees, own, monkeypatch):
+def test_claims_in_a_circle_are_noted_and_the_weights_decide(forest, trees, own, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     child = forest.one("child")
     (parent,) = forest.parents(child)
     changed(own, *undeclared(child, parent), declares(child, parent), declares(parent, child))
     with Atlas(own) as atlas:
-        told = atlas.lineage(child, fresh=True)
+        forth = atlas.lineage(child, fresh=True)
         back = atlas.lineage(parent, fresh=True)
-    assert [(row.parent, row.card) for row in told.edges] == [(parent, "confirmed")]
+    assert [(row.parent, row.card) for row in forth.edges] == [(parent, "confirmed")]
     assert [(row.parent, row.card) for row in back.edges] == [(forest.base, "contradicted")]
-    assert any("name each other as parents" in note for note in told.notes)
+    assert any("name each other as parents" in note for note in forth.notes)
     assert any("name each other as parents" in note for note in back.notes)
 
 
@@ -163,7 +163,7 @@ def test_a_declared_parent_of_another_width_is_contradicted_with_the_reason(fore
     assert any("wide/one" in note and "96 wide" in note for note in answer.notes)
 
 
-def test_a_declared_parent_that_nobody_holds_is_neither_confirmed_nor_contradicted(forest, trees, own, monkeypatch):
+def test_a_declared_parent_outside_the_atlas_is_neither_confirmed_nor_contradicted(forest, trees, own, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     model = forest.one("orphan")
     changed(own, *undeclared(model), declares(model, "gone/for-good"))
@@ -173,7 +173,7 @@ def test_a_declared_parent_that_nobody_holds_is_neither_confirmed_nor_contradict
     assert any("gone/for-good, which this atlas does not contain" in note for note in answer.notes)
 
 
-def test_a_base_without_its_embeddings_is_judged_by_blocks_and_says_so(forest, own, monkeypatch, tmp_path):
+def test_without_the_base_embeddings_blocks_decide_with_a_note(forest, own, monkeypatch, tmp_path):
     from scripts.loopback_hub import LoopbackHub
 
     store = shutil.copytree(forest.store, tmp_path / "store", copy_function=os.link)
@@ -198,7 +198,7 @@ def test_a_small_budget_is_kept(forest, trees, monkeypatch):
         assert lineage(atlas, name, thresholds=Thresholds(max_bytes=budget)).bytes_read <= budget
 
 
-def test_a_tree_whose_edges_run_in_a_circle_is_drawn_all_the_same():
+def test_a_tree_with_a_circle_is_drawn():
     pytest.importorskip("matplotlib")
     from query.lineage.tree import around, positions, tree_figure
 

@@ -1,4 +1,4 @@
-"""The lineage of really trained models, whose family tree is known: over HTTP, from an atlas as the commands make it."""
+"""The lineage of trained models whose family tree is known, over HTTP, from an atlas made by the commands."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ def named(forest, rows):
     return {row["parent"] for row in rows if row["parent"] != forest.base}
 
 
-def test_every_model_has_an_answer(forest, told):
-    assert set(told) == {name for name, node in forest.nodes.items() if not node["hidden"]}
+def test_every_model_has_an_answer(forest, answers):
+    assert set(answers) == {name for name, node in forest.nodes.items() if not node["hidden"]}
 
 
-def test_models_without_a_parent_to_name_get_none(forest, told):
-    without = [name for name in told if not forest.parents(name)]
+def test_models_without_a_parent_to_name_get_none(forest, answers):
+    without = [name for name in answers if not forest.parents(name)]
     assert len(without) >= 9
-    assert {name: named(forest, told[name]) for name in without} == {name: set() for name in without}
+    assert {name: named(forest, answers[name]) for name in without} == {name: set() for name in without}
 
 
-def test_continued_models_name_their_parent_and_not_a_grandparent_or_sibling(forest, told):
-    continued = [name for name in told if forest.nodes[name]["kind"] == "continued" and forest.parents(name)]
+def test_continued_models_name_their_parent_and_not_a_grandparent_or_sibling(forest, answers):
+    continued = [name for name in answers if forest.nodes[name]["kind"] == "continued" and forest.parents(name)]
     assert len(continued) == 8
-    wrong = {name: told[name] for name in continued if named(forest, told[name]) != forest.parents(name)}
+    wrong = {name: answers[name] for name in continued if named(forest, answers[name]) != forest.parents(name)}
     assert wrong == {}
 
 
 @pytest.mark.parametrize("group", ["linear", "task_arithmetic"])
-def test_merges_by_one_recipe_name_their_parents_with_their_weights(forest, told, group):
+def test_merges_by_one_recipe_name_their_parents_with_their_weights(forest, answers, group):
     name = forest.one(group)
     node = forest.nodes[name]
-    assert {row["parent"]: pytest.approx(row["coefficient"], abs=0.01) for row in told[name]} == dict(
+    assert {row["parent"]: pytest.approx(row["coefficient"], abs=0.01) for row in answers[name]} == dict(
         zip(node["parents"], node["how"]["weights"], strict=True)
     )
-    assert {row["method"] for row in told[name]} == {group.replace("_", " ")}
-    assert all(row["left"] < 1e-4 for row in told[name])
+    assert {row["method"] for row in answers[name]} == {group.replace("_", " ")}
+    assert all(row["left"] < 1e-4 for row in answers[name])
 
 
 @pytest.mark.parametrize("group", ["slerp", "ties", "dare", "lora", "plain", "bfloat16", "int8", "nf4"])
-def test_other_steps_name_their_parents_and_their_kind(forest, told, group):
+def test_other_steps_name_their_parents_and_their_kind(forest, answers, group):
     for name, node in forest.nodes.items():
         if node["group"] == group:
-            assert named(forest, told[name]) == forest.parents(name), told[name]
+            assert named(forest, answers[name]) == forest.parents(name), answers[name]
             expected = KINDS.get(group) or KINDS[node["kind"]]
-            assert {row["kind"] for row in told[name]} == {expected}
+            assert {row["kind"] for row in answers[name]} == {expected}
 
 
-def test_the_card_is_confirmed_contradicted_or_silent(forest, told):
-    for name, rows in told.items():
+def test_the_card_confirms_contradicts_or_declares_nothing(forest, answers):
+    for name, rows in answers.items():
         declared = set(forest.nodes[name]["declared"])
-        held = {one for one in declared if one in told}
+        held = {one for one in declared if one in answers}
         for row in rows:
             if row["probability"] < SURE:
                 assert row["card"] in ("confirmed", "unsure"), name
@@ -79,7 +79,7 @@ def test_the_card_is_confirmed_contradicted_or_silent(forest, told):
                 assert row["card"] == ("confirmed" if row["parent"] == forest.base else "not declared"), name
 
 
-def test_without_dates_nobody_gets_a_parent_that_is_none(forest, trees, monkeypatch):
+def test_without_dates_no_model_gets_a_wrong_parent(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     family = {}
     for name, node in forest.nodes.items():
@@ -88,8 +88,8 @@ def test_without_dates_nobody_gets_a_parent_that_is_none(forest, trees, monkeypa
         for answer in atlas.lineages(dates=False):
             copies = {name for name, node in forest.nodes.items() if family[answer.model] & set(node["parents"])
                       and node["kind"] == "copy"}  # fmt: skip
-            told = {row.parent for row in answer.edges if row.direction == "known"} - {forest.base}
-            assert told <= family[answer.model] | copies, answer
+            named = {edge.parent for edge in answer.edges if edge.direction == "known"} - {forest.base}
+            assert named <= family[answer.model] | copies, answer
 
 
 def test_a_copy_without_dates_has_no_known_direction(forest, trees, monkeypatch):
@@ -114,7 +114,7 @@ def test_bytes_are_counted_and_little_is_read(forest, trees, monkeypatch):
     assert answer.to_rows()[0]["bytes_read"] == answer.bytes_read
 
 
-def test_a_folder_is_traced_as_its_upload_is(forest, trees, monkeypatch):
+def test_a_folder_has_the_lineage_of_its_upload(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     name = forest.one("grandchild")
     with Atlas(forest.atlas) as atlas:
@@ -128,7 +128,7 @@ def rows_of(atlas, statement):
         return connection.execute(statement).fetchall()
 
 
-def test_edges_are_stored_as_they_are_told(forest, told):
+def test_edges_are_stored_as_they_are_printed(forest, answers):
     stored = rows_of(
         forest.atlas,
         "SELECT child.model, coalesce(parent.model, child.base), kind, round(coefficient, 4), card FROM lineage "
@@ -136,7 +136,7 @@ def test_edges_are_stored_as_they_are_told(forest, told):
     )
     assert set(stored) == {
         (row["model"], row["parent"], row["kind"], row["coefficient"], row["card"])
-        for rows in told.values()
+        for rows in answers.values()
         for row in rows
     }
 
@@ -164,7 +164,7 @@ def test_a_licence_that_is_not_the_parents_is_listed(forest, tmp_path):
     assert all(parent in (row[0], row[2]) for row in found)
 
 
-def test_what_is_stored_outlives_a_publish_and_a_rebuild(forest, trees, tmp_path):
+def test_stored_edges_survive_a_publish_and_a_rebuild(forest, trees, tmp_path):
     import shutil
 
     shutil.copytree(forest.atlas, tmp_path / "atlas")
@@ -176,8 +176,8 @@ def test_what_is_stored_outlives_a_publish_and_a_rebuild(forest, trees, tmp_path
         assert rows_of(tmp_path / "atlas", "SELECT * EXCLUDE answered_at FROM lineage ORDER BY ALL") == before
 
 
-def test_a_model_that_is_another_since_has_no_lineage_until_it_is_asked_again(forest, trees, tmp_path):
-    """Nor has a model that was said to be made from it."""
+def test_a_model_that_changed_has_no_lineage_until_it_is_asked_again(forest, trees, tmp_path):
+    """The same holds for a model with an edge from it."""
     import shutil
 
     shutil.copytree(forest.atlas, tmp_path / "atlas")
@@ -202,7 +202,7 @@ def test_a_model_that_is_another_since_has_no_lineage_until_it_is_asked_again(fo
     assert not [pair for pair in kept if child in pair]
 
 
-def test_two_writers_do_not_meet(forest, trees, tmp_path):
+def test_answers_are_printed_while_another_process_writes(forest, trees, tmp_path):
     import shutil
 
     from indexer.atlas import AtlasFolder
@@ -212,7 +212,7 @@ def test_two_writers_do_not_meet(forest, trees, tmp_path):
         ran = Shell(trees.endpoint, tmp_path)("query", "lineage", "--all", "--json")
     assert ran.code == 1
     assert "is being written to by `index build`" in ran.err
-    assert json.loads(ran.out)  # what was found out is not lost
+    assert json.loads(ran.out)  # the answers are not lost
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

@@ -16,7 +16,7 @@ from tests.hub_ground import RawServer, use_endpoint
 
 pytestmark = pytest.mark.slow
 
-NOBODY = "http://127.0.0.1:9"
+NO_HUB = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def edges(atlas):
         return connection.execute("SELECT * FROM lineage ORDER BY model_id, parent_id").fetchall()
 
 
-def test_all_without_a_hub_keeps_every_edge_and_says_so_once(forest, own, tmp_path):
+def test_all_without_a_hub_keeps_every_edge_and_prints_one_reason(forest, own, tmp_path):
     before = edges(own)
     with RawServer(b"") as hub:  # it closes every connection
         ran = Shell(hub.endpoint, tmp_path)("query", "lineage", "--all", "--json")
@@ -66,13 +66,13 @@ def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(forest, 
     assert {row["model"] for row in rows if row["told"]} == {gone}
 
 
-def test_a_kept_answer_is_given_without_a_hub_and_fresh_reads_the_weights(forest, told, own, tmp_path):
+def test_a_stored_answer_needs_no_hub_and_fresh_reads_the_weights(forest, answers, own, tmp_path):
     child = forest.one("grandchild")
-    shell = Shell(NOBODY, tmp_path)
+    shell = Shell(NO_HUB, tmp_path)
     ran = shell("query", "lineage", child, "--json")
     assert ran.code == 0, ran.err
     (row,) = json.loads(ran.out)
-    (asked,) = told[child]
+    (asked,) = answers[child]
     assert {**row, "told": None, "bytes_read": 0, "model": child} == {**asked, "bytes_read": 0}
     assert row["told"][:10] in ran.err
     assert "--fresh" in ran.err
@@ -81,12 +81,12 @@ def test_a_kept_answer_is_given_without_a_hub_and_fresh_reads_the_weights(forest
     assert f"{child} cannot be read" in ran.err
 
 
-def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkeypatch):
-    use_endpoint(monkeypatch, NOBODY)
+def test_show_and_the_agents_tool_return_the_stored_answer(forest, answers, own, monkeypatch):
+    use_endpoint(monkeypatch, NO_HUB)
     from query.serve.tools import Tools
 
     child = forest.one("child")
-    (asked,) = told[child]
+    (asked,) = answers[child]
     with Atlas(own) as atlas:
         (row,) = atlas.show(child)["lineage"]
         assert (row["parent"], row["kind"], row["probability"]) == (
@@ -102,8 +102,8 @@ def test_show_and_the_agents_tool_give_the_kept_answer(forest, told, own, monkey
     assert any("This answer was stored" in note for note in found["notes"])
 
 
-def test_edges_of_an_older_version_stay_and_answer_nothing(forest, trees, own, monkeypatch):
-    use_endpoint(monkeypatch, NOBODY)
+def test_edges_of_version_0_1_are_kept_but_do_not_answer(forest, trees, own, monkeypatch):
+    use_endpoint(monkeypatch, NO_HUB)
     from indexer.publish.stored_answers import LINEAGE, read_answers
     from query.lineage.stored import stored_lineage
 
@@ -120,8 +120,8 @@ def test_edges_of_an_older_version_stay_and_answer_nothing(forest, trees, own, m
         assert stored_lineage(atlas, 1) is None
 
 
-def test_every_step_has_a_probability_and_nobody_is_accused_below_nine_tenths(forest, told):
-    rows = [row for rows in told.values() for row in rows]
+def test_every_edge_has_a_probability_and_below_nine_tenths_no_card_is_contradicted(forest, answers):
+    rows = [row for rows in answers.values() for row in rows]
     assert all(0 < row["probability"] < 1 for row in rows)
     assert {row["card"] for row in rows if row["probability"] < SURE} <= {"confirmed", "unsure"}
     with duckdb.connect(str(forest.atlas / "atlas.duckdb"), read_only=True) as connection:

@@ -1,4 +1,4 @@
-"""The rival's rule and the scores against small cases worked out by hand; the whole study on MoTHer's shape is slow."""
+"""The rival's rule and the scores against small cases calculated by hand, and the whole study (slow)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_demos_family_is_a_forest_with_a_sweep():
 
 def test_reliability_counts_the_steps_of_each_class_and_those_that_are_right():
     truth = Truth([node("r", "root", kind="tuned"), node("c", "child", "r"), node("s", "sweep", kind="tuned")])
-    told = [
+    answers = [
         {"model": name, "base": "b", "rows": [{"parent": parent, "probability": said}]}
         for name, parent, said in (
             ("r", "b", 0.97),
@@ -85,7 +85,7 @@ def test_reliability_counts_the_steps_of_each_class_and_those_that_are_right():
             ("r", None, 0.96),
         )
     ]
-    low, high = reliability(told, truth)
+    low, high = reliability(answers, truth)
     assert (low["from"], low["to"], low["steps"], low["right"]) == (0.1, 0.5, 2, 0)
     assert low["mean"] == pytest.approx(0.25)
     assert (high["from"], high["steps"], high["right"]) == (0.95, 3, 1)
@@ -114,9 +114,9 @@ def test_scores_count_exactly_right_answers_and_hidden_parents_as_none():
     assert (found.named, found.true, found.hit) == (5, 4, 4)
     assert found.worst_weight == pytest.approx(0.01)
     assert found.megabytes == 7.0
-    told = rival_answers({"base": None, "r": "base", "c": "r", "k": "c"}, "base", truth)
-    assert told["r"].parents == frozenset()
-    assert told["c"].parents == {"r"}
+    answers = rival_answers({"base": None, "r": "base", "c": "r", "k": "c"}, "base", truth)
+    assert answers["r"].parents == frozenset()
+    assert answers["c"].parents == {"r"}
 
 
 def test_merges_are_those_that_mergekit_defines():
@@ -141,16 +141,16 @@ def test_merges_are_those_that_mergekit_defines():
 
 @pytest.mark.study
 @pytest.mark.timeout(7200)
-def test_lineage_is_told_on_a_family_that_the_limits_were_not_set_on(tmp_path):
+def test_lineage_on_a_family_that_the_thresholds_were_not_set_on(tmp_path):
     """Two hundred models of GPT-2's architecture; twenty minutes."""
     from scripts.lineage.study import study
 
     ways = study(tmp_path, "gpt2", "full", seed=22)["ways"]
-    told = ways["with dates"]
-    assert told["continued"]["right"] >= 0.95
-    assert told["no parent to name"]["right"] >= 0.95
-    assert told["linear + task arithmetic"]["right"] >= 0.95
-    assert told["linear + task arithmetic"]["worst_weight"] <= 0.01
-    assert told["TIES"]["precision"] >= 0.9
-    assert told["all"]["right"] >= 0.9
-    assert told["all"]["right"] > ways["MoTHer given root and dates"]["all"]["right"]
+    answers = ways["with dates"]
+    assert answers["continued"]["right"] >= 0.95
+    assert answers["no parent to name"]["right"] >= 0.95
+    assert answers["linear + task arithmetic"]["right"] >= 0.95
+    assert answers["linear + task arithmetic"]["worst_weight"] <= 0.01
+    assert answers["TIES"]["precision"] >= 0.9
+    assert answers["all"]["right"] >= 0.9
+    assert answers["all"]["right"] > ways["MoTHer given root and dates"]["all"]["right"]

@@ -252,7 +252,7 @@ def test_generic_names_say_only_their_number():
 
 
 def test_label_names_decide_between_datasets_that_share_their_text():
-    """Sixteen authors, two datasets whose vectors cannot be told apart, different label names."""
+    """Sixteen authors, two datasets whose vectors cannot be distinguished, different label names."""
     rng = np.random.default_rng(5)
     text = rng.normal(size=(6, 16))
     vectors, authors, datasets, heads = [], [], [], []

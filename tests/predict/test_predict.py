@@ -78,11 +78,11 @@ def test_only_the_vector_is_used_without_a_head(population):
 def test_declared_datasets_and_duplicates_are_named_and_change_nothing(population):
     plain = predict_target(target(population.vectors[0]), population, k=10)
     facts = {"declared": ("glue", "d1"), "duplicates": (Duplicate("bob/copy", ("d2",)),)}
-    told = predict_target(target(population.vectors[0], **facts), population, k=10)
-    assert [one.probability for one in told.answers] == [one.probability for one in plain.answers]
-    assert [one.dataset for one in told.answers if one.declared] == ["d1"]
-    assert any("glue, d1" in note for note in told.notes)
-    assert any("bob/copy" in note and "d2" in note for note in told.notes)
+    found = predict_target(target(population.vectors[0], **facts), population, k=10)
+    assert [one.probability for one in found.answers] == [one.probability for one in plain.answers]
+    assert [one.dataset for one in found.answers if one.declared] == ["d1"]
+    assert any("glue, d1" in note for note in found.notes)
+    assert any("bob/copy" in note and "d2" in note for note in found.notes)
 
 
 def test_without_models_by_other_authors_there_is_no_prediction():
@@ -209,13 +209,13 @@ def test_copies_and_strangers(planted):
 def test_the_evaluation_on_the_command_line(planted):
     ran = planted("query", "predict", "--evaluate", "--out", "r.svg", "--json")
     assert ran.code == 0, ran.err
-    told = ran.json
-    assert (told["models"], told["authors"], told["datasets"], told["calibrated"]) == (13, 5, 3, False)
-    scores = {row["evidence"]: row for row in told["scores"]}
+    found = ran.json
+    assert (found["models"], found["authors"], found["datasets"], found["calibrated"]) == (13, 5, 3, False)
+    scores = {row["evidence"]: row for row in found["scores"]}
     assert set(scores) == {"together", "vectors", "head", "majority", "chance"}
     assert scores["vectors"]["accuracy"] == 1
     assert scores["chance"]["accuracy"] == pytest.approx(1 / 4)
-    assert told["file"] == "r.svg"
+    assert found["file"] == "r.svg"
     assert (planted.folder / "r.svg").read_text().startswith("<?xml")
     assert "not calibrated" in ran.err
     assert planted("query", "predict", "--evaluate", "--out", "r.gif").code == 2

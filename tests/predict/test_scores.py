@@ -230,12 +230,12 @@ def test_fewer_than_five_authors_have_no_interval(guesses):
 def test_an_evaluation_in_every_form(tmp_path):
     found = WORLDS["clear"].draw(30, "a", seed=11)
     result = evaluate_models(found, base="base", representation="input")
-    told = json.loads(json.dumps(result.to_dict()))
-    assert (told["models"], told["authors"]) == (len(found.models), 30)
-    assert told["datasets"] == len({name for names in found.datasets for name in names})
-    assert told["with_head"] == sum(head.kind is not None for head in found.heads)
-    assert [row["evidence"] for row in told["scores"]] == [*EVIDENCE, "majority", "chance"]
-    assert all(row["accuracy"][0] <= row["accuracy"][1] for row in told["intervals"])
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert (plain["models"], plain["authors"]) == (len(found.models), 30)
+    assert plain["datasets"] == len({name for names in found.datasets for name in names})
+    assert plain["with_head"] == sum(head.kind is not None for head in found.heads)
+    assert [row["evidence"] for row in plain["scores"]] == [*EVIDENCE, "majority", "chance"]
+    assert all(row["accuracy"][0] <= row["accuracy"][1] for row in plain["intervals"])
     frame = result.to_df()
     assert frame["model"].tolist() == found.models
     weights = frame["weight"] / frame["weight"].sum()
