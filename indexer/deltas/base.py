@@ -22,6 +22,7 @@ from indexer.names import DeltaKey, ModelRef
 from indexer.network.byterange import LocalFile
 from indexer.network.hub import BaseFacts
 from indexer.storage.atomic_files import replacing, temporary_path
+from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.safetensors_index import SafetensorsIndex, read_index
 from indexer.weights.stored_tensor import DTYPE_NAMES
@@ -135,7 +136,7 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
                     piece = matrix.extract(tensor).contiguous()
                     norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float()))
                     if not math.isfinite(norms[str(matrix.key)]):
-                        raise Skipped("not_finite", f"its tensor {name} holds NaN or infinite values")
+                        raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
                     file.seek(header[str(matrix.key)]["data_offsets"][0])
                     file.write(piece.view(torch.uint8).numpy().data)
         description = {

@@ -19,6 +19,7 @@ from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.weight_sample import Positions, sampled_positions
+from indexer.untrusted import shown
 from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
@@ -103,7 +104,7 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
     whole = [name.removesuffix(".weight") for name in whole_weights(checkpoint) if name.endswith(".weight")]
     replaced = architecture.locate_modules(whole, base.layout).matrices
     if replaced:
-        raise Skipped("adapter_unsupported", f"it also saves whole block matrices ({min(replaced)})")
+        raise Skipped("adapter_unsupported", f"it also saves whole block matrices ({shown(min(replaced))})")
     located = architecture.locate_modules(lora_paths(checkpoint), base.layout).matrices
     for module in read_lora(checkpoint):
         for matrix in located.get(module.path, ()):
@@ -120,7 +121,9 @@ def _dense_delta(
 ) -> DenseDelta:
     """The delta overwrites ``weight`` in memory if that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
-        raise Skipped("shape_mismatch", f"{matrix.tensor} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}")
+        raise Skipped(
+            "shape_mismatch", f"{shown(matrix.tensor)} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
+        )
     reference = roundings.reference(weight, base)
     where = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
     sample = weight[where].to(torch.float32)
@@ -136,7 +139,7 @@ def _dense_delta(
         inner += float(torch.dot(part.flatten(), piece))
     norm = math.sqrt(square) if math.isfinite(square) else square
     if not (math.isfinite(norm) and math.isfinite(inner)):
-        raise Skipped("not_finite", f"the tensor {matrix.tensor} holds NaN or infinite values")
+        raise Skipped("not_finite", f"the tensor {shown(matrix.tensor)} holds NaN or infinite values")
     moved = int(delta[where].count_nonzero())
     return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, sample, moved, kept)
 
@@ -146,9 +149,10 @@ def _lora_delta(matrix: Matrix, module: LoraModule) -> LoraDelta:
     if (b.shape[0], a.shape[1]) != tuple(matrix.shape):
         raise Skipped(
             "shape_mismatch",
-            f"the adapter's {module.path} makes {(b.shape[0], a.shape[1])}, the base's matrix is {tuple(matrix.shape)}",
+            f"the adapter's {shown(module.path)} makes {(b.shape[0], a.shape[1])}, "
+            f"the base's matrix is {tuple(matrix.shape)}",
         )
     a, b = a.to(torch.float32), b.to(torch.float32)
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        raise Skipped("not_finite", f"the adapter's {module.path} holds NaN or infinite values")
+        raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values")
     return LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)

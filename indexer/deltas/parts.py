@@ -226,7 +226,7 @@ def _tokens(checkpoint: Checkpoint) -> Floats | None:
 
 
 def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collection[str] | None) -> list[str]:
-    """So many tensors that families take turns while the depth goes from the first layer to the last."""
+    """MATRICES tensors, spread evenly over the layers, with the families taking turns."""
     usable = [
         (name, matrices)
         for name, matrices in tensors

@@ -19,7 +19,7 @@ FORMAT = 1
 LARGEST = 32 << 20
 MOST_FILES = 50_000
 
-# Parts of an atlas: the database and what it names; Parquet for other readers; what a build goes on from.
+# Parts of an atlas: the database and the files it names; Parquet for other readers; the inputs of a build.
 ATLAS, DATA, RECORDS = "atlas", "data", "records"
 PARTS = (ATLAS, DATA, RECORDS)
 
