@@ -159,43 +159,36 @@ def _names(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None) -> 
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """One column of a table, as text."""
+    """One column of a table, as text.
+
+    ``width``: of the longest text. ``preferred``: the width for which optional columns are dropped. ``narrowest``: the
+    width below which the table becomes a line for each value.
+    """
 
     name: str
+    head: str
     cells: Sequence[str]
     is_number: bool
-    is_whole: bool  # never cut
-
-    @property
-    def head(self) -> str:
-        return clean(self.name)
-
-    @property
-    def width(self) -> int:
-        return max(map(_width, (self.head, *self.cells)))
-
-    @property
-    def preferred(self) -> int:
-        """The width for which optional columns are dropped."""
-        return self.width if self.is_whole else max(_width(self.head), min(self.width, ROOM_FOR_TEXT))
-
-    @property
-    def narrowest(self) -> int:
-        """The width below which the table becomes a line for each value. The name of a number column may be cut."""
-        if self.is_number:
-            return max([NARROWEST_TEXT, *map(_width, self.cells)])
-        return self.width if self.is_whole else NARROWEST_TEXT
+    width: int
+    preferred: int
+    narrowest: int
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[_Column]:
-    """Numbers, ids and the first text column, which names the row, are whole; other text may be cut."""
+    """Numbers, ids and the first text column, which names the row, are never cut; names of number columns may be."""
     columns: list[_Column] = []
     for name in names:
         values = [row.get(name) for row in rows]
+        cells = [cell_text(value) for value in values]
+        head = clean(name)
+        of_head, of_cells = _width(head), max(map(_width, cells), default=0)
+        width = preferred = narrowest = max(of_head, of_cells)
         is_number = all(map(_is_number, values))
-        is_first_text = not is_number and all(one.is_number for one in columns)
-        is_whole = is_number or is_first_text or _are_ids(values)
-        columns.append(_Column(name, [cell_text(value) for value in values], is_number, is_whole))
+        if is_number:
+            narrowest = max(NARROWEST_TEXT, of_cells)
+        elif any(not one.is_number for one in columns) and not _are_ids(values):
+            preferred, narrowest = max(of_head, min(of_cells, ROOM_FOR_TEXT)), NARROWEST_TEXT
+        columns.append(_Column(name, head, cells, is_number, width, preferred, narrowest))
     return columns
 
 
