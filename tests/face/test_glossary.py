@@ -111,4 +111,4 @@ def test_a_word_is_explained_on_request(planted):
 def test_the_report_has_the_same_words(planted):
     with Atlas(planted) as atlas:
         page = str(atlas.report().html)
-    assert all(f"<strong>{term}</strong>" in page for term in words())
+    assert all(f"<dt>{term}</dt>" in page for term in words())
