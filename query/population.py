@@ -41,10 +41,10 @@ class LeftOut:
 class Population:
     """Entry i of every column is the same model; ids ascend and are unique.
 
-    ``vectors``: (n, d) float32 of unit norm, or of ``blocks`` of unit norm where these are compared one by one (zero
-    where a model left a matrix untouched). ``datasets``: canonical names that each model is known to be tuned
-    on. ``group``: the duplicate group a model belongs to, or None; ``representative``: whether it stands for its
-    group (the earliest upload). ``left_out`` counts models of the base that are not here.
+    ``vectors``: (n, d) float32 of unit norm, or of ``blocks`` blocks of unit norm that are compared one by one (zero if
+    a model did not change that matrix). ``datasets``: canonical names of the datasets each model is known to be tuned
+    on. ``group``: the duplicate group of a model, or None; ``representative``: whether it represents its group (the
+    earliest upload). ``left_out`` counts the models of the base that are not included.
     """
 
     base: str
@@ -68,8 +68,8 @@ def read_population(
 ) -> Population:
     """All models of one base that have a vector, each read once.
 
-    ``documented``: only those with a dataset, and whoever is a repeat of one of them: of many models most have none.
-    Raises AtlasError where the representation is not published.
+    ``documented``: only those with a dataset, and their duplicates; most models have no dataset. Raises AtlasError if
+    the representation is not published.
     """
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)
@@ -104,11 +104,10 @@ def read_population(
 
 
 def representatives(population: Population) -> tuple[Integers, list[frozenset[str]]]:
-    """Rows of the models to compare, in order of id, and their datasets, those of a duplicate group united.
+    """Rows of the models to compare, in order of id, and their datasets, with those of a duplicate group united.
 
-    Copies, unrelated models and zero vectors are left out; one model stands for a duplicate group: its
-    representative, or the lowest id where that one is left out. Raises ValueError on columns of different
-    lengths or ids that repeat.
+    Copies, unrelated models and zero vectors are left out. Of a duplicate group only its representative is kept, or the
+    lowest id if that one is left out. Raises ValueError on columns of different lengths or repeated ids.
     """
     ids = [int(identity) for identity in population.ids]
     columns = ("vectors", "models", "authors", "datasets", "is_copy", "is_unrelated", "group", "representative")
@@ -173,9 +172,9 @@ def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
 
 
 def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
-    """Models that one was made from, or that were made from it, as far as the atlas keeps lineage.
+    """The parents and the children of a model in the stored lineage.
 
-    A step that is less probable than not (a run with the same data and seed explains it as well) joins nobody.
+    Steps with a probability below one half are ignored: a run with the same data and seed explains them as well.
     """
     rows = atlas.rows(
         f"SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL AND {PROBABLE} "
@@ -186,9 +185,9 @@ def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
 
 
 def family_trees(atlas: AtlasReader, population: Population) -> Integers:
-    """For every model the number of its family tree: equal for two models that lineage joins, over others or not.
+    """The number of each model's family tree, which is the same for models that lineage joins, directly or not.
 
-    Raises AtlasError where the atlas keeps no lineage of the base.
+    Raises AtlasError if the atlas has no stored lineage of the base.
     """
     edges = atlas.rows(
         f"SELECT model_id, CASE WHEN {PROBABLE} THEN parent_id END AS parent_id "
@@ -197,8 +196,8 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
     )
     if not edges:
         raise AtlasError(
-            f"This atlas keeps no lineage of {population.base}.",
-            f"Ask for it once: `atlas.lineages({population.base!r}, store=True)`",
+            f"This atlas has no stored lineage of {population.base}.",
+            f"Compute it once: `atlas.lineages({population.base!r}, store=True)`",
         )
     joined = [(edge["model_id"], edge["parent_id"]) for edge in edges if edge["parent_id"] is not None]
     return components([int(identity) for identity in population.ids], joined)

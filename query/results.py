@@ -26,10 +26,10 @@ ThemeName = Literal["light", "dark"]
 class Result:
     """The answer to a question. Subclasses define ``headline``, ``to_rows`` and, if needed, ``to_dict``.
 
-    ``COLUMNS``: the columns of ``to_rows``, in order, also where there is no row. ``OPTIONAL_COLUMNS``: columns that a
+    ``COLUMNS``: the columns of ``to_rows``, in order, also without rows. ``OPTIONAL_COLUMNS``: columns that a
     narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline`` above the table. ``notes``: sentences to
     read with the answer. Every command prints them on stderr, whatever the format; ``to_dict`` has them under
-    ``notes``, and so has JSON where the answer is an object. JSON that is a list of rows has no place for them.
+    ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for them.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
@@ -130,7 +130,7 @@ class Rows(Result, Sequence[Row], Generic[Row]):
         return hash(self.items)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each item: its ``as_row()`` where it has one, else its fields."""
+        """A row for each item: its ``as_row()`` if it has one, else its fields."""
         return [_row(item) for item in self.items]
 
     def to_json(self) -> Any:

@@ -80,8 +80,8 @@ class ShownModel(Result, Mapping[str, Any]):
         flags = [words for name, words in _FLAGS.items() if self.facts.get(name)]
         if self.facts.get("duplicate_of"):
             flags.append(f"duplicate of {self['duplicate_of']}")
-        told = self.to_dict() | {"probably": self._probably(), "made_from": self._made_from(), "flags": flags}
-        facts = {name: told[name] for name in _FACTS if told.get(name) not in (None, "", [])}
+        known = self.to_dict() | {"probably": self._probably(), "made_from": self._made_from(), "flags": flags}
+        facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
         if facts.get("parent") == self["base"]:
             del facts["parent"]
         columns = {
@@ -141,8 +141,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     shown |= _claims(atlas, model_id) | _measured(atlas, model_id) | _stored(atlas, model_id)
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
     if others:
-        told = f"{others:,} others" if others > 1 else "another"
-        notes.append(f"It was made with the same initialisation as {told}: one tool, one seed.")
+        count = f"{others:,} others" if others > 1 else "another"
+        notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")
     return ShownModel(shown | {"notes": notes})
 
 
@@ -181,7 +181,7 @@ def _measured(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
 
 
 def _stored(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """The stored prediction and the stored lineage, each with the day it was made (``told``)."""
+    """The stored prediction and the stored lineage, each with the time of its computation (``told``)."""
     predictions = atlas.rows(
         "SELECT dataset, probability, votes, authors, declared, calibrated, answered_at AS told FROM predictions "
         "WHERE model_id = ? ORDER BY rank",

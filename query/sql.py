@@ -1,14 +1,14 @@
 """Untrusted SQL: one SELECT, in a process of its own that can neither write, nor use the network, nor run for ever.
 
-Three walls, each enough for most of what a statement could try:
+Three barriers, each sufficient against most attacks:
 
 1. DuckDB's parser must find one SELECT (or WITH, FROM, VALUES, TABLE, DESCRIBE, SHOW, SUMMARIZE, EXPLAIN) in
-   which nothing writes and nothing asks about this machine. This is for clear messages; it is no lock.
+   which nothing writes or reads facts about this machine. This gives clear messages; it is not a protection.
 2. The connection is read-only, without file systems, extensions or changeable settings (``connect_locked``).
-3. The process (``sandbox/process.py``, run as a script) opens the database and then gives up, by system limits that can
-   never be raised again, opening any file or socket, writing any file, more memory, and life beyond its time. DuckDB
-   cannot promise the last two: ``len(range(100000000))``, ``levenshtein`` of long strings and ``sleep_ms`` hear
-   neither an interrupt nor ``max_execution_time``, and ``repeat('x', 1000000000)`` takes twice its memory limit.
+3. The process (``sandbox/process.py``, run as a script) opens the database and then sets system limits that cannot be
+   raised again: no files, no sockets, no writing, and bounded memory and time. DuckDB cannot guarantee the last two:
+   ``len(range(100000000))``, ``levenshtein`` of long strings and ``sleep_ms`` ignore interrupts and
+   ``max_execution_time``, and ``repeat('x', 1000000000)`` takes twice its memory limit.
    It has none of our environment (tokens, home). Starting it costs about 0.15 s, nearly all of it importing duckdb.
 """
 
@@ -46,7 +46,7 @@ START_SECONDS = 10.0  # for the process to start on a busy machine, on top of th
 class SqlResult(Result):
     """Rows of JSON's own types (times as ISO text, NaN as None); ``truncated``: there were more than the limit.
 
-    Columns of one name are told apart by a number: ``name``, ``name_2``. ``types``: DuckDB's name of each column's
+    Columns of the same name are numbered: ``name``, ``name_2``. ``types``: DuckDB's name of each column's
     type.
     """
 
@@ -116,7 +116,7 @@ def run_sql(
 
     ``parameters`` fill in ``?`` (a sequence) or ``$name`` (a mapping); ``stand_ins``: see ``Atlas.stand_ins``. The
     file is not compared with schema.sql here: opening an Atlas does that. ``started`` is called with
-    the statement's process, which another thread may kill. Raises AtlasError where the statement is not UTF-8, is not
+    the statement's process, which another thread may kill. Raises AtlasError if the statement is not UTF-8, is not
     one SELECT, is wrong (DuckDB's own message, with the place), takes too long, needs too much memory, is killed, or
     the database cannot be opened.
     """
@@ -157,8 +157,8 @@ def asked_condition(
 ) -> Condition:
     """Ask for the model_id, ascending, of every row of ``view`` for which the condition ``where`` holds.
 
-    The condition gets no more power than a SELECT, and must be one expression: what would end the WHERE clause
-    and go on is refused. Whoever asks takes the answer or abandons it. Raises AtlasError where there is no condition.
+    The condition can do no more than a SELECT, and must be one expression: text that would end the WHERE clause is
+    refused. The caller must take the answer or abandon it. Raises AtlasError if the condition is empty.
     """
     where = _as_utf8(where, "`where`")
     if not where.strip():
@@ -177,9 +177,9 @@ def _opened_as(database: Path, stand_ins: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_utf8(text: str, what: str) -> str:
-    """``text`` as it was typed: in the C locale Python takes every byte above 127 for an escape (PEP 383).
+    """``text`` as it was typed: in the C locale Python decodes every byte above 127 as an escape (PEP 383).
 
-    Raises AtlasError where the bytes are no UTF-8.
+    Raises AtlasError if the bytes are not UTF-8.
     """
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
@@ -198,9 +198,9 @@ def _told_apart(names: Sequence[str]) -> list[str]:
 
 
 def prepare() -> None:
-    """Start the process of the next statement now: it gets ready while the caller opens the atlas.
+    """Start the process of the next statement now, while the caller opens the atlas.
 
-    One that is never asked ends with this process, whose end closes its input.
+    If it is never used, it ends with this process, which closes its input.
     """
     _prepared.append(_started())
 
@@ -208,8 +208,8 @@ def prepare() -> None:
 def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", str(PROCESS)],
-        # Ctrl-C in a terminal is for this process, which ends that one. Where this one leads a session of its own, as
-        # those that answer agents do, no Ctrl-C comes, and both are ended with one signal.
+        # Ctrl-C in a terminal must reach this process only, which then ends that one. A process that leads its own
+        # session, like those that answer agents, gets no Ctrl-C, and both are killed by one signal.
         start_new_session=not hasattr(os, "getsid") or os.getsid(0) != os.getpid(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -220,7 +220,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 class _Question:
-    """A request that a process of its own has been given. Raises AtlasError where it cannot be handed over."""
+    """A request to a process of its own. Raises AtlasError if it cannot be sent."""
 
     def __init__(self, request: dict[str, Any], started: Started | None = None) -> None:
         self._seconds = request["seconds"]
@@ -244,10 +244,10 @@ class _Question:
         except BaseException:
             self.abandon()
             raise
-        self._process.stdin = None  # as ``communicate`` wants it where there is nothing to say
+        self._process.stdin = None  # as ``communicate`` expects it without input
 
     def answer(self) -> dict[str, Any]:
-        """What it says, waited for. Raises AtlasError where that is an error, or comes too late."""
+        """Wait for the answer. Raises AtlasError if it is an error or too late."""
         try:
             output, complaint = self._process.communicate(timeout=self._seconds + START_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -266,7 +266,7 @@ class _Question:
         return answer
 
     def abandon(self) -> None:
-        """End the process where it has not ended: it is too late, or nobody waits for it any more (Ctrl-C)."""
+        """Kill the process if it is still running: it is too late, or its answer is not needed any more (Ctrl-C)."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()

@@ -18,8 +18,8 @@ MEASURES = {
 }
 
 NOTHING = "–"  # for a missing value
-NONE = 1.5  # 1 + pairs at least as similar: of none, with room for rounding
-_SPACE = "\u00a0"  # that no line breaks at
+NONE = 1.5  # share × (1 + pairs) is 1 if no pair is as similar; with room for rounding
+_SPACE = "\u00a0"  # no line breaks here
 
 
 def count(number: int | None) -> str:
@@ -40,7 +40,7 @@ def decimal(number: float | None, digits: int = 2) -> str:
 
 
 def percent(share: float | None) -> str:
-    """79 %; one digit more where it is small, and never 0 % or 100 % for what is not."""
+    """79 %; one more digit if it is small; never 0 % or 100 % for other shares."""
     if share is None:
         return NOTHING
     digits = 0 if share in (0, 1) or 0.095 <= share < 0.995 else 1
@@ -56,10 +56,10 @@ def span(low: float | None, high: float | None) -> str:
 
 
 def rarity(share: float | None, pairs: int | None = None) -> str:
-    """How rare so high a similarity is among ``pairs`` of unrelated models: 1 in 4,000; 7 in 10 where it is common.
+    """How rare such a similarity is among ``pairs`` of unrelated models: "1 in 4,000", or "7 in 10" if it is common.
 
-    The smallest ``share`` there can be, 1/(1 + pairs), is a bound and not a count: "none of 1,404 pairs". Empty where
-    the share is not known. ``rarityText`` in map_panel.js says the same.
+    The smallest possible ``share``, 1/(1 + pairs), is a bound and not a count: "none of 1,404 pairs". Empty if the
+    share is not known. ``rarityText`` in map_panel.js says the same.
     """
     if share is None:
         return ""

@@ -62,7 +62,7 @@ def test_purity_without_kin_counts_no_model_of_the_same_tree(families):
 
 def test_purity_without_kin_needs_lineage(tmp_path):
     models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
-    with Atlas(plant_atlas(tmp_path / "atlas", models)) as atlas, pytest.raises(AtlasError, match="keeps no lineage"):
+    with Atlas(plant_atlas(tmp_path / "atlas", models)) as atlas, pytest.raises(AtlasError, match="no stored lineage"):
         atlas.purity(kin=False)
 
 
