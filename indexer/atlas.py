@@ -106,7 +106,7 @@ class AtlasFolder:
         """The record with this identity."""
         return self.records / digest[:2] / f"{digest}.safetensors"
 
-    def outcome(self, digest: str) -> Path:
+    def failure(self, digest: str) -> Path:
         """The failure that is stored in place of a record."""
         return self.records / digest[:2] / f"{digest}.json"
 

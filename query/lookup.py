@@ -127,7 +127,7 @@ def sharing_initialisation(atlas: AtlasReader, model: ResolvedModel) -> int:
 
 def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
     """The thresholds of the base's latest build; the defaults after a rebuild, which records no build."""
-    from indexer.records.thresholds import Thresholds
+    from indexer.records.identity import Thresholds
 
     rows = atlas.rows(
         "SELECT thresholds FROM builds WHERE base = ? AND thresholds IS NOT NULL ORDER BY build_id DESC LIMIT 1",
@@ -171,7 +171,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
         is_copy=vector is None,
         group=record.vector_group,
         initialisation=initialisation,
-        is_unrelated=(record.stands_on is not None and record.stands_on.verdict == "foreign")
+        is_unrelated=(record.adapter_base is not None and record.adapter_base.verdict == "foreign")
         or (cosine is not None and cosine < thresholds(atlas, identity.base)["unrelated_below"]),
         base_cosine=cosine,
         vector=vector,

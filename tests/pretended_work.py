@@ -16,8 +16,7 @@ from indexer.builds import executor
 from indexer.builds.report import Result
 from indexer.builds.worker import RecordWorker
 from indexer.names import ModelRef
-from indexer.records.identity import Spec
-from indexer.records.unit import Unit
+from indexer.records.identity import Spec, Unit
 
 LONG = 3600.0  # seconds; no test waits that long
 

@@ -30,7 +30,7 @@ from indexer.publish.tables import Tables
 from indexer.publish.validation import MOST_CHARACTERS, MOST_ITEMS, ColumnValidator, InvalidValue, plain_json
 from indexer.records.record import write_record
 from indexer.records.representation import REPRESENTATIONS
-from indexer.records.store import Outcome, RecordStore
+from indexer.records.store import FailureRecord, RecordStore
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.halves import a_few
@@ -286,7 +286,7 @@ def test_any_row_of_a_listing_can_be_published(tables, row, reason, detail, pare
     now = datetime.now(UTC)
     row = {**through_json(row), "id": "eve/hostile"}
     listed = ListedModel("eve/hostile", row, "finetune", "tag", str(parent)[:100], now, now)
-    outcome = Outcome(None, "skipped", str(reason)[:100], str(detail)[:100], 1, "2024-01-01T00:00:00+00:00")  # type: ignore[arg-type]
+    outcome = FailureRecord(None, "skipped", str(reason)[:100], str(detail)[:100], 1, "2024-01-01T00:00:00+00:00")  # type: ignore[arg-type]
     try:
         rows = valid_listing_rows(1, Entry(listed, BASE, "c" * 40, outcome=outcome), ColumnValidator())
     except InvalidValue:

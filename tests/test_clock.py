@@ -13,14 +13,14 @@ from indexer.errors import Failed
 from indexer.network.rate_limit import RateLimiter, requested_wait
 from indexer.records import store as records
 from indexer.records.identity import Identity, Spec
-from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, Outcome, RecordStore
+from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, FailureRecord, RecordStore
 from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
 
 IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
 
 
-def failed(when: datetime, attempts: int = PATIENCE) -> Outcome:
-    return Outcome(IDENTITY, "failed", "timeout", "too slow", attempts, when.isoformat(timespec="seconds"))
+def failed(when: datetime, attempts: int = PATIENCE) -> FailureRecord:
+    return FailureRecord(IDENTITY, "failed", "timeout", "too slow", attempts, when.isoformat(timespec="seconds"))
 
 
 def test_a_retry_waits_for_as_long_as_it_should_and_no_longer():
@@ -48,12 +48,12 @@ def test_attempts_go_on_being_counted(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(records, "datetime", Later)
         for _ in range(PATIENCE):
-            store.write_outcome(IDENTITY, Failed("timeout", "too slow"))
-    found = store.outcome(IDENTITY.digest)
+            store.write_failure(IDENTITY, Failed("timeout", "too slow"))
+    found = store.failure(IDENTITY.digest)
     assert found is not None
     assert found.seconds_since < 0
     assert found.is_due
-    again = store.write_outcome(IDENTITY, Failed("timeout", "too slow"))
+    again = store.write_failure(IDENTITY, Failed("timeout", "too slow"))
     assert again.attempts == PATIENCE + 1
     assert not again.is_due
 
@@ -66,11 +66,11 @@ def test_an_outcome_of_somebody_elses_making_is_none(tmp_path, change):
     import json
 
     store = RecordStore(AtlasFolder(tmp_path))
-    store.write_outcome(IDENTITY, Failed("timeout", "too slow"))
-    path = store.folder.outcome(IDENTITY.digest)
+    store.write_failure(IDENTITY, Failed("timeout", "too slow"))
+    path = store.folder.failure(IDENTITY.digest)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert store.outcome(IDENTITY.digest) is None
-    assert store.write_outcome(IDENTITY, Failed("timeout", "too slow")).attempts == 1
+    assert store.failure(IDENTITY.digest) is None
+    assert store.write_failure(IDENTITY, Failed("timeout", "too slow")).attempts == 1
 
 
 def test_what_killed_writers_left_before_the_clock_was_set_back_is_swept_up(tmp_path):

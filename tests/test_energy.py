@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.records.energy import rank_at
+from indexer.records.record import rank_at
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
 

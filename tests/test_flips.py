@@ -76,7 +76,7 @@ def test_every_byte_of_a_small_file_counts(atlas, kind):
             if kind == "listing":
                 is_found = bool(Listing(path).problems())
             elif kind == "outcome":
-                is_found = RecordStore(atlas).outcome(path.stem) is None
+                is_found = RecordStore(atlas).failure(path.stem) is None
             elif kind == "lineage":
                 is_found = bool(read_answers(LINEAGE, path)[1])
             else:

@@ -38,7 +38,7 @@ def without_factors(record: Record) -> Record:
 
 def make_bare(atlas: AtlasFolder, model: str = BARE) -> None:
     store = RecordStore(atlas)
-    (kept,) = [one for one in store.kept() if one.identity.model == model]
+    (kept,) = [one for one in store.headers() if one.identity.model == model]
     store.write(without_factors(store.read(kept.digest)))
 
 

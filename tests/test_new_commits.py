@@ -22,7 +22,7 @@ from indexer.publish.maintenance import rebuild
 from indexer.publish.verification import verify
 from indexer.records.identity import SPECTRA_FORM, Identity, Spec
 from indexer.records.record import Record
-from indexer.records.store import Kept, standing
+from indexer.records.store import RecordHeader, current_record
 from tests.world import BASE
 
 CHANGED = ("ann/glue-0", "bob/glue-1", "cyd/squad-2")
@@ -51,7 +51,7 @@ def told(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
 def change(build: Build, planned: Planned) -> Record:
     """In place of the work: the model has at its new commit what another has."""
     assert planned.unit is not None
-    other = next(one for one in build.store.kept() if one.identity.model == "cyd/imdb-2")
+    other = next(one for one in build.store.headers() if one.identity.model == "cyd/imdb-2")
     record = build.store.read(other.digest)
     object.__setattr__(record, "identity", planned.unit.identity)
     build.store.write(record)
@@ -105,7 +105,7 @@ def test_a_new_commit_that_cannot_be_read_counts_as_such_and_takes_nothing_away(
     give_new_commits(atlas, CHANGED[:1])
     (due,) = [one for one in build_of(atlas).plan() if one.unit is not None]
     build = build_of(atlas)
-    build.store.write_outcome(due.unit.identity, Skipped("corrupt_file", "torn"))
+    build.store.write_failure(due.unit.identity, Skipped("corrupt_file", "torn"))
     assert not [one for one in build.plan() if one.unit is not None]
     assert (build.report.unchanged, build.report.skipped, build.report.failed) == (8, 1, 0)
     publish_records(str(atlas.root), (), BuildOptions(), Watcher())
@@ -124,13 +124,13 @@ def test_records_that_nobody_heard_of_are_found_with_their_commit(atlas):
 
 
 def test_of_the_present_commit_spectra_come_first_and_of_earlier_ones_the_newest():
-    def kept(commit: str, made: str, spectra: bool | str = False) -> Kept:
+    def kept(commit: str, made: str, spectra: bool | str = False) -> RecordHeader:
         identity = Identity("a/b", commit, BASE, "base", "finetune", Spec(spectra=spectra))
-        return Kept(f"{commit}{made}", identity, made)
+        return RecordHeader(f"{commit}{made}", identity, made)
 
     first, second = kept("first", "2024-01-01", SPECTRA_FORM), kept("second", "2024-01-02")
     rich, late = kept("third", "2024-01-03", SPECTRA_FORM), kept("third", "2024-01-04")
-    assert standing([first, second], "third") is second
-    assert standing([first, second, rich, late], "third") is rich
-    assert standing([first, second], "first") is first
-    assert standing([], "first") is None
+    assert current_record([first, second], "third") is second
+    assert current_record([first, second, rich, late], "third") is rich
+    assert current_record([first, second], "first") is first
+    assert current_record([], "first") is None

@@ -14,9 +14,8 @@ from indexer.builds import worker
 from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
 from indexer.names import ModelRef
-from indexer.records.identity import SVD_METHOD, Spec
+from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.store import RecordStore
-from indexer.records.unit import Unit
 from tests import rank_world as world
 from tests.spectra.recorded import KINDS, base_in
 

@@ -32,9 +32,8 @@ from indexer.publish.previous_atlas import published_rank
 from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, canonical_json
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit, canonical_json
 from indexer.records.store import RecordStore
-from indexer.records.unit import Unit
 from indexer.untrusted import printable
 
 # Results are published as they come, so that an interrupted build is useful: at most this often (in seconds), and
@@ -332,7 +331,7 @@ class Build:
         report.problem = f"{result.unit.model.id}: {result.error.detail.rstrip('.')}"
         if entry.record_key is not None:
             return entry  # the record that was there, without spectra or of an earlier commit, still counts
-        return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.outcome(digest))
+        return Entry(entry.listed, entry.base, result.unit.commit, outcome=self.store.failure(digest))
 
     def publish(self, entries: Iterable[Entry], base: StoredBase, outcome: str | None) -> None:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) the run is recorded as a build."""

@@ -28,8 +28,8 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.report import Result
 from indexer.builds.worker import RecordWorker, classify_error
 from indexer.errors import AtlasError, Failed, require, without_user
+from indexer.records.identity import Unit
 from indexer.records.store import RecordStore
-from indexer.records.unit import Unit
 from indexer.version import __version__
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 from indexer.errors import BadArgument
 from indexer.machine import processors
 from indexer.names import DISCOVERIES, EXECUTORS, RELATIONS, SORTS
-from indexer.records.thresholds import Thresholds
+from indexer.records.identity import Thresholds
 from indexer.vectors.choice import INDEXES, KNOWN_INDEXES, IndexChange
 
 Size = str | int | None

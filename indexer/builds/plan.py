@@ -14,9 +14,8 @@ from indexer.names import ModelRef
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words, size_in_words
-from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity
-from indexer.records.store import Kept, Outcome, RecordStore, standing
-from indexer.records.unit import Unit
+from indexer.records.identity import FORMAT_VERSION, SPECTRA_FORM, SVD_METHODS, Identity, Unit
+from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 RECHECKED = frozenset({"gated", "disabled"})
@@ -33,7 +32,7 @@ class Planned:
     entry: Entry
     unit: Unit | None
     lacks_spectra: bool = False
-    missed: Outcome | None = None
+    missed: FailureRecord | None = None
 
     @property
     def is_unchanged(self) -> bool:
@@ -73,11 +72,11 @@ def plan(
     return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
 
 
-def _earlier_records(store: RecordStore, template: Unit, present: Collection[str]) -> dict[str, list[Kept]]:
+def _earlier_records(store: RecordStore, template: Unit, present: Collection[str]) -> dict[str, list[RecordHeader]]:
     """By model the records that could be published besides ``present``, from their headers alone."""
-    found: dict[str, list[Kept]] = {}
+    found: dict[str, list[RecordHeader]] = {}
     wanted = (template.base, template.base_commit, template.spec.rank)
-    for kept in store.kept(besides=present):
+    for kept in store.headers(excluded=present):
         identity = kept.identity
         is_readable = identity.spec.format <= FORMAT_VERSION
         if is_readable and (identity.base, identity.base_commit, identity.spec.rank) == wanted:
@@ -85,10 +84,10 @@ def _earlier_records(store: RecordStore, template: Unit, present: Collection[str
     return found
 
 
-def _with_earlier(planned: Planned, records: Sequence[Kept]) -> Planned:
+def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
     """A model without a record of its current commit keeps that of an earlier one, where there is one."""
     entry = planned.entry
-    kept = standing(records, entry.commit) if entry.record_key is None else None
+    kept = current_record(records, entry.commit) if entry.record_key is None else None
     if kept is None:
         return planned
     earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
@@ -140,7 +139,7 @@ def _planned(
     return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
 
 
-def is_due(outcome: Outcome | None, retry_failed: bool) -> bool:
+def is_due(outcome: FailureRecord | None, retry_failed: bool) -> bool:
     """Whether this build should try a model without a record."""
     if outcome is None or outcome.reason in RECHECKED:
         return True
@@ -155,9 +154,9 @@ def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
     return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
 
 
-def last_outcome(identity: Identity, store: RecordStore) -> Outcome | None:
+def last_outcome(identity: Identity, store: RecordStore) -> FailureRecord | None:
     """The last failure, with spectra or without: a model that cannot be read cannot be read for either."""
-    found = [store.outcome(one.digest) for one in _that_serve(identity)]
+    found = [store.failure(one.digest) for one in _that_serve(identity)]
     return max((one for one in found if one is not None), key=lambda one: one.when, default=None)
 
 

@@ -87,11 +87,11 @@ def _remove_profiles(folder: AtlasFolder, base: str, model: str) -> None:
 def _remove_records(folder: AtlasFolder, base: str, model: str) -> int:
     """Remove its records and stored failures; returns the number of records."""
     store = RecordStore(folder)
-    records = [kept.digest for kept in store.kept() if (kept.identity.model, kept.identity.base) == (model, base)]
+    records = [kept.digest for kept in store.headers() if (kept.identity.model, kept.identity.base) == (model, base)]
     for digest in records:
         store.discard(digest)
-    for digest in list(store.outcome_digests()):
-        outcome = store.outcome(digest)
+    for digest in list(store.failure_digests()):
+        outcome = store.failure(digest)
         if outcome is not None and (outcome.identity.model, outcome.identity.base) == (model, base):
-            store.discard_outcome(digest)
+            store.discard_failure(digest)
     return len(records)

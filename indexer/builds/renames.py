@@ -45,7 +45,7 @@ def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> list
     Returns the digests of the records under the old names, to be deleted once nothing published names them.
     """
     superseded = []
-    for kept in list(store.kept()) if renamed else ():
+    for kept in list(store.headers()) if renamed else ():
         new = renamed.get(kept.identity.model)
         if new is None or kept.identity.base != base:
             continue

@@ -11,7 +11,7 @@ from indexer.errors import Failed, ModelError
 
 if TYPE_CHECKING:
     from indexer.builds.plan import Estimate
-    from indexer.records.unit import Unit
+    from indexer.records.identity import Unit
 
 
 class Identity(Protocol):

@@ -13,7 +13,7 @@ from indexer.builds.report import Result, Watcher
 from indexer.console.messages import Progress, say, say_more
 from indexer.errors import Failed
 from indexer.quantities import duration_in_words, size_in_words
-from indexer.records.unit import Unit
+from indexer.records.identity import Unit
 
 # Bytes to be read above which the user is asked first.
 ASK_ABOVE = 2_000_000_000

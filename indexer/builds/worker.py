@@ -22,10 +22,9 @@ from indexer.network.hub import conversion_revision
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rate_limit import limit_bandwidth
 from indexer.network.session import install_session
-from indexer.records.parent import Parent
+from indexer.records.identity import Parent, Traffic, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
-from indexer.records.unit import Traffic, Unit
 from indexer.untrusted import tidy
 
 # Errors of the machine that is written to, not of the model that is read.
@@ -68,12 +67,12 @@ class RecordWorker:
             if unit.model.folder is not None:  # the atlas does not keep where a folder is
                 detail = problem.detail.replace(str(unit.model.folder), unit.model.folder.name)
                 problem = type(problem)(problem.reason, detail)
-            store.write_outcome(unit.identity, problem)
+            store.write_failure(unit.identity, problem)
         return Result(unit, problem, traffic.read, traffic.total, time.perf_counter() - started)
 
     def give_up(self, unit: Unit, error: ModelError) -> Result[Unit]:
         """Write the failure of a unit whose worker could not write it."""
-        RecordStore(AtlasFolder(self.atlas)).write_outcome(unit.identity, error)
+        RecordStore(AtlasFolder(self.atlas)).write_failure(unit.identity, error)
         return Result(unit, error)
 
 
@@ -87,7 +86,7 @@ def _base_matrices(path: Path, resident: bool) -> BaseMatrices:
 def _record_of(parent: Parent, unit: Unit, store: RecordStore) -> Record | None:
     """The stored record of an adapter's base at that commit, or None."""
     wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
-    for kept in store.kept():
+    for kept in store.headers():
         identity = kept.identity
         if (identity.model, identity.commit, identity.base, identity.base_commit) == wanted:
             return store.read(kept.digest)

@@ -20,9 +20,8 @@ from indexer.network.hub import conversion_revision, model_row
 from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
-from indexer.records.identity import SVD_METHOD, Spec
+from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
-from indexer.records.unit import Unit
 from indexer.vectors.published import PublishedBase
 
 

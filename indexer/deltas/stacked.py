@@ -20,7 +20,7 @@ from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_aga
 from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Failed, Skipped
 from indexer.names import DeltaKey, ModelRef
-from indexer.records.parent import Parent
+from indexer.records.identity import Parent
 from indexer.records.record import Record
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 

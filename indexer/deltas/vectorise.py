@@ -31,11 +31,10 @@ from indexer.listing.parents import Parents
 from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
-from indexer.records.parent import ROW_NAMES, Parent, StandsOn
+from indexer.records.identity import ROW_NAMES, AdapterBase, Parent, Traffic, Unit
 from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record, StoredFile
 from indexer.records.representation import representation_named
 from indexer.records.row_space import row_space, row_space_of
-from indexer.records.unit import Traffic, Unit
 from indexer.untrusted import printable
 from indexer.weights.adapter import factor_names
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -79,17 +78,17 @@ def vectorise(
         roundings = RoundingChoice()
         sampled = Sampled()
         spaces: Spaces = {}
-        stands_on: StandsOn | None = None
+        adapter_base: AdapterBase | None = None
         if layout is None:
             planned, unit = unit, _by_its_file(unit, checkpoint)
-            stands_on = _stands_on(unit, checkpoint, planned)
+            adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
         try:
             deltas, fused_matrices = _delta_records(
                 unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces, stack
             )
         except (ForeignParent, UnreadableParent) as problem:
-            summed, stands_on = _without_parent(problem, unit, checkpoint, base, stands_on, parent_record)
+            summed, adapter_base = _without_parent(problem, unit, checkpoint, base, adapter_base, parent_record)
             if summed is not None:
                 deltas, fused_matrices = summed, ()
                 spaces.clear()
@@ -112,7 +111,7 @@ def vectorise(
             dtype=_dtype_of(checkpoint),
             device=unit.device,
             threads=torch.get_num_threads(),
-            stands_on=stands_on,
+            adapter_base=adapter_base,
             bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
             block_bytes=_block_bytes(checkpoint, layout),
             seconds=time.perf_counter() - started,
@@ -131,9 +130,9 @@ def _without_parent(
     unit: Unit,
     checkpoint: Checkpoint,
     base: BaseMatrices,
-    said: StandsOn | None,
+    said: AdapterBase | None,
     parent_record: Callable[[Parent], Record | None] | None,
-) -> tuple[tuple[DeltaRecord, ...] | None, StandsOn]:
+) -> tuple[tuple[DeltaRecord, ...] | None, AdapterBase]:
     """The deltas of an adapter from its parent's record (None if there is none), and its updated base.
 
     For an adapter whose parent's checkpoint cannot be used.
@@ -141,7 +140,7 @@ def _without_parent(
     below = None
     if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
         below = parent_record(unit.parent)
-    said = said or StandsOn("", "")
+    said = said or AdapterBase("", "")
     if below is not None and all(delta.u is not None for delta in below.deltas):
         return _on_record(unit, checkpoint, base, below), replace(
             said, why=_APPROXIMATE.format(printable(str(problem), 300))
@@ -309,7 +308,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
     return replace(unit, parent=parent, is_on_base=parent is None and not parents.unknown)
 
 
-def _stands_on(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> StandsOn | None:
+def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterBase | None:
     """What an adapter says of its base, and what its name shows; None if it says nothing.
 
     ``planned``: the unit before its file was read.
@@ -323,11 +322,11 @@ def _stands_on(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> StandsOn | 
     row = printable(unit.row_base or "nothing", 200)
     why = f"{ROW_NAMES}{row}, and its adapter_config.json decides" if unit != planned else ""
     if unit.parent is not None:
-        return StandsOn(shown, "finetune", unit.parent.name, why)
+        return AdapterBase(shown, "finetune", unit.parent.name, why)
     if unit.is_on_base or path_verdict(named, unit.model.id, (unit.base,)) in (None, YES):
-        return StandsOn(shown, "base", why=why)
+        return AdapterBase(shown, "base", why=why)
     unknown = "this could not be resolved, so it is treated as the base"
-    return StandsOn(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)
+    return AdapterBase(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)
 
 
 def _seed(unit: Unit, key: DeltaKey) -> int:

@@ -17,7 +17,7 @@ from indexer.names import is_hub_id
 from indexer.network.hub import model_row
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import commit_of, listed_filenames
-from indexer.records.parent import Parent
+from indexer.records.identity import Parent
 
 # Adapters on adapters on …: deeper chains, and circular ones, are not followed.
 DEEPEST = 4

@@ -14,8 +14,7 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
-from indexer.records.difference import difference_of, norms_fit, relative_difference
-from indexer.records.signature import alike, signatures_from
+from indexer.records.difference import alike, difference_of, norms_fit, relative_difference, signatures_from
 from indexer.records.store import RecordStore
 
 

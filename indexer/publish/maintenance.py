@@ -25,7 +25,7 @@ from indexer.publish.publication import Publication
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry
 from indexer.records.representation import representation_named
-from indexer.records.store import Kept, Outcome, RecordStore, standing
+from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 from indexer.vectors.choice import IndexChange, IndexChoice
 
 
@@ -112,7 +112,7 @@ def rebuild(
     for digest in found.damaged:
         store.discard(digest)
     for digest in found.damaged_outcomes:
-        store.discard_outcome(digest)
+        store.discard_failure(digest)
     return {
         "atlas": str(folder.root),
         "bases": [work.publication.base.base for work in works],
@@ -127,8 +127,8 @@ def rebuild(
 class _Found:
     """What the records folder holds, by base; ``damaged`` and ``damaged_outcomes`` are digests."""
 
-    records: dict[str, list[Kept]]
-    outcomes: dict[str, list[Outcome]]
+    records: dict[str, list[RecordHeader]]
+    outcomes: dict[str, list[FailureRecord]]
     damaged: list[str]
     damaged_outcomes: list[str]
 
@@ -145,11 +145,11 @@ def _read_store(folder: AtlasFolder, progress: Callable[[str], None]) -> _Found:
         if record.identity.digest != digest:  # whole, and under the name of another
             found.damaged.append(digest)
             continue
-        kept = Kept(digest, record.identity, record.created)
+        kept = RecordHeader(digest, record.identity, record.created)
         found.records.setdefault(record.identity.base, []).append(kept)
-    for digest in store.outcome_digests():
+    for digest in store.failure_digests():
         try:
-            outcome = store.checked_outcome(digest)
+            outcome = store.checked_failure(digest)
         except (OSError, AtlasError):
             found.damaged_outcomes.append(digest)
             continue
@@ -237,7 +237,7 @@ def represent(
     }
 
 
-def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[Kept]) -> int:
+def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[RecordHeader]) -> int:
     """The rank that is published where there are records of it, else that of most records: two never mix."""
     ranks = Counter(one.identity.spec.rank for one in found)
     published = published_rank(folder, base.base)
@@ -246,16 +246,18 @@ def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[Kept]) -> int:
     return max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
 
 
-def _entries(base: str, models: Sequence[ListedModel], found: list[Kept], outcomes: list[Outcome]) -> list[Entry]:
+def _entries(
+    base: str, models: Sequence[ListedModel], found: list[RecordHeader], outcomes: list[FailureRecord]
+) -> list[Entry]:
     """For every listed model the record of its present commit, else the newest there is, else the outcome."""
-    records: dict[str, list[Kept]] = {}
+    records: dict[str, list[RecordHeader]] = {}
     for one in found:
         records.setdefault(one.identity.model, []).append(one)
     failures = {(outcome.identity.model, outcome.identity.commit): outcome for outcome in outcomes}
     entries = []
     for listed in models:
         commit = commit_of(listed.row)
-        kept = standing(records.get(listed.id, ()), commit)
+        kept = current_record(records.get(listed.id, ()), commit)
         if kept is not None:
             entries.append(Entry(listed, base, kept.identity.commit, record_key=kept.digest))
         else:

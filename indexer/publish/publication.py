@@ -11,7 +11,7 @@ from indexer.listing.questions import BadRow
 from indexer.publish.rows import Entry
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import InvalidValue
-from indexer.records.thresholds import Thresholds
+from indexer.records.identity import Thresholds
 from indexer.vectors.choice import IndexChange
 
 # Skipped models that the summary names; all are in the database.

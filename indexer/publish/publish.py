@@ -22,7 +22,7 @@ from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
 from indexer.publish.validation import ColumnValidator, InvalidValue, plain_json
 from indexer.publish.vector_update import VectorUpdate, VectorUpdates
-from indexer.records.parent import ROW_NAMES
+from indexer.records.identity import ROW_NAMES
 from indexer.records.store import RecordStore
 
 # Rows that are collected before they are inserted.

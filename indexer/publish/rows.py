@@ -26,12 +26,11 @@ from indexer.listing.listing import ListedModel
 from indexer.names import author_of
 from indexer.publish.tables import Row
 from indexer.publish.validation import ColumnValidator, InvalidValue
-from indexer.records.energy import RANK_THRESHOLDS
-from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record
+from indexer.records.difference import signature_of
+from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
 from indexer.records.representation import DEFAULT, Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
-from indexer.records.signature import signature_of
-from indexer.records.store import Outcome, RecordStore
+from indexer.records.store import FailureRecord, RecordStore
 from indexer.untrusted import printable
 from indexer.vectors.form import MOST_NUMBERS
 
@@ -47,7 +46,7 @@ class Entry:
     base: str
     commit: str | None
     record_key: str | None = None
-    outcome: Outcome | None = None
+    outcome: FailureRecord | None = None
 
     @property
     def status(self) -> str:
@@ -229,7 +228,7 @@ def delta_rows(model_id: int, record: Record) -> list[Row]:
 
 def adapter_base_rows(model_id: int, record: Record) -> list[Row]:
     """The row of the table adapter_bases, for an adapter that names its base."""
-    said = record.stands_on
+    said = record.adapter_base
     if said is None:
         return []
     columns = {"named": said.named, "verdict": said.verdict, "resolved_base": said.parent, "why": said.why}

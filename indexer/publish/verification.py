@@ -183,9 +183,9 @@ def _check_records(
     yield from _check_all_vectors(folder, published, progress, without)
     yield from _check_profiles(folder, published.profiles)
     yield from _check_unnamed(store, named, current, is_known)
-    for digest in store.outcome_digests():
+    for digest in store.failure_digests():
         try:
-            store.checked_outcome(digest)
+            store.checked_failure(digest)
         except (OSError, AtlasError) as error:
             yield Disagreement("record", digest, str(error))
 

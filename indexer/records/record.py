@@ -1,8 +1,8 @@
-"""A record: what is kept of one model at one commit, and the file it lives in.
+"""Records: what is stored about one model at one commit, and the file format.
 
 The file is a safetensors file without pickles. Factors are float16, singular values and norms float32; the
-header holds everything else as JSON, and a checksum over all of it, so that a truncated or altered file is
-found before a number of it is used.
+header holds everything else as JSON, with a checksum over all of it, so that a truncated or altered file is
+detected before it is used.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import DeltaKey
-from indexer.records.energy import ranks_at
-from indexer.records.identity import FORMAT_VERSION, Identity, canonical_json
-from indexer.records.parent import StandsOn
+from indexer.records.identity import FORMAT_VERSION, AdapterBase, Identity, canonical_json
 from indexer.regular_files import open_regular, read_regular
 from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
@@ -30,6 +28,8 @@ from indexer.vectors.centre import ADAPTER, FULL
 LONGEST_HEADER = 64 << 20
 # The factors of a model of 70 billion numbers take half of it.
 LARGEST = 2 << 30
+
+RANK_THRESHOLDS = (50, 80, 90, 95, 99)  # per cent of the energy; the columns rank_50 … of the deltas table
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class Record:
     ``fused_matrices`` come with the spectra, for matrices that the base stores fused. ``sample`` holds some weights of
     every block matrix (see ``indexer.records.weight_sample``), of which ``moved`` differ from the base's; ``precision``
     is the narrowest dtype that holds all weights. None, 0 and "" for adapters and in records of earlier versions.
-    ``stands_on`` is there for adapters that name their base. ``row_space`` (K, 1 + m) says where the rows of LoRA's
-    factor A lie (``indexer.records.row_space``); None for others, and in records of earlier versions.
+    ``adapter_base`` is present for adapters that name their base. ``row_space`` (K, 1 + m) is a sketch of the row space
+    of the LoRA factors A (``indexer.records.row_space``); None for others, and in records of earlier versions.
     """
 
     identity: Identity
@@ -150,7 +150,7 @@ class Record:
     sample: NDArray[np.float32] | None = None
     moved: int = 0
     precision: str = ""
-    stands_on: StandsOn | None = None
+    adapter_base: AdapterBase | None = None
     row_space: NDArray[np.float16] | None = None
 
     @property
@@ -165,13 +165,13 @@ class Record:
 
     @property
     def vector_group(self) -> str:
-        """Whose centre is subtracted from its vector: adapters, where the change is that of LoRA factors alone.
+        """The group whose centre is subtracted from its vector: adapters, if the change consists of LoRA factors alone.
 
-        A LoRA merged into full weights and a half-frozen model are full fine-tunes, and so is an adapter together with
-        the full fine-tune that it stands on.
+        A LoRA merged into full weights and a partly frozen model are full fine-tunes, and so is an adapter of a full
+        fine-tune.
         """
-        stands_on_another = self.stands_on is not None and self.stands_on.verdict == "finetune"
-        return ADAPTER if self.is_adapter and not stands_on_another else FULL
+        is_of_fine_tune = self.adapter_base is not None and self.adapter_base.verdict == "finetune"
+        return ADAPTER if self.is_adapter and not is_of_fine_tune else FULL
 
     @property
     def base_cosine(self) -> float | None:
@@ -203,7 +203,7 @@ class Record:
 
 
 def write_record(record: Record, path: Path) -> None:
-    """Write by temporary file and rename: a reader sees the whole record or none of it."""
+    """Write atomically: a reader sees the whole record or none of it."""
     arrays: dict[str, NDArray[Any]] = {}
     for delta in record.deltas:
         for name in ("s", "u", "v", "spectrum", "weights"):
@@ -237,7 +237,7 @@ def write_record(record: Record, path: Path) -> None:
         ],
         "files": [asdict(stored) for stored in record.files],
         "moved": record.moved,
-        "stands_on": asdict(record.stands_on) if record.stands_on else None,
+        "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
     } | {name: getattr(record, name) for name in _PLAIN_FIELDS}
     from safetensors.numpy import save
@@ -250,12 +250,12 @@ def write_record(record: Record, path: Path) -> None:
 def read_record(path: Path) -> Record:
     """Read and check one record.
 
-    Raises AtlasError where the file is missing, truncated, altered or of a later format.
+    Raises AtlasError if the file is missing, truncated, altered or of a newer format.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    hint = "Run `index rebuild`, which forgets it, and then `index build`, which reads the model again."
+    hint = "Run `index rebuild`, which deletes it, and then `index build`, which reads the model again."
     try:
         payload = read_regular(path, most=LARGEST)
         arrays = load(payload)
@@ -272,7 +272,7 @@ def read_record(path: Path) -> Record:
 
 
 def read_identity(path: Path) -> tuple[Identity, str]:
-    """Which record this is and when it was made (ISO 8601), by its header alone: nothing is checked.
+    """The identity of a record and when it was made (ISO 8601), from its header; nothing is checked.
 
     Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
     """
@@ -336,7 +336,7 @@ def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Rec
         files=tuple(StoredFile(**row) for row in header["files"]),
         sample=arrays.get(_SAMPLE),
         row_space=arrays.get(_ROW_SPACE),
-        stands_on=StandsOn(**header["stands_on"]) if header.get("stands_on") else None,
+        adapter_base=AdapterBase(**header["stands_on"]) if header.get("stands_on") else None,
         moved=int(header.get("moved", 0)),
         precision=str(header.get("precision", "")),
         vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
@@ -352,3 +352,28 @@ def checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
         digest.update(array.data)
     return digest.hexdigest()
+
+
+def rank_at(values: ArrayLike, threshold: float, norm: float | None = None) -> int | None:
+    """As :func:`ranks_at` for one share."""
+    return ranks_at(values, (threshold,), norm)[0]
+
+
+def ranks_at(values: ArrayLike, thresholds: Sequence[float], norm: float | None = None) -> list[int | None]:
+    """For each share of the energy the smallest r for which the first r ``values`` hold it.
+
+    ``values`` are singular values in descending order. ``norm`` is the Frobenius norm of the matrix, where
+    they are not all of them. 0 where there is no energy; None where the values at hand do not hold so much.
+    Raises ValueError when a threshold is not in (0, 1].
+    """
+    for threshold in thresholds:
+        if not 0 < threshold <= 1:
+            raise ValueError(f"a share of energy lies in (0, 1], not {threshold}")
+    numbers = np.asarray(values, dtype=np.float64)
+    largest = float(numbers[0]) if len(numbers) else 0.0
+    if largest == 0:
+        return [0 if not norm else None for _ in thresholds]
+    energy = np.square(numbers / largest).cumsum()
+    total = float(energy[-1]) if norm is None else (norm / largest) ** 2
+    before = energy.searchsorted([threshold * total for threshold in thresholds], side="left").tolist()
+    return [rank + 1 if rank < len(numbers) else None for rank in before]

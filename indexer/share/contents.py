@@ -79,8 +79,8 @@ def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]
     named = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
     found = {row["digest"] for row in connection.rows(named) if row["digest"] is not None}
     store = RecordStore(folder)
-    others = [(one.digest, one.identity) for one in store.kept(besides=found)]
-    others += [(one.identity.digest, one.identity) for one in store.outcomes()]
+    others = [(one.digest, one.identity) for one in store.headers(excluded=found)]
+    others += [(one.identity.digest, one.identity) for one in store.failures()]
     return frozenset(found) | {digest for digest, one in others if (one.model, one.base) in listed}
 
 

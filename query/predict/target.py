@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from indexer.records.difference import difference_of, norms_fit, relative_difference
+from indexer.records.difference import (
+    ALIKE,
+    difference_of,
+    norms_fit,
+    relative_difference,
+    signature_of,
+    signatures_from,
+)
 from indexer.records.representation import DEFAULT, representation_named
-from indexer.records.signature import ALIKE, signature_of, signatures_from
 from indexer.records.store import RecordStore
 from query.lookup import ResolvedModel, thresholds, with_vector
 from query.predict.heads import Head, head_of

@@ -1,7 +1,7 @@
 """How the rank of δW, or of W, moves with depth: the mean over models by family and layer, and the law that fits best.
 
 The rank at a threshold is the smallest r for which the r largest singular values hold that share of Σ σ²
-(``indexer.records.energy``). Each model counts once: copies of the base, unrelated models and duplicates are left out.
+(``indexer.records.record``). Each model counts once: copies of the base, unrelated models and duplicates are left out.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument
 from indexer.names import FAMILIES, RELATIONS, DeltaKey, ModelRef, family_key
-from indexer.records.energy import RANK_THRESHOLDS
+from indexer.records.record import RANK_THRESHOLDS
 from query.lookup import base_in_hint, unknown_model
 from query.population import LeftOut
 

@@ -18,9 +18,8 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.vectorise import vectorise
 from indexer.names import ModelRef
 from indexer.network.session import install_session
-from indexer.records.identity import SVD_METHOD, Spec
+from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.record import write_record
-from indexer.records.unit import Unit
 
 
 def main(model: str, base_file: str, held: str, relation: str) -> None:

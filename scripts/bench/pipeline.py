@@ -27,8 +27,7 @@ from indexer.builds.resources import Resources
 from indexer.builds.worker import RecordWorker
 from indexer.deltas.delta import layout_against
 from indexer.names import ModelRef
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
-from indexer.records.unit import Unit
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.checkpoints import CODE, FEW, Checkpoints, few_layers
 from scripts.bench.hub import served

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from indexer.deltas.svd import spectrum
-from indexer.records.energy import rank_at
+from indexer.records.record import rank_at
 from scripts.bench.checkpoints import roberta_base
 from scripts.bench.measure import Repeats, Table, interleaved_over, one_thread, say
 from scripts.bench.vectors import LAYERS, exact_values, held_deltas, read_deltas

@@ -17,11 +17,9 @@ from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.parents import DEEPEST, Parents
 from indexer.names import ModelRef
-from indexer.records.identity import SVD_METHOD, Identity, Spec
-from indexer.records.parent import Parent
+from indexer.records.identity import SVD_METHOD, Identity, Parent, Spec, Unit
 from indexer.records.record import Record, read_record
 from indexer.records.store import RecordStore
-from indexer.records.unit import Unit
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.world import BASE, OLD_ID, SIZES, add_model, describe, make_world
@@ -157,7 +155,7 @@ def test_on_a_fine_tune_the_changes_are_added(stood, name, tuned):
     below = full_change(store, tuned)
     record = records(shell)[f"eve/{name}"]
     check(record, {key: change + changes[f"eve/{name}"].get(key, 0) for key, change in below.items()})
-    assert record.stands_on.verdict == "finetune"
+    assert record.adapter_base.verdict == "finetune"
     assert record.identity.parent.startswith(f"{tuned}@")
     assert record.is_adapter
     assert all(delta.norm > 0 for delta in record.deltas)
@@ -235,8 +233,8 @@ def test_where_only_the_record_of_the_fine_tune_is_left_its_factors_are_added(st
     describe(store, "bob/squad-1", tags=["transformers", f"base_model:finetune:{BASE}"], sha=below.identity.commit)
     shell("index", "build", "--base", BASE, "--workers", "1")
     record = records(shell)["eve/late"]
-    assert record.stands_on.verdict == "finetune"
-    assert record.stands_on.why.startswith("approximate")
+    assert record.adapter_base.verdict == "finetune"
+    assert record.adapter_base.why.startswith("approximate")
     for delta, kept in zip(record.deltas, below.deltas, strict=True):
         formed = (kept.u.astype(float) * kept.s) @ kept.v.astype(float).T
         exact = formed + changes["eve/late"].get(str(delta.key), torch.zeros(delta.shape)).numpy()

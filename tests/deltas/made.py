@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import ModelRef
-from indexer.records.identity import SVD_METHOD, Spec
+from indexer.records.identity import SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
-from indexer.records.unit import Unit
 from indexer.weights.checkpoint import open_checkpoint
 
 Tensors = dict[str, torch.Tensor]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from indexer.records import signature
-from indexer.records.signature import ALIKE, LENGTH, MOST, alike
+from indexer.records import difference
+from indexer.records.difference import ALIKE, LENGTH, MOST, alike
 
 
 @pytest.mark.parametrize("cells", [400, 1 << 24])
 def test_pairs_are_those_of_a_loop(monkeypatch, cells):
-    monkeypatch.setattr(signature, "_CELLS", cells)
+    monkeypatch.setattr(difference, "_CELLS", cells)
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=(200, LENGTH))
     drawn[:70] = drawn[0] + 0.3 * rng.normal(size=(70, LENGTH))  # more than are compared with one model

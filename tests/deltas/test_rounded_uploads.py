@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from indexer.deltas.base import store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey, ModelRef
-from indexer.records.difference import difference_of, norms_fit
-from indexer.records.signature import ALIKE, signature_of, signatures_from
+from indexer.records.difference import ALIKE, difference_of, norms_fit, signature_of, signatures_from
 from indexer.records.weight_sample import agree, sampled_positions
 from indexer.weights.checkpoint import open_checkpoint
 from tests.conftest import BASE

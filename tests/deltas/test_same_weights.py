@@ -13,10 +13,9 @@ from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
 from indexer.records.difference import difference_of
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
-from indexer.records.unit import Unit
 from tests.deltas import made
 
 

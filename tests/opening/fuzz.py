@@ -228,7 +228,7 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
         ],
         "base": [base],
         "record": [lambda: read_record(path), identity],
-        "outcome": [lambda: RecordStore(atlas).checked_outcome(path.stem)],
+        "outcome": [lambda: RecordStore(atlas).checked_failure(path.stem)],
         "profile": [lambda: read_profile(path)],
         "lineage": [lambda: read_answers(LINEAGE, path)],
         "checksums": [lambda: damage(atlas)],

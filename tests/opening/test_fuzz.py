@@ -77,7 +77,7 @@ def test_a_file_of_holes_is_not_read_into_memory(every, tmp_path, kind):
         return
     ways = {"record": read_record, "profile": read_profile}
     with pytest.raises((AtlasError, OSError)):
-        ways[kind](path) if kind in ways else RecordStore(atlas).checked_outcome(path.stem)
+        ways[kind](path) if kind in ways else RecordStore(atlas).checked_failure(path.stem)
 
 
 def test_a_line_without_end_is_told_by_number(every, tmp_path, monkeypatch):

@@ -10,9 +10,8 @@ import numpy as np
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import ModelRef
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
-from indexer.records.unit import Unit
 from indexer.weights.checkpoint import open_checkpoint
 from tests import rank_world as world
 from tests.rank_world import Kind

@@ -13,10 +13,9 @@ from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
 from indexer.names import ModelRef
 from indexer.publish.maintenance import rebuild, status
-from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec
+from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
-from indexer.records.unit import Unit
 from scripts.loopback_hub import LoopbackHub
 from tests import rank_world as world
 from tests.conftest import Shell
@@ -43,7 +42,7 @@ class Shelf:
         return self.unit(spectra).identity.digest
 
     def add_outcome(self, spectra: bool | str, error: Exception) -> None:
-        self.store.write_outcome(self.unit(spectra).identity, error)
+        self.store.write_failure(self.unit(spectra).identity, error)
 
     def plan(self, spectra: bool | str, is_selected: bool = True, retry_failed: bool = False) -> Planned:
         now = datetime.now(UTC)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from indexer.deltas.svd import lora_svd, spectrum, truncated_svd
-from indexer.records.energy import rank_at
+from indexer.records.record import rank_at
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
