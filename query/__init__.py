@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from query.invert import ImagesBack, WordsBack
     from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
-    from query.map.map import ModelMap
+    from query.map.model_map import ModelMap
     from query.predict.evaluation import Evaluation
     from query.predict.predict import Prediction
     from query.purity.result import PurityResult
@@ -48,7 +48,7 @@ _MODULES = {
     "Layers": "query.layers",
     "Lineage": "query.lineage.result",
     "Lineages": "query.lineage.result",
-    "ModelMap": "query.map.map",
+    "ModelMap": "query.map.model_map",
     "ModelVectors": "query.export",
     "Neighbour": "query.similar",
     "Prediction": "query.predict.predict",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from query.layers import layers as _layers
     from query.lineage.lineage import lineage as _lineage
     from query.lineage.result import Lineages
-    from query.map.map import model_map as _map
+    from query.map.model_map import model_map as _map
     from query.predict.evaluation import evaluate as _evaluate_prediction
     from query.predict.predict import Prediction
     from query.predict.predict import predict as _predict
@@ -90,7 +90,7 @@ class Atlas(AtlasReader):
         invert = _Question("query.invert:invert")
         layers = _Question("query.layers:layers")
         lineage = _Question("query.lineage.lineage:lineage")
-        map = _Question("query.map.map:model_map")
+        map = _Question("query.map.model_map:model_map")
         evaluate_prediction = _Question("query.predict.evaluation:evaluate")
         predict = _Question("query.predict.predict:predict")
         rank = _Question("query.rank.study:rank_by_depth")

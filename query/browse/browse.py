@@ -1,4 +1,4 @@
-"""`query browse`: serves the page of an atlas to this machine alone, until Ctrl-C."""
+"""`query browse`: serves a page over an atlas, to this machine only, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from indexer.errors import AtlasError, require
-from query.browse.held import HeldAtlas
+from query.browse.session import BrowseSession
 from query.browse.site import HOSTS
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-_WAITING = 64  # connections that the system keeps for the server to accept
+_BACKLOG = 64  # connections that wait to be accepted
 
 
 def browse(
@@ -27,14 +27,14 @@ def browse(
     port: int = 0,
     opens: bool = True,
     method: str | None = None,
-    told: Callable[[str], None] = print,
+    on_address: Callable[[str], None] = print,
 ) -> None:
-    """Serve until the process is told to stop, which raises KeyboardInterrupt.
+    """Serve until the process is stopped, which raises KeyboardInterrupt.
 
-    ``base``: whose models are shown first. ``port``: 0 for any that is free. ``told`` is given the address, which holds
-    a token that nothing is served without. ``opens``: a browser is opened there. ``method``: umap, tsne or pca; None:
-    tsne below 1,000 models, else umap, or pca without UMAP's library. Raises AtlasError where the port is taken, or the
-    server is not installed.
+    ``base``: the base to show first. ``port``: 0 for any free port. ``on_address`` is called with the address, which
+    contains the token that every request needs. ``opens``: open a browser there. ``method``: umap, tsne or pca; None:
+    tsne below 1,000 models, else umap, or pca if umap-learn is not installed. Raises AtlasError if the port is in use
+    or needs privileges, or if the server is not installed.
     """
     require("Browsing", "starlette", "uvicorn")
     from query.browse.server import serve
@@ -43,23 +43,24 @@ def browse(
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
     behind = "" if canonical is None else f"#base={quote(canonical, safe='')}"
     with _bound(port) as listening:
-        held = HeldAtlas(atlas, method)
+        session = BrowseSession(atlas, method)
         root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
-        told(f"{root}{token}/{behind}")
+        on_address(f"{root}{token}/{behind}")
         try:
             if opens:
                 webbrowser.open(root + ticket)
-            serve(held, listening, token, ticket, behind)
+            serve(session, listening, token, ticket, behind)
         finally:
-            held.stop()
+            session.stop()
 
 
 def _bound(port: int) -> socket.socket:
-    """A listening socket of this machine alone."""
+    """A listening socket for this machine only."""
     try:
-        return socket.create_server((HOSTS[0], port), backlog=_WAITING)
+        return socket.create_server((HOSTS[0], port), backlog=_BACKLOG)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
-        why = "is in use" if error.errno == errno.EADDRINUSE else "is not for everybody"
-        raise AtlasError(f"Port {port} {why}.", "Leave `port` out, and a free one is found.") from error
+        in_use = error.errno == errno.EADDRINUSE
+        what = f"Port {port} is in use." if in_use else f"Binding to port {port} requires elevated privileges."
+        raise AtlasError(what, "Omit `port` to use any free port.") from error

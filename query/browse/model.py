@@ -1,4 +1,4 @@
-"""The page of one model: all that the atlas knows of it, without reading a weight or asking anybody else."""
+"""The page of one model: everything that the atlas knows about it, without reading weights or using the network."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
 
 LONGEST = 2000  # characters of one string
-MOST = 500  # entries of a list that others fill: tags, evaluation results, children
+MOST = 500  # entries of a list: tags, evaluation results, children
 _EXACT = 2**53  # a browser rounds larger integers
-# Advice for a terminal or for Python: half of a sentence, or all of it.
+# Advice for a terminal or for Python: part of a sentence, or a whole one.
 _OTHERWISE = re.compile(r",? or (raise|use) `[^`]+`")
 _ELSEWHERE = re.compile(r"`[^`]+`|--debug|query sql")
 
-# What of ``show`` the page tells as facts; the rest has a section of its own, or is the program's business.
+# Facts from ``show`` that the page lists; the rest has a section of its own, or is internal.
 _FACTS = (
     "author", "relation", "parent", "claimed_by", "status", "reason", "detail", "commit", "created", "modified",
     "likes", "gated", "languages", "pipeline_tag", "library", "head_class", "label_count", "label_names",
@@ -38,10 +38,10 @@ _FACTS = (
 
 
 def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """JSON-ready and harmless in a page that sets it as text. Raises AtlasError where there is no such model."""
+    """JSON-ready, and safe in a page that sets it as text. Raises AtlasError if there is no such model."""
     known = shown_model(atlas, model_id)
     model, base = str(known["model"]), str(known["base"])
-    told = {
+    page = {
         "id": model_id,
         "model": model,
         "base": base,
@@ -59,11 +59,11 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         "lineage": _lineage(atlas, model_id, base),
         "depth": _depth(atlas, base, model),
     }
-    return harmless(told | {"left": _shortened(told, told["facts"], told["lineage"])})
+    return harmless(page | {"left": _shortened(page, page["facts"], page["lineage"])})
 
 
 def _shortened(*parts: dict[str, Any]) -> dict[str, int]:
-    """Cut every list of ``parts`` to ``MOST`` entries; how many were cut, by name. Layers are in no such list."""
+    """Cut every list of ``parts`` to ``MOST`` entries, and count what was cut, by name."""
     left: dict[str, int] = {}
     for part in parts:
         for name, value in part.items():
@@ -94,7 +94,7 @@ def _neighbours(atlas: AtlasReader, model_id: int, model: str, base: str) -> lis
 
 
 def _lineage(atlas: AtlasReader, model_id: int, base: str) -> dict[str, Any]:
-    """What the weights said, what was made from it, and what cards and tags declare."""
+    """Parents and children according to the weights, and parents according to cards and tags."""
     parents = atlas.rows(
         'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
         "direction, evidence AS because, same, probability FROM lineage JOIN fine_tunes AS child USING (model_id) "
@@ -112,7 +112,7 @@ def _lineage(atlas: AtlasReader, model_id: int, base: str) -> dict[str, Any]:
 
 
 def _depth(atlas: AtlasReader, base: str, model: str) -> dict[str, Any] | None:
-    """Its newest profile, and the base's of the same probe."""
+    """Its newest profile, and the base's with the same probe."""
     found = read_profiled(atlas, base, subject="fine_tune", model=model)
     if not found:
         return None
@@ -128,9 +128,9 @@ def _depth(atlas: AtlasReader, base: str, model: str) -> dict[str, Any] | None:
 
 
 def harmless(value: Any, longest: int | None = LONGEST) -> Any:
-    """JSON's own types; no string hides or reorders anything, and one of more characters than ``longest`` ends in "…".
+    """JSON types; hidden characters in strings are spelt out, and strings longer than ``longest`` are cut with "…".
 
-    Integers that a browser would round become strings. Nothing else is left out.
+    Integers that a browser would round become strings. Nothing else changes.
     """
     return _harmless(as_plain(value), longest)
 
@@ -149,7 +149,7 @@ def _harmless(value: Any, longest: int | None) -> Any:
 
 
 def error_in_words(error: Exception) -> str:
-    """One line for a page, whose reader has neither arguments nor options to change."""
+    """One line for a page, without advice about arguments or options."""
     if isinstance(error.__cause__, AtlasError):
         error = error.__cause__  # the same without the name of an argument
     told, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))

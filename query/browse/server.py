@@ -1,4 +1,4 @@
-"""The web server of `query browse`: it ends at once when it is to end, and waits for no half request."""
+"""The web server of `query browse`: it stops at once, and does not wait for incomplete requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from query.browse.held import HeldAtlas
+from query.browse.session import BrowseSession
 from query.browse.site import site
 
-REQUEST_SECONDS = 5.0  # within which a whole request arrives
+REQUEST_SECONDS = 5.0  # limit for receiving a whole request
 MOST_CONNECTIONS = 200
-_GRACE = 1  # seconds that an answer under way has at the end
+_GRACE = 1  # seconds for running answers at the end
 
 
-def serve(held: HeldAtlas, listening: socket.socket, token: str, ticket: str, behind: str) -> None:
-    """Serve until a signal, which is raised again then; see ``site`` for the arguments."""
+def serve(session: BrowseSession, listening: socket.socket, token: str, ticket: str, behind: str) -> None:
+    """Serve until a signal, which is then raised again; see ``site`` for the arguments."""
     ending = asyncio.Event()
     config = uvicorn.Config(
-        site(held, token, ending, ticket, behind), log_config=None, access_log=False, server_header=False,
+        site(session, token, ending, ticket, behind), log_config=None, access_log=False, server_header=False,
         lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE,
     )  # fmt: skip
@@ -34,23 +34,23 @@ class _Server(uvicorn.Server):
         self._ending = ending
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what clients wait for, then as uvicorn does."""
+        """Cancel what clients wait for, then shut down as uvicorn does."""
         self._ending.set()
         await super().shutdown(sockets)
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection on which a request stays incomplete for ``REQUEST_SECONDS``."""
+    """Closes a connection if a request stays incomplete for ``REQUEST_SECONDS``."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request is due."""
+        """Wait for the first request."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(REQUEST_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """A request has arrived, or a part of one."""
+        """Receive a request, or a part of one."""
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._set_no_deadline()
@@ -58,7 +58,7 @@ class _Protocol(H11Protocol):
             self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is due any more."""
+        """Stop waiting."""
         self._set_no_deadline()
         super().connection_lost(exc)
 

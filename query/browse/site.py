@@ -1,4 +1,4 @@
-"""What is served: the page, its data, and answers about models, all behind a token and to one host alone."""
+"""What is served: the page, its data, and answers about models, only with a token and to this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from indexer.errors import AtlasError, ModelError
-from query.browse.held import HeldAtlas
 from query.browse.model import error_in_words, harmless
+from query.browse.session import BrowseSession
 from query.map.page import SCRIPTS
 
 if TYPE_CHECKING:
@@ -37,27 +37,26 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LONGEST_QUERY = 20_000  # characters of an SQL statement or condition
-MOST_STATEMENTS = 2  # that run at a time
-MOST_WAITING = 12  # statements and predictions that run or wait for their turn
+MOST_STATEMENTS = 2  # running at a time
+MOST_WAITING = 12  # statements and predictions that run or wait
 
 T = TypeVar("T")
 
-# The page's own scripts: the first loads the data, and then all others, which are also those of the map's page.
+# The page's own scripts, in addition to those of the map's page. The loader fetches the data, then the others.
 LOADER = "load.js"
-OWN_SCRIPTS = ("browse_data.js", "browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
+OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_asked.js", "browse_watch.js")
 
 
-def site(held: HeldAtlas, token: str, ending: asyncio.Event, ticket: str = "", behind: str = "") -> ASGIApp:
-    """The application. Everything it serves lies under ``/token/``; any other request is refused.
+def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", behind: str = "") -> ASGIApp:
+    """The application. Everything is served under ``/token/``; any other request is refused.
 
-    ``ending``: set when nothing is to be waited for any more. ``ticket``: ``/ticket`` leads to the page once, for a
-    browser that is started with an address which everybody on the machine can read in the list of processes.
-    ``behind``: what stands behind the page's address then.
+    ``ending``: set when no answer should be waited for. ``ticket``: ``/ticket`` redirects to the page once, for a
+    browser whose command line every user of the machine can read. ``behind``: the fragment of the redirect's address.
     """
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.routing import Mount, Route, Router
 
-    pages = _Pages(held, ending)
+    pages = _Pages(session, ending)
     routes = [
         Route("/", pages.page),
         Route("/browse.css", pages.style),
@@ -79,7 +78,7 @@ def site(held: HeldAtlas, token: str, ending: asyncio.Event, ticket: str = "", b
 
 
 class _Guarded:
-    """Lets nothing pass but a GET of an address with the token, or the first with the ticket."""
+    """Refuses everything except GET and HEAD requests with the token, and the first request with the ticket."""
 
     def __init__(self, inner: ASGIApp, token: str, ticket: str, behind: str) -> None:
         self._inner, self._token = inner, token
@@ -97,13 +96,13 @@ class _Guarded:
         elif not secrets.compare_digest(given.encode(), self._token.encode()):
             await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
-            await PlainTextResponse("An atlas is only read here.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
+            await PlainTextResponse("Read-only: use GET or HEAD.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)
 
 
 class _WithHeaders:
-    """Puts the same headers on every answer, refusals among them."""
+    """Adds the same headers to every answer, including refusals."""
 
     def __init__(self, inner: ASGIApp) -> None:
         self._inner = inner
@@ -119,7 +118,7 @@ class _WithHeaders:
 
 
 class _Client:
-    """Who waits for one answer. The process that works on it ends when the client leaves."""
+    """A client that waits for an answer. The process that computes it is killed when the client leaves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,25 +126,25 @@ class _Client:
         self._has_left = False
 
     def started(self, process: subprocess.Popen[bytes]) -> None:
-        """Called by the thread that began the process."""
+        """Called by the thread that started the process."""
         with self._lock:
             self._process = process
             if self._has_left:
                 process.kill()
 
     def left(self) -> None:
-        """The answer was given, or nobody waits for it."""
+        """The answer was sent, or the client has gone."""
         with self._lock:
             self._has_left = True
             if self._process is not None:
-                self._process.kill()  # which does nothing where it has ended
+                self._process.kill()  # does nothing if it has ended
 
 
 class _Pages:
-    """Every address that is served."""
+    """The handlers of all addresses."""
 
-    def __init__(self, held: HeldAtlas, ending: asyncio.Event) -> None:
-        self._held, self._ending = held, ending
+    def __init__(self, session: BrowseSession, ending: asyncio.Event) -> None:
+        self._session, self._ending = session, ending
         self._statements = asyncio.Semaphore(MOST_STATEMENTS)
         self._predictions = asyncio.Semaphore(1)
         self._waiting = 0
@@ -158,88 +157,90 @@ class _Pages:
         }
 
     async def page(self, request: Request) -> Response:
-        """The page; whoever loads it anew sees what was published last."""
+        """The page; loading it switches to the latest generation."""
 
         def ask() -> Response:
-            self._held.renew()
+            self._session.renew()
             return self._text("page", "text/html")
 
         return await self._answered(request, ask)
 
     async def style(self, request: Request) -> Response:
-        """How it looks."""
+        """The style sheet."""
         return self._text("style", "text/css")
 
     async def icon(self, request: Request) -> Response:
-        """What stands in the tab."""
+        """The icon of the browser tab."""
         return self._text("icon", "image/svg+xml")
 
     async def loader(self, request: Request) -> Response:
-        """The first script."""
+        """The script that loads the data."""
         return self._text("loader", "text/javascript")
 
     async def script(self, request: Request) -> Response:
-        """All others."""
+        """All other scripts."""
         return self._text("script", "text/javascript")
 
     async def data(self, request: Request) -> Response:
-        """All models of a base, as columns."""
+        """The data of all models of a base."""
         from starlette.responses import Response
 
         def ask() -> Any:
             if (base := self._base(request)) is None:
                 return {"error": "This atlas has no model of any base."}
-            return Response(self._held.columns(base), media_type="application/octet-stream")
+            return Response(self._session.payload(base), media_type="application/json")
 
         return await self._answered(request, ask)
 
     async def state(self, request: Request) -> Response:
-        """Whether the page is still of the newest generation, and whether the map is made."""
+        """Whether there is a newer generation, and whether the layout is ready."""
 
         def ask() -> dict[str, Any]:
             base = self._base(request)
-            return self._held.state(base) if base is not None else {}
+            return self._session.state(base) if base is not None else {}
 
         return await self._answered(request, ask)
 
     async def tables(self, request: Request) -> Response:
-        """What a statement can name."""
-        return await self._answered(request, lambda: {"tables": self._held.tables()})
+        """The tables that a statement can use."""
+        return await self._answered(request, lambda: {"tables": self._session.tables()})
 
     async def model(self, request: Request) -> Response:
-        """All that is known of one model."""
-        return await self._answered(request, lambda: self._held.model(request.path_params["model_id"]))
+        """Everything known about one model."""
+        return await self._answered(request, lambda: self._session.model(request.path_params["model_id"]))
 
     async def predict(self, request: Request) -> Response:
-        """What one was probably tuned on."""
+        """The datasets that a model was probably tuned on."""
         return await self._worked_out(
-            request, self._predictions, lambda started: self._held.predicted(request.path_params["model_id"], started)
+            request,
+            self._predictions,
+            lambda started: self._session.predicted(request.path_params["model_id"], started),
         )
 
     async def where(self, request: Request) -> Response:
-        """For which models a condition holds."""
+        """The models that satisfy a condition."""
 
         def ask(started: Started) -> dict[str, Any]:
-            return {"ids": self._held.fulfilling(str(self._base(request)), _query(request), started)}
+            return {"ids": self._session.fulfilling(str(self._base(request)), _query(request), started)}
 
         return await self._worked_out(request, self._statements, ask)
 
     async def sql(self, request: Request) -> Response:
-        """The rows of a SELECT."""
+        """The result of a SELECT."""
 
         def ask(started: Started) -> Any:
-            return harmless(self._held.sql(_query(request), started).to_dict(), longest=None)
+            return harmless(self._session.sql(_query(request), started).to_dict(), longest=None)
 
         return await self._worked_out(request, self._statements, ask)
 
     async def _worked_out(
         self, request: Request, turns: asyncio.Semaphore, ask: Callable[[Started], dict[str, Any]]
     ) -> Response:
-        """The answer of a process that ends with its client. As many work at a time as there are ``turns``."""
+        """The answer of a process that is killed if its client leaves; ``turns`` limits how many run at a time."""
         from starlette.responses import JSONResponse
 
         if self._waiting >= MOST_WAITING:
-            return JSONResponse({"error": "Too many questions wait for an answer. Try again in some seconds."}, 503)
+            return JSONResponse({"error": "Too many requests are waiting. Try again in a few seconds."}, 503)
         client = _Client()
 
         async def in_turn() -> Response:
@@ -257,7 +258,7 @@ class _Pages:
         return await self._unless_left(request, _in_thread(lambda: _response(ask)))
 
     async def _unless_left(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-        """What ``work`` gives, unless the client leaves or the command ends before."""
+        """The result of ``work``, unless the client leaves or the command ends first."""
         from starlette.responses import JSONResponse
 
         working = asyncio.ensure_future(work)
@@ -270,8 +271,8 @@ class _Pages:
                 one.cancel()
 
     def _base(self, request: Request) -> str | None:
-        """One of the atlas's bases: the one that is asked for, else the largest."""
-        bases = [row["base"] for row in self._held.bases()]
+        """The requested base of the atlas, or the largest one."""
+        bases = [row["base"] for row in self._session.bases()]
         asked = request.query_params.get("base", "")
         return asked if asked in bases else bases[0] if bases else None
 
@@ -282,29 +283,29 @@ class _Pages:
 
 
 def _response(ask: Callable[[], Any]) -> Response:
-    """An answer as JSON; what is wrong with a question is told in a line."""
+    """The answer as JSON; an error is one line."""
     from starlette.responses import JSONResponse, Response
 
     try:
-        told = ask()
-        return told if isinstance(told, Response) else JSONResponse(told)
+        answer = ask()
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
     except (AtlasError, ModelError, OSError) as error:
         return JSONResponse({"error": error_in_words(error)}, 400)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """What ``work`` gives, in a thread of its own that neither a cancellation nor the end of the command waits for."""
+    """The result of ``work``, in a thread that neither cancellation nor the end of the command waits for."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
-    def settle(put: Callable[[Any], None], told: Any) -> None:
+    def settle(put: Callable[[Any], None], value: Any) -> None:
         if not answer.done():
-            put(told)
+            put(value)
 
     def run() -> None:
         try:
             outcome: tuple[Callable[[Any], None], Any] = answer.set_result, work()
-        except BaseException as error:  # also what an interrupted query raises
+        except BaseException as error:  # also from an interrupted query
             outcome = answer.set_exception, error
         with suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(settle, *outcome)
@@ -322,14 +323,17 @@ async def _has_left(request: Request) -> None:
 def _query(request: Request) -> str:
     text = request.query_params.get("q", "")
     if len(text) > LONGEST_QUERY:
-        raise AtlasError(f"That is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
+        raise AtlasError(f"The statement is longer than {LONGEST_QUERY:,} characters.", "Shorten it.")
     return text
 
 
 def _joined() -> str:
-    """The scripts that run once the data is there."""
-    names = [("browse", OWN_SCRIPTS[0]), *(("map", name) for name in SCRIPTS[:-1])]
-    names += [*(("browse", name) for name in OWN_SCRIPTS[1:]), ("map", SCRIPTS[-1])]
+    """The scripts that run when the data has arrived."""
+    names = [
+        *(("map", name) for name in SCRIPTS[:-1]),
+        *(("browse", name) for name in OWN_SCRIPTS),
+        ("map", SCRIPTS[-1]),
+    ]
     return '"use strict";\n' + "\n".join(_file(folder, name) for folder, name in names)
 
 

@@ -48,6 +48,6 @@ def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: 
 
     with opened_atlas(atlas) as opened:
         try:
-            serve(opened, base, port=port, opens=opens, method=method, told=on_start)
+            serve(opened, base, port=port, opens=opens, method=method, on_address=on_start)
         except KeyboardInterrupt as stop:
             raise type(stop)("the page is no longer served.") from stop

@@ -74,8 +74,7 @@ def clusters(base: str | None, by: str, details: bool, atlas: str, output: str, 
 @output_options
 def draw_map(base: str | None, atlas: str, output: str, out: str, theme: ThemeName, **options: Any) -> None:
     """Draw the fine-tunes of a base as points; points are close if the vectors are."""
-    from query.map.map import TABLE, checked_map_file
-    from query.map.parquet import viewer_command
+    from query.map.model_map import TABLE, checked_map_file, viewer_command
 
     file = checked_map_file(out)
     with opened_atlas(atlas) as opened:

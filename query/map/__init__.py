@@ -1,1 +1,1 @@
-"""Parts of `query map`: projection, colours, the picture and the page."""
+"""`query map`: the fine-tunes of a base as points in the plane."""

@@ -1,4 +1,4 @@
-"""What the points of a map are coloured by: groups (a dataset, an author, a cluster, a text) or numbers on a scale."""
+"""Colours of the points of a map: groups (dataset, author, cluster, text) or numbers on a scale."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from query.clusters.result import Cluster
     from query.reader import AtlasReader
 
-LEGEND = 10  # groups that get a colour of their own; the others share a grey
-_DECADES = 2  # powers of ten that numbers span before their scale is logarithmic
+LEGEND = 10  # groups with a colour of their own; all others are grey
+_DECADES = 2  # numbers that span so many powers of ten have a logarithmic scale
 
-# What is said of models that have no group, or no number.
+# Legend of models without a group or number.
 _UNKNOWN = {"dataset": "no dataset named", "cluster": "in no cluster"}
 _OUTLIER = -1
-_MOSTLY = 0.5  # of its documented members, above which a cluster is called by their dataset
+_MOSTLY = 0.5  # a cluster is named after the dataset of more than this share of its documented members
 
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "UBIGINT", "UINTEGER")
 _TIMES = ("TIMESTAMP", "DATE")
@@ -38,10 +38,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ColorGroups:
-    """Each point is in one group or none: ``codes`` are places in ``groups`` (largest first), -1 for none.
-
-    ``none`` says in words what those of -1 have in common.
-    """
+    """The group of each point: ``codes`` are indices of ``groups`` (largest first), -1 for ``none``."""
 
     column: str
     groups: tuple[Group, ...]
@@ -55,17 +52,17 @@ class ColorGroups:
 
     @property
     def rest(self) -> tuple[Group, ...]:
-        """The groups that share a grey."""
+        """The groups drawn in grey."""
         return self.groups[LEGEND:]
 
     def of(self, point: int) -> str | None:
-        """The group's name of one point."""
+        """The name of one point's group."""
         return self.groups[self.codes[point]].group if self.codes[point] >= 0 else None
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Each point has a number or none. ``kind``: linear, log (zeros lie at its lower end) or time (seconds, UTC).
+    """A number for each point, or None. ``kind``: linear, log (zeros are at its lower end) or time (seconds, UTC).
 
     ``low`` and ``high`` bound the known numbers; on a log scale ``low`` is the smallest above zero.
     """
@@ -82,10 +79,10 @@ Coloring = ColorGroups | Scale
 
 
 def coloring(atlas: AtlasReader, population: Population, column: str, seed: int = 0) -> Coloring:
-    """What colours the models of ``population`` by ``column``: dataset, author, cluster or a column of models.
+    """Colour the models of ``population`` by ``column``: dataset, author, cluster or a column of the view ``models``.
 
-    A dataset is the one that a model stands for (``leading_datasets``). Numbers that span two powers of ten get a
-    logarithmic scale; lists are groups of equal lists. Raises AtlasError naming the columns there are.
+    A model has the colour of one dataset (``leading_datasets``). Numbers that span two powers of ten have a logarithmic
+    scale; equal lists form a group. Raises AtlasError with the possible columns on an unknown one.
     """
     if column == "dataset":
         return grouped(column, leading_datasets(population.datasets))
@@ -97,7 +94,7 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
     known = [name for name, kind in kinds.items() if kind in _TEXTS or kind.startswith(_NUMBERS + _TIMES)]
     if column not in known:
         raise AtlasError(
-            f"{column!r} is nothing to colour by.", f"Choose one of dataset, author, cluster, {', '.join(known)}."
+            f"Cannot colour by {column!r}.", f"Choose one of dataset, author, cluster, {', '.join(known)}."
         )
     is_time = kinds[column].startswith(_TIMES)
     value = f'epoch("{column}")' if is_time else f'"{column}"'
@@ -110,7 +107,7 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
 
 
 def grouped(column: str, names: Sequence[str | None]) -> ColorGroups:
-    """ColorGroups of equal names, the largest first, ties by name."""
+    """Groups of equal names, the largest first, ties by name."""
     counts = Counter(name for name in names if name is not None)
     groups = [Group(name, counts[name]) for name in sorted(counts, key=lambda name: (-counts[name], name))]
     place = {group.group: position for position, group in enumerate(groups)}
@@ -119,7 +116,7 @@ def grouped(column: str, names: Sequence[str | None]) -> ColorGroups:
 
 
 def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scale:
-    """Numbers on a scale that suits them; what is not finite is not known."""
+    """Numbers on a suitable scale; values that are not finite count as not known."""
     numbers = [float(value) if value is not None and math.isfinite(value) else None for value in values]
     known = [number for number in numbers if number is not None] or [0.0]
     low, high = min(known), max(known)
@@ -138,7 +135,7 @@ def _clusters(population: Population, seed: int) -> list[str | None]:
 
 
 def cluster_name(cluster: Cluster) -> str:
-    """A cluster by what it holds: the dataset that most of its documented members name, or the two commonest."""
+    """A cluster's name: the dataset of most of its documented members, or the two most common datasets."""
     if cluster.probably is None:
         what = "no dataset named"
     elif (cluster.share or 0) > _MOSTLY:

@@ -1,7 +1,7 @@
-"""A map as a picture fit for print: the largest groups in colours and named where they lie; numbers on a scale.
+"""Draws a map for print: the largest groups in colours, with their names; numbers on a scale.
 
-A colour says one thing: the group. A shape says one thing: whether the model is an adapter. What has no group, as the
-undocumented models, is a ring in the colour of the text, in front of all others.
+Colours show groups, and shapes show adapters. Models without a group, such as undocumented ones, are rings in the
+colour of the text, in front of all others.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from numpy.typing import NDArray
 
 from query.figures import THEMES, Theme, label, new_figure
 from query.map.coloring import ColorGroups, Scale
-from query.map.heaps import heaps, room_for_names
+from query.map.groups import group_discs, room_for_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from query.map.points import PlacedModels
+    from query.map.model_map import ModelMap
 
-WIDTH = 7.2  # inches: across a printed page
-_POINTS, _WORDS = 5.0, 0.9  # of the width for points, beside the legend; of the height for what is above and below
+WIDTH = 7.2  # inches: the width of a printed page
+_POINTS, _WORDS = 5.0, 0.9  # inches: width of the points without the legend; height of title and margins
 _LOWEST, _HIGHEST = 3.6, 5.6
 WHOLE, ADAPTER = "o", "^"
-_AREA = {WHOLE: 1.0, ADAPTER: 1.1}  # that makes them look equally large
-_RING = 0.9  # points, of the line around what has no group
+_AREA = {WHOLE: 1.0, ADAPTER: 1.1}  # relative areas that look equally large
+_RING = 0.9  # points: line width of models without a group
 _NAME, _LONGEST_NAME = 6.5, 28  # size in points, and characters, of a name on the picture
-_GAP = 3.0  # points between a name and what is beside it
-_RASTERISED = 3000  # points from which an SVG or PDF holds a picture of them, not each one
-_OUTLINED = 1000  # points up to which each has an outline that sets it off, and hides what is below it
+_GAP = 3.0  # points between a name and its surroundings
+_RASTERISED = 3000  # with so many points, an SVG or PDF contains an image of them
+_OUTLINED = 1000  # up to so many points, each has an outline and hides those below
 _SECONDS_A_DAY = 86_400.0
 
 Mask = NDArray[np.bool_]
 
 
-def map_figure(drawn: PlacedModels, theme: str = "light", ax: Axes | None = None) -> Figure:
-    """The map in the theme, without frame or ticks: places have no unit, only PCA's axes have a meaning."""
+def map_figure(drawn: ModelMap, theme: str = "light", ax: Axes | None = None) -> Figure:
+    """The map, without frame or ticks: positions have no unit, and only PCA's axes have a meaning."""
     figure, axes = new_figure(WIDTH, _height(drawn), theme, ax)
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
@@ -57,13 +57,13 @@ def map_figure(drawn: PlacedModels, theme: str = "light", ax: Axes | None = None
     return figure
 
 
-def _height(drawn: PlacedModels) -> float:
-    """Inches for points that fill their part of the width, distances being the same along x and y."""
+def _height(drawn: ModelMap) -> float:
+    """Height in inches if the points fill their width and x and y have the same scale."""
     wide, high = np.ptp([(point.x, point.y) for point in drawn.points], axis=0)
     return float(np.clip(_POINTS * high / wide + _WORDS, _LOWEST, _HIGHEST)) if wide else _LOWEST
 
 
-def _title(axes: Any, drawn: PlacedModels, colours: Theme) -> None:
+def _title(axes: Any, drawn: ModelMap, colours: Theme) -> None:
     lines = [label(line, 90) for line in drawn.subtitle.split("; ")]
     axes.set_title(label(drawn.title, 75), loc="left", fontsize=10, pad=8 + 9 * len(lines), color=colours.ink)
     axes.text(0, 1, "\n".join(lines), transform=axes.transAxes, fontsize=7, color=colours.ink, alpha=0.75,
@@ -74,9 +74,9 @@ def _title(axes: Any, drawn: PlacedModels, colours: Theme) -> None:
 
 
 class _Canvas:
-    """Draws points; how large and how opaque they are depends on how many there are."""
+    """Draws points, whose size and opacity depend on their number."""
 
-    def __init__(self, axes: Any, drawn: PlacedModels, colours: Theme) -> None:
+    def __init__(self, axes: Any, drawn: ModelMap, colours: Theme) -> None:
         self.axes, self.colours = axes, colours
         self.places = np.array([(point.x, point.y) for point in drawn.points])
         self.is_adapter = np.array([point.relation == "adapter" for point in drawn.points])
@@ -85,11 +85,11 @@ class _Canvas:
         self.alpha = 1.0 if count <= _OUTLINED else 0.8
         self.is_rasterised = count >= _RASTERISED
         self.outline = 0.5 if count <= _OUTLINED else 0.0
-        # ColorGroups are mixed, so that none covers the others; the same way each time.
+        # Groups are drawn in a fixed random order, so that none covers the others.
         self.order = np.random.default_rng(0).permutation(count)
 
     def dots(self, chosen: Mask, shape: str, colour: Any, size: float = 1.0, **more: Any) -> None:
-        """Draw the chosen points in one shape; ``colour`` is one for all, or an entry for each point of the map."""
+        """Draw the chosen points in one shape; ``colour``: one for all, or one for each point of the map."""
         rows = self.order[chosen[self.order]]
         if not len(rows):
             return
@@ -111,7 +111,7 @@ class _Canvas:
         self.dots(chosen & self.is_adapter, ADAPTER, colour, size, **more)
 
     def rings(self, chosen: Mask) -> None:
-        """Draw points that have no group: hollow, in the colour of the text, in front."""
+        """Draw points without a group: hollow, in the colour of the text, in front."""
         for shape, of_shape in ((WHOLE, ~self.is_adapter), (ADAPTER, self.is_adapter)):
             rows = self.order[(chosen & of_shape)[self.order]]
             if len(rows):
@@ -128,7 +128,7 @@ class _Canvas:
         return Line2D([], [], linestyle="", marker=shape, color=colour, markersize=5.5, label=text, **outline)
 
     def legend(self, figure: Figure, handles: Iterable[Any], title: str, place: Any) -> None:
-        """Beside the points, never over them."""
+        """Add a legend outside the points."""
         legend = figure.legend(handles=list(handles), title=title, loc=place, frameon=False, fontsize=7.5,
                                labelcolor=self.colours.ink, handletextpad=0.4, borderaxespad=0.6,
                                ncols=1 if "right" in place else 3)  # fmt: skip
@@ -156,20 +156,18 @@ def _draw_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
 
 
 def _name_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
-    """Write the names of groups beside their heaps, where there is room that is nearer to theirs than to others."""
+    """Write the names of groups next to their discs, if there is room closer to them than to other groups."""
     axes, dpi = canvas.axes, figure.dpi
     names = [label(group.group, _LONGEST_NAME) for group in groups.shown]
     texts = [
         axes.text(0, 0, name, fontsize=_NAME, ha="center", va="center", color=canvas.colours.ink, zorder=6)
         for name in names
     ]
-    axes.get_figure(
-        root=True
-    ).draw_without_rendering()  # only now is it known where the axes are, and how wide a name is
+    axes.get_figure(root=True).draw_without_rendering()  # determines the position of the axes and the width of names
     boxes = [text.get_window_extent() for text in texts]
     frame = axes.get_window_extent()
     points = axes.transData.transform(canvas.places)
-    found = heaps(points, groups.codes, len(names))
+    found = group_discs(points, groups.codes, len(names))
     places = room_for_names(
         points, groups.codes, found, [(box.width, box.height) for box in boxes],
         (frame.x0, frame.y0, frame.x1, frame.y1), (_GAP + np.sqrt(canvas.size) / 2) * dpi / 72,
@@ -183,7 +181,7 @@ def _name_groups(figure: Figure, canvas: _Canvas, groups: ColorGroups) -> None:
 
 
 def _general(canvas: _Canvas, unknown: Mask, none: str) -> list[Any]:
-    """Entries of the legend that every map may need: what has no group, and what the shapes are."""
+    """Legend entries for models without a group, and for shapes."""
     ink, handles = canvas.colours.ink, []
     if unknown.any():
         text = f"{none} ({unknown.sum():,})"

@@ -1,7 +1,7 @@
-"""Vectors in the plane: near where their cosine is high. UMAP, t-SNE or PCA, each seeded and always turned alike.
+"""Projections of vectors to the plane, so that similar ones are close: UMAP, t-SNE or PCA, seeded and oriented alike.
 
-Unit vectors are compared by the chord between them: its square is 2 (1 − cosine). So PCA and t-SNE, which are made
-for Euclidean distances, see the cosine; UMAP is given 1 − cosine itself.
+The squared distance of unit vectors is 2 (1 − cosine), so PCA and t-SNE, which use Euclidean distances, respect the
+cosine; UMAP is given 1 − cosine.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from query.statistics.neighbours import codes_of
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.float64]
-# Of each vector the numbers of its nearest, itself first (-1: not known), and 1 − their cosines; both (n, k).
+# The indices of each vector's nearest, itself first (-1: not known), and 1 − their cosines; both (n, k).
 Near = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 METHODS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
 
-# How many models, itself included, UMAP places each one by, and t-SNE's counterpart: at most what the libraries
-# propose, and √n where that is less, because the groups of a small atlas are small.
+# UMAP's number of neighbours, including the model itself, and t-SNE's perplexity: the libraries' defaults, or √n if
+# that is less, because the groups of a small atlas are small.
 MOST_NEIGHBOURS = 15
 MOST_PERPLEXITY = 30.0
-FEW = 1000  # models of which t-SNE shows the groups apart; UMAP packs each into a knot
-_FEWEST = 6  # different vectors below which neighbourhoods are everything or next to nothing
-_WORTH_A_WORD = 2000  # models from which on a person should know what is being waited for
-_ALL = 1 - 1e-6  # a share of the variance that is all of it, in float32
-_NOTHING = 1e-12  # a variance of unit vectors that is rounding
-_DENSE = 64  # models or numbers up to which an exact SVD costs nothing
+FEW = 1000  # below this number of models t-SNE is the default, because UMAP packs each group into a knot
+_FEWEST = 6  # with fewer distinct vectors, neighbourhoods have no meaning
+_SLOW = 2000  # from this number of models, a message says what takes so long
+_ALL = 1 - 1e-6  # this share of the variance is all of it, in float32
+_NOTHING = 1e-12  # a smaller variance of unit vectors is a rounding error
+_DENSE = 64  # up to so many models or dimensions an exact SVD is cheap
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Where each vector went: ``places`` (n, 2), centred.
+    """The positions of vectors: ``places`` (n, 2), centred.
 
-    ``method`` is the one that was used: PCA where the vectors are too few or too plain for another, whatever was
-    asked for. ``explained_variance``: for PCA, the shares of the variance along x and y; None for other methods, and
-    where there is no variance.
+    ``method``: the method that was used, which is PCA if there are too few distinct vectors for another.
+    ``explained_variance``: for PCA, the shares of the variance along x and y; None for other methods, or without
+    variance.
     """
 
     method: str
@@ -56,18 +56,18 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
     """Place unit ``vectors`` (n, d) in the plane; the same vectors and seed give the same places on one machine.
 
     pca: the two directions of most variance, signs so that the largest loading is positive. umap (McInnes et al.,
-    2018) from each vector's exact nearest neighbours, or from those that are known (``near``); tsne (van der Maaten &
-    Hinton, 2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then turned so that their
-    longest direction lies along x, and mirrored to agree with the PCA. Equal vectors get one place (without ``near``).
-    One thread, because t-SNE's sums change with the number of threads. Where all vectors lie in one plane, as up to
-    three always do, or fewer than six differ, the answer is the PCA whatever ``method`` is.
+    2018): from each vector's exact nearest neighbours, or from known ones (``near``). tsne (van der Maaten & Hinton,
+    2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then rotated so that their longest
+    direction is x, and mirrored to agree with the PCA. Equal vectors get one position (without ``near``). There is one
+    thread, because t-SNE's sums depend on the number of threads. If all vectors lie in one plane, as up to three always
+    do, or fewer than six are distinct, the result is the PCA for any ``method``.
 
     Time for 5,000 vectors of 1,368 numbers on one slow core: pca 2 s, umap 20 s with its import, tsne 70 s; for
     10,000: 3 s, 32 s, and minutes.
-    Raises AtlasError on an unknown method or a library that is missing, ValueError on vectors that are not finite.
+    Raises AtlasError on an unknown method or a missing library, ValueError on vectors that are not finite.
     """
     if method not in METHODS:
-        raise AtlasError(f"{method!r} is no way to flatten.", f"Choose one of {', '.join(METHODS)}.")
+        raise AtlasError(f"Unknown projection method {method!r} (choose {', '.join(METHODS)}).", "")
     if not np.isfinite(vectors).all():
         raise ValueError("a vector is not finite")
     from threadpoolctl import threadpool_limits
@@ -81,7 +81,7 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
         )
         if len(first) < _FEWEST:
             return Projection("pca", plane, shares)
-        if len(first) >= _WORTH_A_WORD:
+        if len(first) >= _SLOW:
             say(f"placing {len(first):,} models by {METHODS[method]}, which takes a minute or more")
         if method == "umap" and near is not None:
             return Projection(method, _turned(_umap(vectors, plane, seed, near), plane))
@@ -92,12 +92,12 @@ def project(vectors: Vectors, method: str = "umap", seed: int = 0, near: Near | 
 
 
 def usual_method(count: int) -> str:
-    """The method for ``count`` models where none was asked for."""
+    """The default method for ``count`` models."""
     return "tsne" if count < FEW else "umap"
 
 
 def _principal_plane(vectors: Vectors, seed: int) -> tuple[Places, tuple[float, float] | None]:
-    """Coordinates (n, 2) along the two directions of most variance, and the shares of it that they hold."""
+    """Coordinates (n, 2) along the two directions of most variance, and their shares of it."""
     places = np.zeros((len(vectors), 2))
     if len(vectors) < 2 or vectors.var(axis=0, dtype=np.float64).sum() <= _NOTHING:
         return places, None
@@ -120,7 +120,7 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
     _keep_compiled(umap)
     nearest, distances = near or exact_near(vectors, most_neighbours(len(vectors)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no further points can be placed later, and that one thread is used
+        warnings.simplefilter("ignore")  # that new points cannot be added later, and that there is one thread
         model = umap.UMAP(
             n_neighbors=nearest.shape[1],
             metric="cosine",
@@ -133,26 +133,26 @@ def _umap(vectors: Vectors, plane: Places, seed: int, near: Near | None = None) 
 
 
 def _keep_compiled(umap: ModuleType) -> None:
-    """Have numba keep what it compiles of UMAP, beside it or in the user's cache, as UMAP does not.
+    """Let numba cache what it compiles of UMAP, in UMAP's folder or in the user's cache, which UMAP does not do.
 
-    Every process would compile for six seconds, whatever is mapped; one that finds it compiled takes .4 of them.
+    Otherwise every process would compile for six seconds; with the cache it takes 0.4 s.
     """
     from numba.core.dispatcher import Dispatcher
 
     for part in (umap.umap_, umap.layouts, umap.utils):
         for function in vars(part).values():
             if isinstance(function, Dispatcher):
-                with suppress(RuntimeError):  # there is no folder that could be written
+                with suppress(RuntimeError):  # no folder is writable
                     function.enable_caching()
 
 
 def most_neighbours(count: int) -> int:
-    """How many models, itself included, UMAP places each of ``count`` by."""
+    """UMAP's number of neighbours for ``count`` models, including the model itself."""
     return min(MOST_NEIGHBOURS, 1 + round(count**0.5))
 
 
 def exact_near(vectors: Vectors, count: int) -> Near:
-    """The ``count`` nearest of every unit vector, itself among them."""
+    """The ``count`` nearest of every unit vector, including itself."""
     from sklearn.neighbors import NearestNeighbors
 
     chords, nearest = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(vectors).kneighbors(vectors)
@@ -171,7 +171,7 @@ def _tsne(vectors: Vectors, plane: Places, seed: int) -> Places:
 
 
 def _turned(places: Places, plane: Places) -> Places:
-    """Centred, the longest direction along x, each axis mirrored where it runs against that of ``plane``."""
+    """Centred, with the longest direction along x, and each axis mirrored to agree with ``plane``."""
     centred = places - places.mean(axis=0)
     _, _, directions = np.linalg.svd(centred, full_matrices=False)
     turned = centred @ directions.T

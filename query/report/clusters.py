@@ -8,7 +8,7 @@ from query.clusters.result import AGREE, Cluster, Clusters
 from query.clusters.study import clusters
 from query.glossary import definition
 from query.map.coloring import ColorGroups
-from query.map.map import model_map
+from query.map.model_map import model_map
 from query.map.projection import METHODS
 from query.population import read_population
 from query.report.page import Part, Section, Source, code, shorten

@@ -102,7 +102,7 @@ def test_a_condition_in_sql_filters(page, served):
     assert address == served.address + "#where=model%20LIKE%20'kim%2F%25'"
     page.run("part('where').value = ''")
     page.type("#where", "flavour = 3" + KEYS["enter"])
-    page.wait("part('where-told').textContent.includes('flavour')")
+    page.wait("part('where-message').textContent.includes('flavour')")
     opened(page, address)
     page.wait("document.querySelector('#shown summary').innerText.includes('(4 of 42)')")
     page.click("#clear")
@@ -330,7 +330,7 @@ def test_a_statement_is_stopped(page, served):
     assert page.text("#run") == "Stop"
     wait_for(lambda: children(served))
     page.click("#run")
-    page.wait("part('sql-told').innerText === 'Stopped.'")
+    page.wait("part('sql-message').innerText === 'Stopped.'")
     assert page.text("#run") == "Run"
     wait_for(lambda: not children(served))
 
@@ -402,7 +402,7 @@ def test_sql(page):
     page.type("#statement", "SELECT model, downloads FROM models ORDER BY downloads DESC LIMIT 3")
     page.click("#run")
     page.wait("document.querySelector('#sql-rows tbody tr')")
-    assert page.text("#sql-told") == "3 rows."
+    assert page.text("#sql-message") == "3 rows."
     assert page.texts("#sql-rows tbody tr")[0] == "zoe/silent\t999"
     page.click("#sql-rows tbody a")
     page.wait("document.querySelector('#model-page dl')")
@@ -410,7 +410,7 @@ def test_sql(page):
     page.click("#open-sql")
     page.run("statement.value = 'DROP TABLE records'")
     page.click("#run")
-    page.wait("part('sql-told').textContent.includes('SELECT')")
+    page.wait("part('sql-message').textContent.includes('SELECT')")
     assert all("400" in line for line in page.console())
 
 

@@ -81,12 +81,9 @@ def test_the_columns_are_those_of_the_atlas(served, folder):
     facets = {one["name"]: one for one in told["facets"]}
     assert set(facets) >= {"dataset", "author", "licence", "relation", "cluster", "predicted", "oddity"}
     odd = facets["oddity"]
-    of = [
-        {odd["names"][code] for code in odd["codes"][odd["starts"][row] : odd["starts"][row + 1]]}
-        for row in range(len(names))
-    ]
+    of = [{odd["names"][code] for code in codes} for codes in odd["codes"]]
     assert [names[row] for row in range(len(names)) if "copy of the base" in of[row]] == ["kim/copy0", "kim/copy1"]
-    placed = [x == x for x in told["x"]]  # NaN where not on the map
+    placed = [x is not None for x in told["x"]]
     assert [names[row] for row, here in enumerate(placed) if not here] == [
         "kim/again", "kim/stranger", "kim/copy0", "kim/copy1",
     ]  # fmt: skip
@@ -94,12 +91,12 @@ def test_the_columns_are_those_of_the_atlas(served, folder):
     assert numbers["norm"][:3] == pytest.approx([0.001, 0.002, 0.003])
     assert numbers["rank"][0] == pytest.approx((sum(range(2, 8)) + 6 * 5) / 12)
     assert told["parents"][MERGED - 1][0] == [1, names[1], "merge, weight 0.60; card: not declared"]
-    near = [told["near"][told["nearStarts"][0] : told["nearStarts"][1]], told["similarities"], told["shares"]]
+    near = [told["neighbours"][0][::2], told["neighbours"][0][1::2], told["backgrounds"][0]]
     listed = served.json("model/1")["neighbours"]
     assert [told["ids"][row] for row in near[0]] == [one["id"] for one in listed[:10]]
-    assert near[1][:10] == pytest.approx([one["similarity"] for one in listed[:10]])
+    assert near[1][:10] == pytest.approx([one["similarity"] for one in listed[:10]], abs=1e-4)
     assert near[2][:10] == pytest.approx(
-        [one["background"] if one["background"] > one["background_floor"] else -999 for one in listed[:10]], rel=1e-5
+        [one["background"] if one["background"] > one["background_floor"] else -999 for one in listed[:10]], rel=5e-3
     )
 
 
@@ -275,7 +272,7 @@ def test_only_so_many_statements_wait(served):
         answers = [one for one in opened if select.select([one], [], [], 0.5)[0]]
         assert 0 < len(answers) < 30
         assert answers[0].recv(99).startswith(b"HTTP/1.1 503 ")
-        assert b"Too many questions" in answers[0].recv(9999)
+        assert b"Too many requests" in answers[0].recv(9999)
         assert len(children(served)) == 2
         assert served.json("state")["generation"] == 3  # everything else is answered meanwhile
     wait_for(lambda: not children(served))
@@ -305,7 +302,7 @@ def test_only_this_machine_and_a_port_of_ones_own(folder):
         port = taken.getsockname()[1]
         ran = query(folder, "browse", "--no-open", "--port", str(port))
         assert (ran.code, ran.out) == (1, "")
-        assert ran.err == f"Error: Port {port} is in use. Leave --port out, and a free one is found.\n"
+        assert ran.err == f"Error: Port {port} is in use. Omit --port to use any free port.\n"
     with Served(folder, "--base", "paper-base") as running:
         assert running.printed.endswith("/#base=org%2Fpaper-base")
         assert running.host.startswith("127.0.0.1:")

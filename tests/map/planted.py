@@ -6,7 +6,7 @@ import datetime
 
 import numpy as np
 
-from query.map.map import model_map
+from query.map.model_map import model_map
 from tests.planted_atlas import BASE, Planted
 
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.figures import THEMES, draw
 from query.map.coloring import cluster_name, scaled
-from query.map.map import model_map
+from query.map.model_map import model_map
 from query.map.projection import usual_method
 from tests.conftest import run_python
 from tests.map.planted import KEPT, MODELS, near, pca, time
@@ -164,7 +164,7 @@ def test_small_atlases(tmp_path, count):
             drawn = model_map(small, color=color)
             facts = drawn.to_dict()
             assert (facts["models"], facts["method"]) == (count, "pca")
-            assert "places are those of a PCA" in facts["notes"][0]
+            assert "the map is a PCA" in facts["notes"][0]
             draw(drawn.figure(), ".svg")
             drawn.html()
 
@@ -172,7 +172,9 @@ def test_small_atlases(tmp_path, count):
 def test_an_atlas_of_copies_has_no_map(tmp_path):
     with (
         Atlas(plant_atlas(tmp_path / "atlas", [Planted("a/b", np.zeros(32))])) as empty,
-        pytest.raises(AtlasError, match=r"no model of org/base to place \(left out: 1 copy of the base\)"),
+        pytest.raises(
+            AtlasError, match=r"No model of org/base can be placed on a map \(left out: 1 copy of the base\)"
+        ),
     ):
         model_map(empty)
 
@@ -244,7 +246,7 @@ def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch
     """They are the ones that would be found again, so nobody moves."""
     exact = model_map(atlas, BASE, method="umap")
     assert exact.method == "umap"
-    monkeypatch.setattr("query.map.map.MOST_COMPARED", 0)
+    monkeypatch.setattr("query.map.model_map.MOST_COMPARED", 0)
     monkeypatch.setattr("query.map.projection.exact_near", None)  # nothing is compared
     kept = model_map(atlas, BASE, method="umap")
     places = [[(point.x, point.y) for point in drawn.points] for drawn in (exact, kept)]
@@ -252,9 +254,11 @@ def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch
 
 
 def test_neighbours_that_are_not_known_are_left_open():
-    from query.map.nearest import Nearest, known_near
+    from query.map.neighbours import Neighbours, known_near
 
-    near = Nearest(*map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5, [0] * 5)))
+    near = Neighbours(
+        *map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5, [0] * 5))
+    )
     places, distances = known_near(near, np.array([3, 7, 9]), 3)
     assert places.tolist() == [[0, 2, 1], [1, 0, -1], [2, 0, -1]]
     assert distances == pytest.approx(np.array([[0, 0.1, 0.3], [0, 0.3, 2], [0, 0.1, 2]]), abs=1e-6)

@@ -13,8 +13,8 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.figures import THEMES, draw, label
 from query.map.coloring import LEGEND, grouped
-from query.map.heaps import heaps, room_for_names
-from query.map.map import checked_map_file
+from query.map.groups import group_discs, room_for_names
+from query.map.model_map import checked_map_file
 from tests.halves import a_few
 from tests.map.planted import DRAWN, SVG, near, pca
 from tests.planted_atlas import BASE, Planted, plant_atlas
@@ -77,7 +77,7 @@ def test_groups_are_named_where_they_lie():
     codes = np.repeat([0, 1, 2, 3], [30, 20, 20, 12])
     places = np.vstack([centres[codes[:70]] + 0.3 * rng.normal(size=(70, 2)), rng.uniform(0, 10, size=(12, 2))])
     places[:10] += 6  # a third of the first group
-    found = heaps(places, codes.tolist(), 4)
+    found = group_discs(places, codes.tolist(), 4)
     assert found[3] is None  # scattered over the whole map
     for heap, centre in zip(found, centres, strict=False):
         assert np.hypot(heap.x - centre[0], heap.y - centre[1]) < 0.3
@@ -93,7 +93,7 @@ def test_groups_are_named_where_they_lie():
     crowd = np.vstack([places, rng.uniform(-3, 13, size=(4000, 2))])
     everywhere = [*codes.tolist(), *[-1] * 4000]
     assert room_for_names(crowd, everywhere, found, [(2.0, 0.5)] * 4, frame, 0.1) == [None] * 4
-    assert heaps(places[:1], [0], 1) == (None,)
+    assert group_discs(places[:1], [0], 1) == (None,)
 
 
 def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):

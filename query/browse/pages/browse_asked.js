@@ -1,6 +1,6 @@
-// What is asked of the database: a condition that filters, and statements of SQL. Both run under the lock of query sql.
+// SQL: a condition that filters models, and statements. Both run in the sandbox of query sql.
 
-// The server ends its work on a question that is aborted.
+// The server stops working on an aborted request.
 async function asked(address, signal) {
   try {
     const answer = await fetch(address, { signal });
@@ -12,31 +12,31 @@ async function asked(address, signal) {
 
 // ---- a condition ----
 
-let condition = ""; // the one that filters
-let fulfil = null; // of each model, whether it does
-let judging = null; // aborts the question about a condition
+let condition = ""; // the active filter
+let fulfil = null; // for each model, whether it satisfies the condition
+let judging = null; // aborts the request for a condition
 const rowOfId = new Map([...data.ids].map((id, i) => [id, i]));
 
 async function filterWhere(text) {
   const wanted = text.trim();
   judging?.abort();
-  part("where-told").textContent = "";
+  part("where-message").textContent = "";
   if (!wanted) {
     [condition, fulfil] = ["", null];
     return refresh();
   }
   [condition, fulfil] = [wanted, null];
-  part("where-told").textContent = "Running …";
+  part("where-message").textContent = "Running …";
   const { signal } = (judging = new AbortController());
-  const told = await asked(`where?base=${encodeURIComponent(data.base)}&q=${encodeURIComponent(wanted)}`, signal);
-  if (signal.aborted) return; // another was asked meanwhile
-  part("where-told").textContent = told.error ?? "";
-  if (told.error) {
+  const answer = await asked(`where?base=${encodeURIComponent(data.base)}&q=${encodeURIComponent(wanted)}`, signal);
+  if (signal.aborted) return; // replaced by another request
+  part("where-message").textContent = answer.error ?? "";
+  if (answer.error) {
     condition = "";
     return;
   }
   fulfil = new Uint8Array(count);
-  for (const id of told.ids) if (rowOfId.has(id)) fulfil[rowOfId.get(id)] = 1;
+  for (const id of answer.ids) if (rowOfId.has(id)) fulfil[rowOfId.get(id)] = 1;
   refresh();
 }
 
@@ -44,7 +44,7 @@ furtherTests.push(["condition", () => fulfil && ((i) => fulfil[i]), () => {
   judging?.abort();
   [condition, fulfil] = ["", null];
   part("where").value = "";
-  part("where-told").textContent = "";
+  part("where-message").textContent = "";
 }]);
 furtherWords.push({
   write: () => (condition ? [["where", condition]] : []),
@@ -61,7 +61,7 @@ part("condition").addEventListener("submit", (event) => {
 part("where").addEventListener("search", () => filterWhere(part("where").value));
 part("where").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
-  event.preventDefault(); // a form that the policy lets nobody send
+  event.preventDefault(); // the page's policy forbids submitting forms
   filterWhere(part("where").value);
 });
 
@@ -76,7 +76,7 @@ function cellText(value) {
   return text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text;
 }
 
-// A table of rows; the names of models that are on the page can be chosen.
+// A table of rows; names of models on the page are links.
 function rowsTable(names, rows) {
   const head = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
   const body = rows.map((row) => element("tr", {}, ...row.map((value) => {
@@ -87,8 +87,8 @@ function rowsTable(names, rows) {
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
 }
 
-let running = null; // aborts the statement that runs
-let lastRun = ""; // the statement that the address holds
+let running = null; // aborts the running statement
+let lastRun = ""; // the statement in the address
 
 async function runStatement() {
   lastRun = statement.value;
@@ -96,22 +96,22 @@ async function runStatement() {
   running?.abort();
   const { signal } = (running = new AbortController());
   part("run").textContent = "Stop";
-  part("sql-told").textContent = "Running …";
-  const told = await asked(`sql?q=${encodeURIComponent(lastRun)}`, signal);
-  if (running?.signal !== signal) return; // another runs by now
+  part("sql-message").textContent = "Running …";
+  const answer = await asked(`sql?q=${encodeURIComponent(lastRun)}`, signal);
+  if (running?.signal !== signal) return; // replaced by another statement
   running = null;
   part("run").textContent = "Run";
-  part("sql-rows").replaceChildren(...(told.error ? [] : [rowsTable(told.columns, told.rows)]));
-  const rows = told.error ? "" : `${numberText(told.rows.length)} ${told.rows.length === 1 ? "row" : "rows"}`;
-  part("sql-told").textContent = told.error ?? (told.truncated ? `The first ${rows}; there are more.` : `${rows}.`);
-  part("sql-csv").hidden = Boolean(told.error);
-  part("sql-csv").onclick = () => saveCsv("rows.csv", [told.columns, ...told.rows]);
+  part("sql-rows").replaceChildren(...(answer.error ? [] : [rowsTable(answer.columns, answer.rows)]));
+  const rows = answer.error ? "" : `${numberText(answer.rows.length)} ${answer.rows.length === 1 ? "row" : "rows"}`;
+  part("sql-message").textContent = answer.error ?? (answer.truncated ? `The first ${rows}; there are more.` : `${rows}.`);
+  part("sql-csv").hidden = Boolean(answer.error);
+  part("sql-csv").onclick = () => saveCsv("rows.csv", [answer.columns, ...answer.rows]);
 }
 
 async function loadTables() {
   if (part("tables").childElementCount) return;
-  const told = await asked("tables");
-  part("tables").replaceChildren(...(told.tables ?? []).map(({ name, columns }) => element("details", {},
+  const answer = await asked("tables");
+  part("tables").replaceChildren(...(answer.tables ?? []).map(({ name, columns }) => element("details", {},
     element("summary", {}, name),
     element("dl", {}, ...columns.flatMap(([column, type]) => [element("dt", {}, column), element("dd", {}, type)])),
   )));

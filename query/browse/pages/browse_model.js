@@ -1,10 +1,10 @@
-// The page of one model, laid over map and table.
+// The page of one model, shown over map and table.
 
 const placeOfModel = new Map(data.models.map((model, i) => [model, i]));
 let overlay = null; // null, "model" or "sql"
-let told = null; // what the server said of the model that is on the page
-let before = null; // what had the focus when an overlay was opened
-let predicting = null; // aborts the prediction that is being made
+let answer = null; // the server's answer about the model on the page
+let before = null; // the focused element before an overlay was opened
+let predicting = null; // aborts the running prediction
 
 function openOverlay(which) {
   if (which && !overlay) before = document.activeElement;
@@ -33,7 +33,7 @@ addEventListener("keydown", (event) => {
 });
 part("sql-page").querySelector(".close").addEventListener("click", () => openOverlay(null));
 
-furtherTold.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
+furtherContent.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
 whenChosen.push((i) => {
   if (overlay !== "model") return;
   if (i === NONE) return openOverlay(null);
@@ -53,14 +53,14 @@ furtherWords.push({
 });
 
 async function loadModel(i) {
-  if (i === NONE || told?.id === data.ids[i]) return;
-  told = { id: data.ids[i] };
+  if (i === NONE || answer?.id === data.ids[i]) return;
+  answer = { id: data.ids[i] };
   predicting?.abort();
   const page = part("model-page");
   page.replaceChildren(modelHead(i), element("p", { role: "status" }, "Loading …"));
   const found = await asked(`model/${data.ids[i]}`);
-  if (told?.id !== data.ids[i]) return; // another was chosen meanwhile
-  told = found.error ? null : found;
+  if (answer?.id !== data.ids[i]) return; // another model was selected meanwhile
+  answer = found.error ? null : found;
   const parts = found.error ? [element("p", {}, found.error)] : modelParts(found, i);
   page.replaceChildren(modelHead(i), ...parts);
   page.scrollTop = 0;
@@ -86,7 +86,7 @@ function sectionOf(title, ...children) {
 
 // ---- facts ----
 
-// A remark where the server sent a part of a list.
+// A remark if the server sent only a part of a list.
 function leftOut({ left }, name) {
   return left[name] ? [element("p", {}, `${numberText(left[name])} more are not shown.`)] : [];
 }
@@ -127,7 +127,7 @@ function changePart(layers) {
   return sectionOf("Where it changed", element("p", {}, layers.headline), element("div", { className: "row" }, label, select), grid);
 }
 
-// Layers down, families across; the deeper the colour, the more.
+// Rows are layers, columns are families; darker cells changed more.
 function changeGrid(deltas, measure) {
   const families = [...new Set(deltas.map(({ family }) => family))];
   const rows = Map.groupBy ? Map.groupBy(deltas, rowName) : grouped(deltas);
@@ -184,13 +184,13 @@ function nearPart(neighbours) {
     element("td", { className: "number" }, one.background === null ? "–" : rarityText(one.background < 1.5 * one.background_floor ? -one.background_pairs : one.background)),
     element("td", {}, one.author), element("td", {}, one.relation), element("td", {}, one.datasets.join(", ") || "–"),
   ));
-  const told = "By the cosine of their changes; beside it how many pairs of unrelated models (other author, no dataset in common) are at least as similar.";
-  return sectionOf("Nearest models", element("p", {}, told), tableOf(["", "model", "similarity", "background", "author", "relation", "datasets"], rows, 10));
+  const explanation = "By the cosine of their changes; the background is how many pairs of unrelated models (other author, no dataset in common) are at least as similar.";
+  return sectionOf("Nearest models", element("p", {}, explanation), tableOf(["", "model", "similarity", "background", "author", "relation", "datasets"], rows, 10));
 }
 
 // ---- predicted dataset ----
 
-// A prediction that the atlas does not store is asked for when the page opens; it ends when another model is chosen.
+// A prediction that the atlas does not store is requested when the page opens, and aborted when another model is selected.
 function predictedPart(known, i) {
   const box = sectionOf("Probably tuned on");
   if (known.predictions.length) box.append(predictedTable(known.predictions));

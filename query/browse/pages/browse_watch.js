@@ -1,8 +1,8 @@
-// What the page is of, which base, and what has changed since: the map was made, or something was published.
+// The title, the choice of base, and updates: the layout is ready, or a new generation was published.
 
 const baseShown = data.bases.find(([base]) => base === data.base)?.[1] ?? "";
-const WATCHED = 15000; // milliseconds between looks
-const MAKING = 1500; // the same while the map is being made
+const WATCHED = 15000; // milliseconds between requests
+const MAKING = 1500; // the same while the layout is computed
 const UNMADE = {
   working: "Placing the models. The table and the filters work already.",
   failed: `There is no map. ${data.why}`,
@@ -33,27 +33,27 @@ function notice(text, button, act) {
   part("notice").querySelector("button").onclick = act;
 }
 
-// The view is in the address, so that a page that is loaded again looks as it did.
+// The view is in the address, so a reloaded page looks the same.
 function loadAgain() {
   writeView();
   location.reload();
 }
 
 async function look() {
-  let told;
+  let answer;
   try {
-    told = await (await fetch(`state?base=${encodeURIComponent(data.base)}`)).json();
+    answer = await (await fetch(`state?base=${encodeURIComponent(data.base)}`)).json();
   } catch {
     notice("Nothing is served here any more: run query browse again.", "Try again", look);
     return;
   }
-  if (told.isOvertaken || told.generation !== data.generation) {
+  if (answer.isOvertaken || answer.generation !== data.generation) {
     notice("The atlas was published again since this page was made.", "Show the new one", loadAgain);
-  } else if (data.places === "working" && told.places !== "working") {
+  } else if (data.places === "working" && answer.places !== "working") {
     if (document.activeElement?.matches("input, textarea")) notice("The map is made.", "Show it", loadAgain);
     else return loadAgain();
   } else part("notice").hidden = true;
-  setTimeout(look, told.places === "working" ? MAKING : WATCHED);
+  setTimeout(look, answer.places === "working" ? MAKING : WATCHED);
 }
 
 setTimeout(look, MAKING);

@@ -1,18 +1,19 @@
 "use strict";
-// Fetches the data, and then lets all other scripts run, which expect it to be there.
+// Fetches the data, then loads all other scripts, which need it.
 
 (async () => {
   const subtitle = document.getElementById("subtitle");
   const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
   try {
     const answer = await fetch(`data?base=${encodeURIComponent(asked.get("base") ?? "")}`);
-    if (!answer.ok || answer.headers.get("Content-Type") !== "application/octet-stream") {
-      subtitle.textContent = (await answer.json()).error;
+    const data = await answer.json();
+    if (data.error) {
+      subtitle.textContent = data.error;
       return;
     }
-    globalThis.packedData = await answer.arrayBuffer();
+    globalThis.pageData = data;
   } catch {
-    subtitle.textContent = "Nothing is served here any more: run query browse again.";
+    subtitle.textContent = "The page is no longer served: run query browse again.";
     return;
   }
   const script = document.createElement("script");

@@ -1,5 +1,5 @@
-// The view in the address: what is chosen, filtered, coloured, sorted and looked at, by names that stay when the atlas
-// grows. What is as at first is left out; what the page does not know is passed over.
+// The view in the address: selection, filters, colours, sorting and zoom, by names that stay valid when the atlas grows.
+// Defaults are left out, and unknown words are ignored.
 
 const opensTable = part("shown").open;
 
@@ -29,14 +29,14 @@ function short(number) {
   return String(Number(number.toPrecision(5)));
 }
 
-// A group by its name; the two keys that are none by a word that no name has.
+// A group by its name; the two special keys by words that are not valid names.
 function hiddenName(key) {
   return typeof key === "number" ? `=${data.colorings[state.coloring].groups[key][0]}` : key;
 }
 
 let writing = 0;
 
-// A movement of the map writes once, when it ends.
+// A movement of the map is written once, at its end.
 function noteView(delay = 0) {
   clearTimeout(writing);
   writing = setTimeout(writeView, delay);
@@ -45,7 +45,7 @@ function noteView(delay = 0) {
 function writeView() {
   const words = viewInWords().map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
   const address = words.length ? `#${words.join("&")}` : location.pathname + location.search;
-  // A page opened from a disk may not be allowed to rewrite its address; the map works without.
+  // A page opened from a disk may not be allowed to change its address; the map works without it.
   try {
     history.replaceState(null, "", address);
   } catch {
@@ -84,7 +84,7 @@ function readView() {
   if (model !== NONE && !at) reveal(model);
 }
 
-// "50..2000", "50..", "..2000"; "50" alone is the least. Days are as a calendar writes them.
+// "50..2000", "50..", "..2000"; "50" alone is the minimum. Days are ISO dates.
 function rangeOf(number, text) {
   const { kind } = number;
   const parse = (end) => {

@@ -1,4 +1,4 @@
-// What pointer and keys do to the map, and the theme.
+// Pointer and keyboard control of the map, and the theme.
 
 // ---- choosing ----
 
@@ -33,9 +33,9 @@ function hover(i, x, y) {
 
 // ---- pointer: mouse, pen and fingers ----
 
-const pointers = new Map(); // those that are down, by id: [x, y]
-let travelled = 0; // pixels since the first of them went down
-let corner = null; // where an area was begun with the shift key
+const pointers = new Map(); // pressed pointers, by id: [x, y]
+let travelled = 0; // pixels since the first was pressed
+let corner = null; // where a selection with the shift key started
 
 function placeOf(event) {
   const { left, top } = canvas.getBoundingClientRect();
@@ -104,7 +104,7 @@ canvas.addEventListener("wheel", (event) => {
 
 const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-// The shown model that lies next in a direction: near, and not far off to the side.
+// The next shown model in a direction: near, and not far to the side.
 function nextModel(from, [right, down]) {
   const origin = from === NONE ? [view.width / 2, view.height / 2] : [screenX(from), screenY(from)];
   let [best, least] = [NONE, Infinity];

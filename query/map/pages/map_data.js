@@ -1,22 +1,27 @@
-// The models of the page, what is chosen, and which of them are shown. All text in `data` comes from strangers: it is
-// only ever set as text.
+// The models of the page, the state of the filters, and which models are shown. Strings in `data` come from the Hub and
+// must only be set as text.
 
 const data = globalThis.pageData ?? JSON.parse(document.getElementById("data").textContent);
 const count = data.models.length;
 const NONE = -1;
 
-// What can be filtered by: of each model the places of its values in `names`; NONE for a model without.
+// Properties to filter by: for each model the indices of its values in `names`, or NONE.
 const facets = data.facets.map(({ codes, many, ...facet }) => ({
   ...facet, of: many ? (i) => (codes[i].length ? codes[i] : [NONE]) : (i) => [codes[i]],
 }));
 const facet = Object.fromEntries(facets.map((one) => [one.name, one]));
-const { numbers } = data; // each with the value of each model, null where it is not known
+const { numbers } = data; // each with a value for every model, null if not known
+for (const coloring of data.colorings) {
+  if (coloring.kind !== "number") continue;
+  const { kind, low, high, values } = numbers.find(({ name }) => name === coloring.column);
+  Object.assign(coloring, { kind, low, high, values });
+}
 
 const state = {
   coloring: 0,
-  hidden: data.colorings.map(() => new Set()), // of each colouring, the keys of the legend that are switched off
-  chosen: Object.fromEntries(facets.map(({ name }) => [name, new Set()])), // of each facet; empty: all
-  range: Object.fromEntries(numbers.map(({ name }) => [name, null])), // of each number: null, or the least and most
+  hidden: data.colorings.map(() => new Set()), // for each colouring, the keys of the legend that are switched off
+  chosen: Object.fromEntries(facets.map(({ name }) => [name, new Set()])), // for each facet; empty: all
+  range: Object.fromEntries(numbers.map(({ name }) => [name, null])), // for each number: null, or the range
   area: null, // [left, bottom, right, top] of the map
   sort: { column: "downloads", descends: true },
   selected: NONE,
@@ -30,29 +35,29 @@ const shown = new Uint8Array(count).fill(1);
 const adapterCode = facet.relation.names.indexOf("adapter");
 const isAdapter = data.models.map((_, i) => facet.relation.of(i)[0] === adapterCode);
 
-// Whether a model has a place on the map: one that repeats another, or changed nothing, has none.
+// Whether a model is on the map: duplicates and copies of the base are not.
 function isPlaced(i) {
   return Number.isFinite(data.x[i]);
 }
 
-// The order in which points are drawn: mixed, so that no group covers the others, and always the same.
+// The order in which points are drawn: fixed but mixed, so that no group covers the others.
 const mixed = [...Array(count).keys()].filter(isPlaced)
   .map((i) => [Math.imul(i, 2654435761) >>> 0, i]).sort(([a], [b]) => a - b).map(([, i]) => i);
 
-// The key of a point in the legend: the place of its group, "rest" for the groups in grey, "none" for no group.
+// The key of a point in the legend: the index of its group, "rest" for groups in grey, "none" for no group.
 function legendKey(i, coloring = data.colorings[state.coloring]) {
   if (coloring.kind !== "groups") return coloring.values[i] === null ? "none" : "scale";
   const code = coloring.codes[i];
   return code === NONE ? "none" : code < data.legend ? code : "rest";
 }
 
-// Filters that a page has besides, as [name, function that gives null or a test of a model, function that ends it].
+// Further filters of a page, as [name, function that returns null or a test of a model, function that removes it].
 const furtherTests = [];
 
-// What a page keeps in its address besides: { write() gives words, read(asked) }.
+// Further state that a page keeps in its address: { write() returns words, read(asked) }.
 const furtherWords = [];
 
-// Every filter that is set, by name; a model is shown where all of them let it pass.
+// Every active filter, by name; a model is shown if it passes all of them.
 function tests() {
   const set = facets.filter(({ name }) => state.chosen[name].size).map(({ name, of }) => [
     name, (i) => of(i).some((code) => state.chosen[name].has(code)),
@@ -71,8 +76,8 @@ function tests() {
   return set;
 }
 
-// Of each model how many filters stop it (2 for more), and which one where it is one alone: so every filter can count
-// what all the others let pass after a single look at the models.
+// For each model how many filters it fails (at most 2 are counted), and which one if it is only one. So every filter can
+// count what passes all the others after a single pass over the models.
 const stopped = new Uint8Array(count);
 const stoppedBy = new Uint8Array(count);
 let testNames = [];
@@ -91,12 +96,12 @@ function updateShown() {
   }
 }
 
-// Whether every filter but `name` lets a model pass.
+// Whether a model passes every filter except `name`.
 function passesOthers(i, name) {
   return !stopped[i] || (stopped[i] === 1 && testNames[stoppedBy[i]] === name);
 }
 
-// How many models have each value of a facet (or each key of the legend) among those that every other filter passes.
+// How many of the models that pass every other filter have each value of a facet (or each key of the legend).
 function countsOf(name, valuesOf) {
   const counts = new Map();
   for (let i = 0; i < count; i++) {
@@ -105,19 +110,18 @@ function countsOf(name, valuesOf) {
   return counts;
 }
 
-// The nearest models on the map, as [place, cosine, background or null] (rarityText).
+// The nearest models, as [row, cosine, background or null] (rarityText).
 function neighboursOf(i) {
-  if (data.neighboursOf) return data.neighboursOf(i);
   const flat = data.neighbours[i];
   return Array.from({ length: flat.length / 2 }, (_, j) => [flat[2 * j], flat[2 * j + 1], data.backgrounds?.[i][j] ?? null]);
 }
 
-// Which models one was made from, as [place or NONE, name, how]; none where the atlas keeps no lineage of it.
+// The models that one was made from, as [row or NONE, name, how]; empty without lineage.
 function parentsOf(i) {
   return data.parents?.[i] ?? [];
 }
 
-// Which models on the page were made from one, as [place, name, how].
+// The models on the page that were made from one, as [row, name, how].
 const children = new Map();
 data.parents?.forEach((parents, i) => {
   for (const [place, , how] of parents) {
@@ -127,7 +131,7 @@ data.parents?.forEach((parents, i) => {
   }
 });
 
-// Models whose id or author has every word in it; those whose name begins with it first, then by downloads.
+// Models whose id or author contains every word; names that begin with it first, then by downloads.
 function search(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return [];
@@ -168,7 +172,7 @@ function shareOfScale({ kind, low, high }, value) {
   return high > low ? Math.min(1, Math.max(0, (along(value) - along(low)) / (along(high) - along(low)))) : 0.5;
 }
 
-// Colour and size of a point, in the theme of now; what has no group is a ring in the colour of the text, in front.
+// Colour and size of a point in the current theme; without a group it is a ring in the colour of the text, in front.
 function lookOf(i) {
   const colours = theme();
   const coloring = data.colorings[state.coloring];
@@ -198,13 +202,13 @@ function valueText({ kind }, value) {
   return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
 }
 
-// The values of a facet in words, null where a model has none.
+// The values of a facet as text, null if a model has none.
 function textOf(name, i) {
   const codes = facet[name].of(i).filter((code) => code !== NONE);
   return codes.map((code) => facet[name].names[code]).join(", ") || null;
 }
 
-// What there is to say of a model, as [name, text].
+// The facts about a model, as [name, text].
 function factsOf(i) {
   const facts = facets.filter(({ name, hidden }) => !hidden || textOf(name, i)).map(({ name, none, label, of }) => [
     (label ?? name) + (of(i).length > 1 ? "s" : ""), textOf(name, i) ?? none,

@@ -1,7 +1,7 @@
-// Filters, each of which counts what all the others let pass.
+// Filters, each with counts of the models that pass all the others.
 
-const MOST_LISTED = 100; // values of a facet before it asks for a part of the name
-const FEW = 3; // values among which nobody searches
+const MOST_LISTED = 100; // values of a facet that are listed without a search
+const FEW = 3; // with so few values there is no search box
 
 function makeFilter({ name: title, label = title, names, none, of, opens: isOpen }) {
   const chosen = state.chosen[title];
@@ -53,15 +53,15 @@ function makeFilter({ name: title, label = title, names, none, of, opens: isOpen
   return show;
 }
 
-// All that narrows what is shown, in words, and one button that ends it.
+// The active filters in words, and a button that removes them.
 function showActive() {
-  const told = facets.filter(({ name }) => state.chosen[name].size).map(({ name }) => name);
-  told.push(...numbers.filter(({ name }) => state.range[name]).map(({ name }) => name));
-  if (state.area) told.push("area");
-  if (state.hidden[state.coloring].size) told.push("legend");
-  for (const [name, made] of furtherTests) if (made()) told.push(name);
-  part("active").hidden = !told.length;
-  part("active").querySelector("span").textContent = `Narrowed by ${told.join(", ")}`;
+  const active = facets.filter(({ name }) => state.chosen[name].size).map(({ name }) => name);
+  active.push(...numbers.filter(({ name }) => state.range[name]).map(({ name }) => name));
+  if (state.area) active.push("area");
+  if (state.hidden[state.coloring].size) active.push("legend");
+  for (const [name, made] of furtherTests) if (made()) active.push(name);
+  part("active").hidden = !active.length;
+  part("active").querySelector("span").textContent = `Narrowed by ${active.join(", ")}`;
 }
 
 part("clear").addEventListener("click", () => {

@@ -1,8 +1,8 @@
-// Numbers as histograms that filter: what all other filters let pass, over all models in grey.
+// Histograms that filter: the models that pass all other filters, in front of all models in grey.
 
 const BINS = 24;
 
-// The bin of a value: on a logarithmic scale zeros, and what else lies below its lower end, are in the first one.
+// The bin of a value; on a logarithmic scale, zeros and other values below its lower end are in the first bin.
 function binOf(number, value) {
   if (number.kind === "log" && value < number.low) return 0;
   number.hasZeros ??= number.values.includes(0);
@@ -10,7 +10,7 @@ function binOf(number, value) {
   return Math.min(BINS - 1, first + Math.floor(shareOfScale(number, value) * (BINS - first)));
 }
 
-// A range as a filter; null where it would stop no known value.
+// A range as a filter; null if it contains all known values.
 function asFilter({ values }, [low, high]) {
   return low <= high && values.some((value) => value !== null && (value < low || value > high)) ? [low, high] : null;
 }
@@ -41,7 +41,7 @@ function makeHistogram(number) {
   const { name, values } = number;
   const bins = Int8Array.from(values, (value) => (value === null ? NONE : binOf(number, value)));
   const whole = new Array(BINS).fill(0);
-  const ends = Array.from({ length: BINS }, () => [Infinity, -Infinity]); // the least and greatest value in each
+  const ends = Array.from({ length: BINS }, () => [Infinity, -Infinity]); // the smallest and largest value in each
   bins.forEach((bin, i) => {
     if (bin === NONE) return;
     whole[bin] += 1;
@@ -92,7 +92,7 @@ function makeHistogram(number) {
   };
 }
 
-// A drag over the chart chooses bins, from one to another; a click one alone.
+// A drag over the chart selects a range of bins; a click selects one.
 function brushes(chart, choose) {
   let from = null;
   const binAt = (event) => {

@@ -1,20 +1,20 @@
-// The names of groups, written on the map beside where they lie, and only where there is room: see query/map/heaps.py,
-// whose rules these are, with the places of now.
+// The names of groups on the map, written next to them if there is room: the rules of query/map/groups.py, for the
+// current view.
 
 const NAME_FONT = "600 12px system-ui, sans-serif";
 const LONGEST_NAME = 28;
-const GAP = 4; // pixels between a name and what is beside it
-const FARTHEST = 0.1; // of the longer side, between a heap and its name
-const MOST_AVOIDED = 5000; // models that names keep off; of more, some
-const BUTTONS = { width: 54, height: 140 }; // the corner at the right above, in pixels
-let names = []; // those written, as { text, x, y, width, height } in pixels
+const GAP = 4; // pixels between a name and its surroundings
+const FARTHEST = 0.1; // of the longer side, between a disc and its name
+const MOST_AVOIDED = 5000; // models that names avoid; with more, a sample of them
+const BUTTONS = { width: 54, height: 140 }; // the corner at the top right, in pixels
+let names = []; // the written names, as { text, x, y, width, height } in pixels
 
 function shortened(text) {
   const half = Math.floor((LONGEST_NAME - 1) / 2);
   return text.length <= LONGEST_NAME ? text : `${text.slice(0, half)}…${text.slice(text.length - half)}`;
 }
 
-// Middles of boxes around a heap, the nearest first; at one distance above and below before the sides.
+// Centres of boxes around a disc, the nearest first; at each distance, above and below before the sides.
 function* aroundHeap(x, y, radius, width, height) {
   const angles = Array.from({ length: 16 }, (_, turn) => (turn * Math.PI) / 8);
   angles.sort((a, b) => Math.abs(Math.cos(a)).toFixed(6) - Math.abs(Math.cos(b)).toFixed(6) || Math.sin(b) - Math.sin(a));
@@ -27,9 +27,9 @@ function* aroundHeap(x, y, radius, width, height) {
   }
 }
 
-// Whether a box stays on the map, off every point and name, and nearer to its own group than to any other.
+// Whether a box is on the map, avoids every point and name, and is closer to its own group than to any other.
 function hasRoom(x, y, width, height, group, points) {
-  const edge = data.axes ? 24 : 0; // where the axes are named
+  const edge = data.axes ? 24 : 0; // space for the axis labels
   if (x < width / 2 + edge || x + width / 2 > view.width || y < height / 2 || y + height / 2 > view.height - edge) return false;
   if (x + width / 2 > view.width - BUTTONS.width && y - height / 2 < BUTTONS.height) return false;
   const isTaken = (other) =>
@@ -65,12 +65,12 @@ function writeNames(on) {
   on.textAlign = "center";
   on.textBaseline = "middle";
   on.lineJoin = "round";
-  coloring.heaps.forEach((heap, group) => {
-    if (!heap || hidden.has(group) || !seen.has(group)) return;
-    const [x, y] = screenOf(heap[0], heap[1]);
+  coloring.discs.forEach((disc, group) => {
+    if (!disc || hidden.has(group) || !seen.has(group)) return;
+    const [x, y] = screenOf(disc[0], disc[1]);
     const text = shortened(coloring.groups[group][0]);
     const [width, height] = [on.measureText(text).width, 13];
-    for (const [left, top] of aroundHeap(x, y, heap[2] * view.scale, width, height)) {
+    for (const [left, top] of aroundHeap(x, y, disc[2] * view.scale, width, height)) {
       if (!hasRoom(left, top, width, height, group, points)) continue;
       names.push({ text, x: left, y: top, width, height });
       break;

@@ -1,6 +1,6 @@
-// The points: painted on a sheet of their own, which is laid down again while only the lines over it change.
+// Paints the points on a canvas of their own, which is reused while only the lines above it change.
 
-// Each look is painted once and then stamped.
+// Each look is painted once and then copied.
 let stamps = new Map();
 
 function stamp(shape, colour, r, isRing = false) {
@@ -24,7 +24,7 @@ function stamp(shape, colour, r, isRing = false) {
   return stamps.get(key);
 }
 
-let looks = []; // of each point, kept until colours change; those of one key and shape share one
+let looks = []; // for each point, kept until colours change; points of one key and shape share one
 let layers = [];
 
 function forgetLooks() {
@@ -44,13 +44,13 @@ function findLooks() {
   layers = [0, 1, 2].map((layer) => mixed.filter((i) => looks[i].layer === layer));
 }
 
-// Many points are not painted anew during a movement: the old sheet is moved and stretched until the hand rests.
+// Many points are not painted again during a movement: the old image is moved and scaled until the movement stops.
 const MANY = 3000;
 const REST = 90; // milliseconds
 const sheet = document.createElement("canvas");
 const sheetPen = sheet.getContext("2d");
 let painted = null; // the view that the sheet was painted for
-let paintedAt = null; // when it was first painted, in milliseconds since the page was asked for
+let paintedAt = null; // when it was first painted, in milliseconds since the page was requested
 let movedAt = -Infinity;
 let settling = 0;
 
@@ -115,7 +115,7 @@ function stamping() {
   return { put, finish: () => (sheetPen.globalAlpha = 1) };
 }
 
-// Many points, blended into the pixels here: without a graphics card that is many times as fast.
+// Many points are blended into the pixels here, which is many times faster without a graphics card.
 function blending() {
   const { width, height } = sheet;
   const image = new ImageData(width, height);
@@ -142,7 +142,7 @@ function blending() {
   return { put, finish: () => sheetPen.putImageData(image, 0, 0) };
 }
 
-// The pixels of a stamp that are not empty: where, their colours, and how opaque.
+// The pixels of a stamp that are not empty: position, colour and opacity.
 function dotsOf(made) {
   const { data: pixels } = made.getContext("2d").getImageData(0, 0, made.width, made.height);
   const full = [...Array(made.width * made.height).keys()].filter((dot) => pixels[4 * dot + 3]);

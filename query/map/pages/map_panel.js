@@ -1,6 +1,6 @@
-// The panel: finding a model, what colours mean, and the chosen model.
+// The panel: search, the legend, and the selected model.
 
-const MOST_FOUND = 20; // entries of a list before it asks for more words
+const MOST_FOUND = 20; // search results; more need more words
 
 const part = (id) => document.getElementById(id);
 
@@ -21,14 +21,14 @@ function mark(shape, colour) {
   return made;
 }
 
-// What the address of a model on this page holds besides its name, as [name, value].
+// What the address of a model contains in addition to its name, as [name, value].
 const furtherAddress = [];
 
 function addressOf(i) {
   return `#${[["model", data.models[i]], ...furtherAddress].map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
-// A link that acts on this page, and that can be opened in a tab of its own.
+// A link that acts on this page, and can also be opened in a new tab.
 function modelLink(i, act, properties, ...children) {
   const follow = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
@@ -57,7 +57,7 @@ function say(text) {
 
 // ---- one model ----
 
-// How rare so high a similarity is among pairs of unrelated models, in the words of query/wording.py. −n: none of n.
+// How rare such a similarity is among pairs of unrelated models, as in query/wording.py. −n: none of n pairs.
 function rarityText(share) {
   if (share < 0) return `none of ${numberText(-share)} pairs`;
   if (share > 0.95) return "nearly all";
@@ -81,7 +81,7 @@ function nearestList(i, most, asButtons) {
   return element("ol", { className: "nearest" }, ...entries);
 }
 
-// Models that one was made from, or that were made from it, under a title; nothing where there are none.
+// Parents or children of a model under a title; nothing if there are none.
 function kinList(title, kin) {
   if (!kin.length) return [];
   const entries = kin.slice(0, MOST_FOUND).map(([place, name, how]) => {
@@ -101,8 +101,8 @@ function fillTooltip(i) {
   );
 }
 
-// What a page tells of the chosen model besides: functions of the model that give elements; and what it does then.
-const furtherTold = [];
+// Further content for the selected model: functions of the model that return elements, and callbacks.
+const furtherContent = [];
 const whenChosen = [];
 
 function showSelected() {
@@ -116,12 +116,12 @@ function showSelected() {
   const link = data.onHub[i] ? [element("p", {}, element("a", address, "Open on the Hub"))] : [];
   const unseen = shown[i] ? [] : [element("p", {}, "Hidden by the filters or the legend.")];
   if (!isPlaced(i) && mixed.length) unseen.push(element("p", {}, "Not on the map."));
-  const told = data.backgrounds ? "Nearest, by cosine, and how many pairs of unrelated models are as near" : "Nearest, by cosine";
+  const title = data.backgrounds ? "Nearest, by cosine, and how many pairs of unrelated models are as similar" : "Nearest, by cosine";
   const near = neighboursOf(i).length
-    ? [element("h3", {}, told), nearestList(i, Infinity, true)]
+    ? [element("h3", {}, title), nearestList(i, Infinity, true)]
     : [element("h3", {}, "No neighbours on this map")];
   const kin = [...kinList("Made from", parentsOf(i)), ...kinList("Made into", children.get(i) ?? [])];
-  const further = furtherTold.flatMap((told) => told(i));
+  const further = furtherContent.flatMap((content) => content(i));
   const close = element("button", { type: "button", className: "plain", onclick: () => choose(NONE) }, "Clear");
   box.replaceChildren(
     element("div", { className: "row head" }, element("h2", {}, data.models[i]), copyButton(data.models[i])), ...unseen, element("dl", {}, ...facts), ...link, ...further, ...kin, ...near, close,
@@ -191,7 +191,7 @@ coloringBox.addEventListener("change", () => {
   refresh();
 });
 
-// What the legend lists, as [key, text, shape, colour].
+// The entries of the legend, as [key, text, shape, colour].
 function legendEntries() {
   const colours = theme();
   const coloring = data.colorings[state.coloring];

@@ -1,7 +1,7 @@
-// The models shown, as a table that sorts. Only the rows in sight are in the document.
+// The shown models as a sortable table. Only visible rows are in the document.
 
 const isNarrow = matchMedia("(max-width: 760px)"); // as in map.css
-const BEYOND = 12; // rows above and below those in sight
+const BEYOND = 12; // rows above and below the visible ones
 
 const columns = [
   { name: "model", of: (i) => data.models[i], isName: true },
@@ -10,12 +10,12 @@ const columns = [
   { name: "similarity", of: (i) => similarities.get(i) ?? null, isNumber: true, needsModel: true },
 ];
 const scroller = part("shown").querySelector(".scroll");
-let similarities = new Map(); // of the chosen model with its neighbours
-let sorted = []; // the models shown, in order
+let similarities = new Map(); // of the selected model and its neighbours
+let sorted = []; // the shown models, in order
 let used = [];
 let rowHeight = 26; // pixels, until one was measured
 
-// By the column asked for, what is not known last either way; ties by name.
+// By the chosen column, unknown values last in both directions; ties by name.
 function sortedModels() {
   const { of, isNumber } = columns.find(({ name }) => name === state.sort.column);
   const sign = state.sort.descends ? -1 : 1;
@@ -95,7 +95,7 @@ function rowOf(i, place) {
   return element("tr", { "aria-selected": String(i === state.selected), "aria-rowindex": String(place + 2) }, ...cells);
 }
 
-// On a phone what is said of the chosen model stands below the table.
+// On a phone, the selected model is described below the table.
 function chooseRow(i) {
   choose(i, true);
   if (isNarrow.matches) part("selected").scrollIntoView({ block: "start" });
@@ -103,7 +103,7 @@ function chooseRow(i) {
 
 // ---- CSV ----
 
-const FORMULA = /^[=+\-@\t\r\n＝＋－＠]/; // a spreadsheet would calculate such a text
+const FORMULA = /^[=+\-@\t\r\n＝＋－＠]/; // a spreadsheet would evaluate such text
 
 function csvCell(value) {
   if (value === null || value === undefined) return "";
@@ -125,7 +125,7 @@ part("csv").addEventListener("click", () => {
   saveCsv("models.csv", [used.map(({ label, name }) => label ?? name), ...sorted.map((i) => used.map((column) => cell(column, i)))]);
 });
 
-// From a row to the next with the arrow keys, also where that is not in the document yet.
+// The arrow keys move to the next row, even if it is not in the document yet.
 function moveInTable(event) {
   const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
   const place = Number(event.target.dataset?.place ?? Number.NaN);

@@ -1,4 +1,4 @@
-// The canvas: where a model is on the screen, and how it is drawn.
+// The canvas: positions of models on the screen, and how they are drawn.
 
 const canvas = document.getElementById("map");
 const pen = canvas.getContext("2d");
@@ -76,7 +76,7 @@ function moveBy(x, y) {
   redrawMoving();
 }
 
-// Bring a model into view where it is not.
+// Bring a model into view.
 function reveal(i) {
   if (!isPlaced(i)) return;
   const [x, y] = [screenX(i), screenY(i)];
@@ -86,13 +86,13 @@ function reveal(i) {
   redraw();
 }
 
-// Radius of a point in CSS pixels: smaller where there are many, larger when looked at closely.
+// Radius of a point in CSS pixels: smaller for many points, larger at high zoom.
 function radius() {
   const plain = Math.min(Math.max(50 / Math.sqrt(count), 2), 6);
   return Math.min(plain * (view.scale / view.whole) ** 0.3, Math.max(plain, 9));
 }
 
-// The shown model at a place of the canvas, nearest first; NONE where there is none within reach.
+// The nearest shown model at a position of the canvas; NONE if none is close enough.
 function modelAt(x, y, reach) {
   let [best, nearest] = [NONE, (radius() + reach) ** 2];
   for (let i = 0; i < count; i++) {
@@ -129,7 +129,7 @@ function drawRing(i, width) {
   pen.stroke();
 }
 
-// Lines to the nearest models, the more similar the thicker, each with its cosine where there is room to say it.
+// Lines to the nearest models, thicker for more similar ones, with the cosine if there is room.
 function drawNeighbours(i) {
   const colours = theme();
   const near = isPlaced(i) ? neighboursOf(i).filter(([j]) => isPlaced(j)) : [];
@@ -183,10 +183,10 @@ function draw() {
   pen.fillStyle = theme().background;
   pen.fillRect(0, 0, view.width, view.height);
   const chosen = [...new Set([state.selected, state.hovered])].filter((i) => i !== NONE);
-  const told = state.hovered !== NONE ? state.hovered : state.selected;
+  const focused = state.hovered !== NONE ? state.hovered : state.selected;
   layPoints();
   drawAxes();
-  if (told !== NONE) drawNeighbours(told);
+  if (focused !== NONE) drawNeighbours(focused);
   for (const i of chosen.filter(isPlaced)) {
     drawPoint(i);
     drawRing(i, i === state.selected ? 2.5 : 1.5);
@@ -194,7 +194,7 @@ function draw() {
   if (state.area) drawArea(state.area);
 }
 
-// The part of the map that was drawn as a filter.
+// The area of the map that filters.
 function drawArea([left, bottom, right, top]) {
   pen.strokeStyle = theme().ink;
   pen.lineWidth = 1;

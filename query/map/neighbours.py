@@ -1,13 +1,14 @@
-"""The stored neighbours of all models of a base at once, each with its similarity and the background of that."""
+"""The stored neighbours of all models of a base, with their similarities, and the models' parents."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.console.messages import clean
 from indexer.vectors.background import Background
 from query.wording import NONE
 
@@ -19,11 +20,11 @@ _FARTHEST = 2.0  # 1 minus a cosine
 
 
 @dataclass(frozen=True, eq=False)
-class Nearest:
-    """Entry i of every column is one (model, neighbour): by model, the nearest first.
+class Neighbours:
+    """Entry i of every column is one (model, neighbour) pair: by model, the nearest first.
 
-    ``backgrounds``: the share of pairs of unrelated models at least as similar, NaN where too few are known;
-    ``pairs``: how many those are, 0 where too few.
+    ``backgrounds``: the share of pairs of unrelated models that are at least as similar, NaN if too few pairs are
+    known; ``pairs``: the number of those pairs, 0 if too few.
     """
 
     models: NDArray[np.int64]
@@ -34,11 +35,11 @@ class Nearest:
 
     @property
     def coded(self) -> NDArray[np.float64]:
-        """``backgrounds`` as pages take them: −n where none of n pairs is as similar (``wording.rarity``)."""
+        """``backgrounds`` as pages use them: −n if none of n pairs is as similar (``wording.rarity``)."""
         return np.where(self.backgrounds * (1 + self.pairs) < NONE, -self.pairs, self.backgrounds)
 
 
-def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
+def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neighbours:
     """Every row of the table ``neighbours`` between indexed models of ``base``."""
     found = atlas.connection.execute(
         "SELECT near.model_id, near.neighbour_id, near.similarity, "
@@ -55,7 +56,7 @@ def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
     for (one, other), background in _backgrounds(atlas, base, representation).items():
         rows = np.flatnonzero((found["one_group"] == one) & (found["other_group"] == other))
         shares[rows], pairs[rows] = background.shares_at(similarities[rows]), background.pairs
-    return Nearest(
+    return Neighbours(
         np.asarray(found["model_id"], dtype=np.int64),
         np.asarray(found["neighbour_id"], dtype=np.int64),
         similarities,
@@ -64,10 +65,10 @@ def read_nearest(atlas: AtlasReader, base: str, representation: str) -> Nearest:
     )
 
 
-def known_near(near: Nearest, ids: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Of each of the models ``ids`` (ascending) its ``count`` nearest among them, itself first; both (n, count).
+def known_near(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The ``count`` nearest of each of the models ``ids`` (ascending) among them, itself first; both (n, count).
 
-    Their places in ``ids``, -1 where fewer are known, and 1 − similarity, as far apart as can be where not known.
+    The positions in ``ids``, -1 if fewer are known, and 1 − similarity, the largest possible value if not known.
     """
     mine, theirs = (np.minimum(np.searchsorted(ids, of), len(ids) - 1) for of in (near.models, near.neighbours))
     both = (ids[mine] == near.models) & (ids[theirs] == near.neighbours)
@@ -92,3 +93,42 @@ def _backgrounds(atlas: AtlasReader, base: str, representation: str) -> dict[tup
         (one, other): Background(pairs, np.array(similarities, dtype=np.float32), np.array(shares, dtype=np.float64))
         for one, other, pairs, similarities, shares in rows
     }
+
+
+# ---- parents
+
+
+class Parent(NamedTuple):
+    """One parent, from the table ``lineage``; ``model_id`` and ``model`` are None for the base itself.
+
+    ``card``: confirmed, contradicted, not declared or unsure; ``is_known``: whether the direction of the step is known.
+    """
+
+    model_id: int | None
+    model: str | None
+    kind: str
+    coefficient: float
+    card: str
+    is_known: bool = True
+
+    @property
+    def words(self) -> str:
+        """How the model was made from it, and what the card says about it."""
+        kind = self.kind if self.coefficient == 1 else f"{self.kind}, weight {self.coefficient:.2f}"
+        direction = "" if self.is_known else ", or the other way round"
+        return clean(f"{kind}{direction}; card: {self.card}")
+
+
+def read_parents(atlas: AtlasReader, base: str) -> dict[int, tuple[Parent, ...]]:
+    """The parents of every model of ``base`` with stored lineage, by model id, the largest coefficient first."""
+    rows = atlas.connection.execute(
+        "SELECT lineage.model_id, parent_id, parent.model, kind, coefficient, card, direction = 'known' "
+        "FROM lineage JOIN fine_tunes AS child ON child.model_id = lineage.model_id "
+        "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id "
+        "WHERE child.base = ? ORDER BY lineage.model_id, coefficient DESC, parent_id",
+        [base],
+    ).fetchall()
+    found: dict[int, list[Parent]] = {}
+    for model_id, *parent in rows:
+        found.setdefault(model_id, []).append(Parent(*parent))
+    return {model_id: tuple(parents) for model_id, parents in found.items()}

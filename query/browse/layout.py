@@ -1,0 +1,195 @@
+"""The layout of a base's map, computed in a process that can be killed, and cached; and predictions, computed likewise.
+
+They take seconds to minutes, in libraries that block all other threads, and the page is served meanwhile. A layout is
+kept in the user's cache under a hash of everything that it depends on.
+
+As a script, ``ROOT layout BASE [METHOD]`` prints a layout and ``ROOT predict ID`` a prediction, as one JSON object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from indexer.errors import WRONG_KINDS, AtlasError, ModelError, install
+from indexer.storage.atomic_files import replacing
+from indexer.storage.checksums import user_cache
+from indexer.version import __version__
+from query.browse.model import error_in_words, harmless
+from query.map.coloring import ColorGroups, coloring
+from query.map.model_map import MOST_CLUSTERED, how_placed, models_to_place, place_models, what_axes_are
+from query.map.projection import usual_method
+from query.reader import AtlasReader
+
+KEPT = 20  # files in the cache
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Entry i of every column is one model on the map, by its id; ``clusters`` is None for an outlier.
+
+    ``axes``: the labels of x and y, if they have a meaning. ``notes``: what a reader should know.
+    """
+
+    ids: tuple[int, ...]
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    clusters: tuple[str | None, ...]
+    subtitle: str
+    axes: tuple[str, str] | None
+    notes: tuple[str, ...]
+
+    def rows(self) -> Iterator[tuple[int, float, float, str | None]]:
+        """Id, x, y and cluster of each model."""
+        return zip(self.ids, self.x, self.y, self.clusters, strict=True)
+
+    def to_json(self) -> bytes:
+        """The form that ``of`` reads."""
+        return json.dumps(asdict(self), allow_nan=False).encode()
+
+    @classmethod
+    def of(cls, payload: bytes) -> Layout:
+        """Read what ``to_json`` wrote; raises one of WRONG_KINDS for anything else."""
+        fields = json.loads(payload)
+        ids, x, y = tuple(map(int, fields["ids"])), tuple(map(float, fields["x"])), tuple(map(float, fields["y"]))
+        clusters = tuple(None if one is None else str(one) for one in fields["clusters"])
+        if not (len(ids) == len(x) == len(y) == len(clusters) and all(map(math.isfinite, (*x, *y)))):
+            raise ValueError("columns of different lengths, or an invalid position")
+        axes = fields["axes"] and (str(fields["axes"][0]), str(fields["axes"][1]))
+        return cls(ids, x, y, clusters, str(fields["subtitle"]), axes, tuple(map(str, fields["notes"])))
+
+
+def compute_layout(atlas: AtlasReader, base: str, method: str | None = None) -> Layout:
+    """Place the distinct models of ``base``, and find clusters if there are not too many models."""
+    notes: tuple[str, ...] = ()
+    population = models_to_place(atlas, base)
+    method = method or usual_method(len(population.ids))
+    if method == "umap" and find_spec("umap") is None:
+        method, notes = "pca", (f"The map is a PCA, because umap-learn is not installed. {install('studies')}",)
+    projection, further = place_models(atlas, population, method)
+    clusters: list[str | None] = [None] * len(population.ids)
+    if len(population.ids) <= MOST_CLUSTERED:
+        found = coloring(atlas, population, "cluster")
+        clusters = [found.of(row) for row in range(len(clusters))] if isinstance(found, ColorGroups) else clusters
+    return Layout(
+        ids=tuple(map(int, population.ids)),
+        x=tuple(map(float, projection.places[:, 0])),
+        y=tuple(map(float, projection.places[:, 1])),
+        clusters=tuple(clusters),
+        subtitle=how_placed(projection.method, "input", population.left_out),
+        axes=what_axes_are(projection.method, projection.explained_variance),
+        notes=(*notes, *further),
+    )
+
+
+def cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
+    """A hash of what a layout depends on: the vectors' files, which models count and what they name, the method."""
+    files = atlas.rows("SELECT faiss_files FROM indexes WHERE base = ? AND representation = 'input'", [base])
+    removed = atlas.rows("SELECT segment, model_id FROM internal.removed_vectors WHERE base = ? ORDER BY ALL", [base])
+    (models,) = atlas.rows(
+        "SELECT md5(string_agg(concat_ws(' ', model_id, is_copy, is_unrelated, duplicate_of, datasets), ';' "
+        "ORDER BY model_id)) AS digest FROM models WHERE base = ?",
+        [base],
+    )
+    depends_on = json.dumps([__version__, base, method, files, removed, models])
+    return hashlib.sha256(depends_on.encode()).hexdigest()
+
+
+class LayoutJob:
+    """The layout of one base, found in the cache or computed. ``state``: working, ready or failed (see ``why``)."""
+
+    def __init__(self, atlas: AtlasReader, base: str, method: str | None) -> None:
+        self.state, self.why = "working", ""
+        self.found: Layout | None = None
+        self._key = cache_key(atlas, base, method)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+        with suppress(OSError, RuntimeError, *WRONG_KINDS):
+            self.found, self.state = Layout.of(_cache_file(self._key).read_bytes()), "ready"
+            return
+        self._process = start_process(atlas.folder.root, "layout", base, *([method] if method else []))
+        threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
+
+    def stop(self) -> None:
+        """End the process, because the layout is no longer needed."""
+        self._is_stopped = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        answer, _ = process.communicate()
+        if self._is_stopped:
+            return
+        try:
+            fields = json.loads(answer)
+            if "error" in fields:
+                self.why = str(fields["error"])
+            else:
+                self.found = Layout.of(answer)
+        except WRONG_KINDS:
+            self.why = "The models could not be placed."
+        if self.found is not None:
+            _keep(self._key, answer)
+        self.state = "ready" if self.found is not None else "failed"
+
+
+def _cache_file(key: str) -> Path:
+    return user_cache() / "layouts" / f"{key}.json"
+
+
+def _keep(key: str, payload: bytes) -> None:
+    """Best effort: if the cache is not writable, the next command computes the layout again."""
+    with suppress(OSError, RuntimeError):
+        file = _cache_file(key)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(file, sync=False) as opened:
+            opened.write(payload)
+        files: list[Any] = sorted(file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)
+        for old in files[KEPT:]:
+            old.unlink()
+
+
+# ---- the process
+
+
+def start_process(root: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start this module as a script on the atlas in ``root``; it writes its answer to stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "query.browse.layout", str(root), *words],
+        start_new_session=True,  # Ctrl-C in a terminal is for the parent process, which ends this one
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+
+
+def main() -> int:
+    """Answer the question in ``sys.argv``."""
+    root, question, *words = sys.argv[1:]
+    try:
+        with AtlasReader(root) as atlas:
+            if question == "layout":
+                answer = compute_layout(atlas, *words).to_json()
+            else:
+                from query.predict.predict import predict_indexed
+
+                found = predict_indexed(atlas, int(words[0]))
+                fields = {"headline": found.headline, "predictions": found.to_rows(), "notes": list(found.notes)}
+                answer = json.dumps(harmless(fields), allow_nan=False).encode()
+    except (AtlasError, ModelError, OSError) as error:
+        answer = json.dumps({"error": error_in_words(error)}).encode()
+    sys.stdout.buffer.write(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""A map of the fine-tunes of one base: each model is a point, close to the models with similar vectors.
+
+Unrelated models are left out, because they would squeeze the others into a corner. Copies have no vector, and one model
+represents its duplicates. All of them are counted.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from indexer.errors import AtlasError
+from query.figures import FORMATS, checked_output, draw, write_output
+from query.map.coloring import ColorGroups, Coloring, coloring
+from query.map.neighbours import Parent, known_near, read_neighbours, read_parents
+from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
+from query.population import LeftOut, Population, distinct, read_population
+from query.reader import PUBLIC_HUB
+from query.results import Drawn
+from query.statistics.likeness import points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from query.reader import AtlasReader
+    from query.results import ThemeName
+
+PAGE, TABLE = ".html", ".parquet"
+NEIGHBOURS = 8  # nearest models that the page shows for each model
+ALSO_BY = ("dataset", "cluster", "author", "relation", "licence", "downloads")  # further colourings of the page
+MOST_COMPARED = 20_000  # with more models, UMAP uses the stored neighbours instead of comparing all pairs
+MOST_CLUSTERED = 5000  # with more models, finding clusters takes minutes, so they are found only on request
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """One model: ``x`` and ``y`` in the plane; ``group`` or ``value`` gives its colour, None if not known."""
+
+    model_id: int
+    model: str
+    author: str
+    relation: str
+    datasets: tuple[str, ...]
+    downloads: int | None
+    x: float
+    y: float
+    group: str | None
+    value: float | None
+    licence: str | None = None
+    created: datetime | None = None
+
+
+class NearPoint(NamedTuple):
+    """A neighbour: its ``place`` in the points, the cosine, and how common such a similarity is, if known.
+
+    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: the number of such
+    pairs, if none of them is.
+    """
+
+    place: int
+    cosine: float
+    background: float | None = None
+    none_of: int | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class ModelMap(Drawn):
+    """Models in the plane: a picture to print, or a page to explore. ``points`` are in order of id.
+
+    ``method`` placed the points, and ``color`` is the column they are coloured by. ``coloring``, each of
+    ``other_colorings`` (which the page also offers) and ``neighbours`` (the nearest models on the map, nearest first)
+    have an entry for each point. ``parents``: what each model was made from, by model id, if the atlas stores lineage.
+    ``explained_variance``: for pca, the shares of the variance along x and y. ``hub``: the address of the crawled Hub.
+    """
+
+    COLUMNS = tuple(MapPoint.__dataclass_fields__)
+    OPTIONAL_COLUMNS = ("model_id", "downloads", "relation", "value", "author")
+
+    base: str
+    representation: str
+    method: str
+    seed: int
+    points: tuple[MapPoint, ...]
+    coloring: Coloring
+    explained_variance: tuple[float, float] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
+    notes: tuple[str, ...] = ()
+    other_colorings: tuple[Coloring, ...] = field(default=(), repr=False)
+    neighbours: tuple[tuple[NearPoint, ...], ...] = field(default=(), repr=False)
+    parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict, repr=False)
+    hub: str = PUBLIC_HUB
+
+    @property
+    def color(self) -> str:
+        """The column that the points are coloured by."""
+        return self.coloring.column
+
+    @property
+    def headline(self) -> str:
+        """What the map shows, and how it was made."""
+        return f"{self.title}, {self.subtitle}"
+
+    @property
+    def title(self) -> str:
+        """What the map shows."""
+        models = "1 fine-tune" if len(self.points) == 1 else f"{len(self.points):,} fine-tunes"
+        return f"{models} of {self.base}"
+
+    @property
+    def subtitle(self) -> str:
+        """How it was made, and which models are not on it."""
+        return how_placed(self.method, self.representation, self.left_out)
+
+    @property
+    def axes(self) -> tuple[str, str] | None:
+        """Labels of x and y for pca; None for other methods, whose axes have no meaning."""
+        return what_axes_are(self.method, self.explained_variance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object. ``groups`` have a colour of their own; ``others`` are all other groups."""
+        facts = {
+            "base": self.base,
+            "representation": self.representation,
+            "method": self.method,
+            "color": self.color,
+            "models": len(self.points),
+        }
+        if isinstance(self.coloring, ColorGroups):
+            rest = self.coloring.rest
+            facts |= {
+                "groups": [asdict(group) for group in self.coloring.shown],
+                "others": {"groups": len(rest), "models": sum(group.models for group in rest)},
+                "unknown": self.coloring.codes.count(-1),
+            }
+        else:
+            scale = self.coloring
+            facts |= {
+                "groups": [],
+                "scale": {"low": scale.low, "high": scale.high, "kind": scale.kind},
+                "unknown": scale.values.count(None),
+            }
+        return facts | {
+            "explained_variance": list(self.explained_variance) if self.explained_variance else None,
+            "seed": self.seed,
+            "left_out": asdict(self.left_out),
+            "notes": list(self.notes),
+        }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each point, with the columns of :class:`MapPoint`."""
+        return [asdict(point) for point in self.points]
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The object; ``details``: with the points."""
+        facts = {name: value for name, value in self.to_dict().items() if name != "notes"}
+        return facts | ({"points": self.to_rows()} if details else {})
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The map as a picture for print; ``theme`` is light or dark."""
+        from query.map.picture import map_figure
+
+        return map_figure(self, theme, ax)
+
+    def html(self) -> str:
+        """The map as a page to explore: one file without dependencies."""
+        from query.map.page import map_page
+
+        return map_page(self)
+
+    def write(self, path: str | Path, theme: ThemeName = "light") -> None:
+        """Write a .png, .svg, .pdf, .html or .parquet. A page has both themes and follows the reader's settings.
+
+        Raises AtlasError for another suffix, or if the file cannot be written.
+        """
+        file = checked_map_file(path)
+        suffix = file.suffix.lower()
+        if suffix == PAGE:
+            write_output(file, self.html().encode())
+        elif suffix == TABLE:
+            write_output(file, map_table(self))
+        else:
+            write_output(file, draw(self.figure(theme), suffix))
+
+
+def checked_map_file(path: str | Path) -> Path:
+    """The path of a map, checked before any work. Raises AtlasError for another suffix or a missing folder."""
+    return checked_output(path, (*FORMATS, PAGE, TABLE))
+
+
+def model_map(
+    atlas: AtlasReader,
+    base: str | None = None,
+    *,
+    method: Literal["umap", "tsne", "pca"] | None = None,
+    color: str = "dataset",
+    representation: str = "input",
+    seed: int = 0,
+) -> ModelMap:
+    """Place the distinct fine-tunes of ``base`` in the plane, and colour them.
+
+    ``method``: umap, tsne or pca (see :func:`query.map.projection.project`); None: tsne below 1,000 models, else umap.
+    ``color``: dataset, author, cluster or a column of the view ``models`` (see :func:`query.map.coloring.coloring`).
+    Raises AtlasError if there is no model to place, on an unknown method or column, or if the representation is not
+    published.
+    """
+    population = models_to_place(atlas, base, representation)
+    chosen = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column
+    placed, notes = place_models(atlas, population, method, seed)
+    is_quick = len(population.ids) <= MOST_CLUSTERED
+    others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
+    return ModelMap(
+        base=population.base,
+        representation=representation,
+        method=placed.method,
+        seed=seed,
+        points=_points(atlas, population, placed, chosen),
+        coloring=chosen,
+        explained_variance=placed.explained_variance,
+        left_out=population.left_out,
+        notes=notes,
+        other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
+        neighbours=_neighbours(atlas, population),
+        parents=read_parents(atlas, population.base),
+        hub=atlas.crawl_of(population.base).endpoint,
+    )
+
+
+def models_to_place(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
+    """The distinct fine-tunes of ``base``. Raises AtlasError if there are none."""
+    population = distinct(read_population(atlas, base, representation))
+    if not len(population.ids):
+        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
+        raise AtlasError(
+            f"No model of {population.base} can be placed on a map{why}.",
+            f"Index more: `build({population.base!r})`",
+        )
+    return population
+
+
+def place_models(
+    atlas: AtlasReader, population: Population, method: str | None = None, seed: int = 0
+) -> tuple[Projection, tuple[str, ...]]:
+    """The positions of the models, and notes; see :func:`query.map.projection.project`.
+
+    For many models, UMAP uses the stored neighbours: finding them again would take much longer than the rest.
+    """
+    near = None
+    method = method or usual_method(len(population.ids))
+    if method == "umap" and len(population.ids) > MOST_COMPARED:
+        stored = read_neighbours(atlas, population.base, population.representation)
+        near = known_near(stored, population.ids, most_neighbours(len(population.ids)))
+    placed = project(points(population.vectors, population.blocks).astype(np.float32), method, seed, near)
+    return placed, tuple(_notes(population, placed, method))
+
+
+def _points(atlas: AtlasReader, population: Population, placed: Projection, chosen: Coloring) -> tuple[MapPoint, ...]:
+    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
+    facts = {row["model_id"]: row for row in rows}
+    return tuple(
+        MapPoint(
+            model_id=int(identity),
+            model=population.models[row],
+            author=population.authors[row],
+            relation=population.relations[row],
+            datasets=tuple(sorted(population.datasets[row])),
+            downloads=facts[int(identity)]["downloads"],
+            licence=facts[int(identity)]["licence"],
+            created=facts[int(identity)]["created"],
+            x=float(placed.places[row, 0]),
+            y=float(placed.places[row, 1]),
+            group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
+            value=None if isinstance(chosen, ColorGroups) else chosen.values[row],
+        )
+        for row, identity in enumerate(population.ids)
+    )
+
+
+def _neighbours(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, ...], ...]:
+    place = {int(identity): row for row, identity in enumerate(population.ids)}
+    found: list[list[NearPoint]] = [[] for _ in place]
+    near = read_neighbours(atlas, population.base, population.representation)
+    columns = (near.models, near.neighbours, near.similarities, near.backgrounds, near.coded)
+    for model, neighbour, similarity, background, coded in zip(*(one.tolist() for one in columns), strict=True):
+        row = place.get(model)
+        if row is not None and neighbour in place and len(found[row]) < NEIGHBOURS:
+            share = None if math.isnan(background) else background
+            found[row].append(NearPoint(place[neighbour], similarity, share, round(-coded) if coded < 0 else None))
+    return tuple(map(tuple, found))
+
+
+def _notes(population: Population, placed: Projection, asked: str) -> list[str]:
+    notes = []
+    if placed.method != asked:
+        notes.append(f"There are too few distinct vectors for {METHODS[asked]}, so the map is a PCA.")
+    adapters = population.relations.count("adapter")
+    if 0 < adapters < len(population.relations) and not population.blocks:
+        notes.append(
+            f"Adapters ({adapters}) leave some matrices unchanged, so they cannot be as close to full fine-tunes as "
+            "these are to each other."
+        )
+    return notes
+
+
+def how_placed(method: str, representation: str, left_out: LeftOut) -> str:
+    """How a map was made, and which models are not on it."""
+    words = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
+    return words + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
+
+
+def what_axes_are(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
+    """The principal components with their shares of the variance; None if the axes have no meaning."""
+    if method != "pca":
+        return None
+    shares = [f" ({share * 100:.1f} % of the variance)" for share in explained_variance or ()] or ["", ""]
+    return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"
+
+
+# ---- as a table
+
+
+def map_table(drawn: ModelMap) -> bytes:
+    """The map as a Parquet file with a row for each point, whose neighbours are as embedding-atlas reads them.
+
+    ``id``: the number of the row, from 0. ``neighbors``: {"ids": […], "distances": […]}, the nearest first, where a
+    distance is 1 minus the similarity. ``cluster``: if the map has clusters; null for outliers. Times are UTC.
+    Names are exactly as on the Hub, without escapes.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    points = drawn.points
+    near = drawn.neighbours or ((),) * len(points)
+    clusters = next((one for one in (drawn.coloring, *drawn.other_colorings) if one.column == "cluster"), None)
+    of_cluster = clusters.of if isinstance(clusters, ColorGroups) else lambda _: None
+    columns = {
+        "id": pa.array(range(len(points)), pa.int64()),
+        "model_id": pa.array([one.model_id for one in points], pa.int64()),
+        "model": pa.array([one.model for one in points], pa.string()),
+        "author": pa.array([one.author for one in points], pa.string()),
+        "datasets": pa.array([list(one.datasets) for one in points], pa.list_(pa.string())),
+        "relation": pa.array([one.relation for one in points], pa.string()),
+        "licence": pa.array([one.licence for one in points], pa.string()),
+        "downloads": pa.array([one.downloads for one in points], pa.int64()),
+        "created": pa.array([one.created for one in points], pa.timestamp("s")),
+        "x": pa.array([one.x for one in points], pa.float64()),
+        "y": pa.array([one.y for one in points], pa.float64()),
+        "cluster": pa.array([of_cluster(row) for row in range(len(points))], pa.string()),
+        "neighbors": pa.array(
+            [
+                {"ids": [one.place for one in row], "distances": [max(0.0, 1 - one.cosine) for one in row]}
+                for row in near
+            ],
+            pa.struct({"ids": pa.list_(pa.int64()), "distances": pa.list_(pa.float64())}),
+        ),
+    }
+    target = io.BytesIO()
+    pq.write_table(pa.table(columns), target, compression="zstd")
+    return target.getvalue()
+
+
+def viewer_command(file: Path) -> str:
+    """The command that opens the table in embedding-atlas."""
+    return f"embedding-atlas {shlex.quote(str(file))} --text model --x x --y y --neighbors neighbors"
