@@ -121,7 +121,7 @@ class BrowseSession:
         with self._open() as atlas:
             return atlas.rows(
                 "SELECT table_name AS name, list([column_name, data_type] ORDER BY column_index) AS columns "
-                "FROM duckdb_payloads() WHERE NOT internal AND schema_name = 'main' GROUP BY ALL ORDER BY ALL"
+                "FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main' GROUP BY ALL ORDER BY ALL"
             )
 
     def stop(self) -> None:
