@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from indexer.errors import AtlasError
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, coloring
-from query.map.neighbours import Parent, known_near, read_neighbours, read_parents
+from query.map.neighbours import NearPoint, Parent, known_near, read_neighbours, read_parents
 from query.map.projection import METHODS, Projection, most_neighbours, project, usual_method
 from query.population import LeftOut, Population, distinct, read_population
 from query.reader import PUBLIC_HUB
@@ -57,19 +57,6 @@ class MapPoint:
     value: float | None
     licence: str | None = None
     created: datetime | None = None
-
-
-class NearPoint(NamedTuple):
-    """A neighbour: its ``place`` in the points, the cosine, and how common such a similarity is, if known.
-
-    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: the number of such
-    pairs, if none of them is.
-    """
-
-    place: int
-    cosine: float
-    background: float | None = None
-    none_of: int | None = None
 
 
 @dataclass(frozen=True, repr=False)

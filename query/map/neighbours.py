@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 _FARTHEST = 2.0  # 1 minus a cosine
 
 
+class NearPoint(NamedTuple):
+    """A neighbour: its ``place`` in the points, the cosine, and how common such a similarity is, if known.
+
+    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: the number of such
+    pairs, if none of them is.
+    """
+
+    place: int
+    cosine: float
+    background: float | None = None
+    none_of: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Neighbours:
     """Entry i of every column is one (model, neighbour) pair: by model, the nearest first.

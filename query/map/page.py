@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from query.map.coloring import scaled
-from query.map.model_map import NearPoint
+from query.map.neighbours import NearPoint
 from query.map.payload import coloring_data, facet, facet_of_many, number, parents_data, payload, short_share, shown
 
 if TYPE_CHECKING:

@@ -188,7 +188,7 @@ def test_a_table_for_other_viewers(folder, tmp_path):
     ran = query(folder, "map", "--method", "pca", "--color", "cluster", "--out", str(tmp_path / "my map.parquet"))
     assert ran.code == 0, ran.err
     assert ran.err.splitlines()[-1] == (
-        f"to look at it: embedding-atlas '{tmp_path}/my map.parquet' --text model --x x --y y --neighbors neighbors"
+        f"to view it: embedding-atlas '{tmp_path}/my map.parquet' --text model --x x --y y --neighbors neighbors"
     )
     rows = duckdb.sql(f"SELECT * FROM '{tmp_path / 'my map.parquet'}'")
     types = dict(zip(rows.columns, map(str, rows.types), strict=True))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from query.map.coloring import grouped
-from query.map.model_map import MapPoint, ModelMap, NearPoint
-from query.map.neighbours import Parent
+from query.map.model_map import MapPoint, ModelMap
+from query.map.neighbours import NearPoint, Parent
 from query.population import LeftOut
 
 IMAGE = "<img src=x onerror=window.planted=1>"
