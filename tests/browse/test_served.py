@@ -249,7 +249,7 @@ def test_nothing_else_delays_the_end(tmp_path, seconds):
         began, found = time.monotonic(), children(running)
         ended, said = running.end(signal.SIGINT)
         assert time.monotonic() - began < 15
-    assert (ended, said.splitlines()) == (130, ["Ctrl-C ends it", "Stopped: the page is no longer served."])
+    assert (ended, said.splitlines()) == (130, ["press Ctrl-C to stop", "Stopped: the page is no longer served."])
     wait_for(lambda: all(state_of(one)[0] == "Z" for one in found))
 
 

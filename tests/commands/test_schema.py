@@ -58,4 +58,4 @@ def test_a_terminal_gets_forty_rows_and_a_pipe_all(planted, run):
     )
     told = at_terminal(code).splitlines()
     assert len(told) == 42
-    assert "only the first 40 rows; for all: --limit N" in told[-1]
+    assert "only the first 40 rows are shown; for all: --limit N" in told[-1]
