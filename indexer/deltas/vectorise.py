@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +32,7 @@ from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
 from indexer.records.identity import ROW_NAMES, AdapterBase, Parent, Traffic, Unit
-from indexer.records.record import DeltaRecord, FusedMatrixRecord, Record, StoredFile
+from indexer.records.record import DeltaRecord, Record, StoredFile
 from indexer.records.representation import representation_named
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable
@@ -75,36 +75,32 @@ def vectorise(
     )
     try:
         layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
-        roundings = RoundingChoice()
-        sampled = Sampled()
-        spaces: Spaces = {}
+        reader = _DeltaReader(unit, checkpoint, base)
         adapter_base: AdapterBase | None = None
-        if layout is None:
+        if layout is not None:
+            reader.read_full(layout, ahead_bytes)
+        else:
             planned, unit = unit, _by_its_file(unit, checkpoint)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
-        try:
-            deltas, fused_matrices = _delta_records(
-                unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces, stack
-            )
-        except (ForeignParent, UnreadableParent) as problem:
-            summed, adapter_base = _without_parent(problem, unit, checkpoint, base, adapter_base, parent_record)
-            if summed is not None:
-                deltas, fused_matrices = summed, ()
-                spaces.clear()
-            else:
-                spaces.clear()
-                deltas, fused_matrices = _delta_records(
-                    unit, checkpoint, layout, base, ahead_bytes, roundings, sampled, spaces
-                )
+            try:
+                reader.read_adapter(stack, ahead_bytes)
+            except (ForeignParent, UnreadableParent) as problem:
+                reader = _DeltaReader(unit, checkpoint, base)
+                below, adapter_base = _without_parent(problem, unit, adapter_base, parent_record)
+                if below is not None:
+                    reader.read_on_record(below)
+                else:
+                    reader.read_adapter(None, ahead_bytes)
+        deltas = reader.deltas()
         record = Record(
             identity=identity,
             deltas=deltas,
-            fused_matrices=fused_matrices,
-            sample=sampled.values_of(deltas),
-            moved=sampled.moved,
-            row_space=row_space(spaces, [delta.key for delta in deltas]) if spaces else None,
-            precision=roundings.widest,
+            fused_matrices=reader.spectra.fused_matrices() if reader.spectra else (),
+            sample=np.concatenate([reader.sample[delta.key] for delta in deltas]) if reader.sample else None,
+            moved=reader.moved,
+            row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,
+            precision=reader.roundings.widest,
             files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
@@ -128,124 +124,104 @@ def vectorise(
 def _without_parent(
     problem: ForeignParent | UnreadableParent,
     unit: Unit,
-    checkpoint: Checkpoint,
-    base: BaseMatrices,
     said: AdapterBase | None,
     parent_record: Callable[[Parent], Record | None] | None,
-) -> tuple[tuple[DeltaRecord, ...] | None, AdapterBase]:
-    """The deltas of an adapter from its parent's record (None if there is none), and its updated base.
-
-    For an adapter whose parent's checkpoint cannot be used.
-    """
+) -> tuple[Record | None, AdapterBase]:
+    """The record of a parent whose checkpoint cannot be used (None if it does not help), and the updated base."""
     below = None
     if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
         below = parent_record(unit.parent)
     said = said or AdapterBase("", "")
     if below is not None and all(delta.u is not None for delta in below.deltas):
-        return _on_record(unit, checkpoint, base, below), replace(
-            said, why=_APPROXIMATE.format(printable(str(problem), 300))
-        )
+        return below, replace(said, why=_APPROXIMATE.format(printable(str(problem), 300)))
     verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
     why = f"{said.why}; {problem}" if said.why else str(problem)
     return None, replace(said, verdict=verdict, why=printable(why, 500))
 
 
-# An orthonormal basis (in, k) of the space that the rows of each matrix's factor A span.
-Spaces = dict[DeltaKey, NDArray[np.float64]]
+class _DeltaReader:
+    """Decomposes the deltas of one checkpoint, and collects what else is kept of its weights.
 
+    ``sample``: entries of a full checkpoint's matrices (``indexer.records.weight_sample``), of which ``moved`` differ
+    from the base's. ``row_spaces``: for each matrix an orthonormal basis (in, k) of the space that the rows of A
+    span.
+    """
 
-@dataclass
-class Sampled:
-    """A sample of a full checkpoint's weights (``indexer.records.weight_sample``), collected matrix by matrix."""
+    def __init__(self, unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> None:
+        self._unit = unit
+        self._checkpoint = checkpoint
+        self._base = base
+        self._records: dict[DeltaKey, DeltaRecord] = {}
+        self.spectra = Spectra(base, unit.device) if unit.spec.spectra else None
+        self.roundings = RoundingChoice()
+        self.sample: dict[DeltaKey, NDArray[np.float32]] = {}
+        self.moved = 0
+        self.row_spaces: dict[DeltaKey, NDArray[np.float64]] = {}
 
-    values: dict[DeltaKey, NDArray[np.float32]] = field(default_factory=dict)
-    moved: int = 0
+    def read_full(self, layout: Layout, ahead_bytes: int) -> None:
+        """Read a full checkpoint."""
+        with_weights = self.spectra is not None
+        for delta in dense_deltas(
+            self._checkpoint, layout, self._base, ahead_bytes, with_weights=with_weights, roundings=self.roundings
+        ):
+            self._add_dense(delta)
+            self.sample[delta.key] = delta.sample.numpy()
+            self.moved += delta.moved
 
-    def add(self, delta: DenseDelta) -> None:
-        """Add one matrix."""
-        self.values[delta.key] = delta.sample.numpy()
-        self.moved += delta.moved
-
-    def values_of(self, deltas: Sequence[DeltaRecord]) -> NDArray[np.float32] | None:
-        """The sampled weights in the order of ``deltas``, (n,); None for an adapter."""
-        return np.concatenate([self.values[delta.key] for delta in deltas]) if self.values else None
-
-
-def _delta_records(
-    unit: Unit,
-    checkpoint: Checkpoint,
-    layout: Layout | None,
-    base: BaseMatrices,
-    ahead_bytes: int,
-    roundings: RoundingChoice,
-    sampled: Sampled,
-    spaces: Spaces,
-    stack: StackedAdapter | None = None,
-) -> tuple[tuple[DeltaRecord, ...], tuple[FusedMatrixRecord, ...]]:
-    """All deltas in the order of the base's layout (zero where an adapter changes nothing), and the fused matrices."""
-    spectra = Spectra(base, unit.device) if unit.spec.spectra else None
-    found: dict[DeltaKey, DeltaRecord] = {}
-    if layout is None:
-        own = by_key(lora_deltas(checkpoint, base)).values() if stack is None else ()
-        for delta in own if stack is None else stack.deltas(ahead_bytes, with_weights=spectra is not None):
+    def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int) -> None:
+        """Read an adapter, with its parent if that is not the base."""
+        deltas: Iterable[DenseDelta | LoraDelta]
+        if stack is None:
+            deltas = by_key(lora_deltas(self._checkpoint, self._base)).values()
+        else:
+            deltas = stack.deltas(ahead_bytes, with_weights=self.spectra is not None)
+        for delta in deltas:
             if isinstance(delta, LoraDelta):
-                found[delta.key] = _from_lora(unit, delta, base, spectra, spaces)
+                self._add_lora(delta)
             else:
-                found[delta.key] = _from_dense(unit, delta, base, spectra)
-        if not found:
+                self._add_dense(delta)
+        if not self._records:
             raise Skipped("missing_matrices", "the adapter changes no block matrix of the base")
-    else:
-        stream = dense_deltas(
-            checkpoint, layout, base, ahead_bytes, with_weights=spectra is not None, roundings=roundings
-        )
-        for dense in stream:
-            found[dense.key] = _from_dense(unit, dense, base, spectra)
-            sampled.add(dense)
-    deltas = tuple(found.get(matrix.key) or _untouched(unit, matrix, base, spectra) for matrix in base.layout.matrices)
-    return deltas, spectra.fused_matrices() if spectra else ()
 
+    def read_on_record(self, below: Record) -> None:
+        """Read an adapter on a model that is known only from its record."""
+        for delta, rest in on_record(self._checkpoint, self._base, below):
+            self._add_lora(delta)
+            made = self._records[delta.key]
+            self._records[delta.key] = replace(made, norm=float(np.hypot(made.norm, rest)))
+        self.row_spaces.clear()  # those of a truncated sum are not those of the adapter
 
-def _on_record(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> tuple[DeltaRecord, ...]:
-    """All deltas of an adapter on a model that is known only from its record."""
-    found = {}
-    for delta, rest in on_record(checkpoint, base, below):
-        made = _from_lora(unit, delta, base, None, {})
-        found[delta.key] = replace(made, norm=float(np.hypot(made.norm, rest)))
-    return tuple(found.get(matrix.key) or _untouched(unit, matrix, base, None) for matrix in base.layout.matrices)
+    def deltas(self) -> tuple[DeltaRecord, ...]:
+        """All deltas in the order of the base's layout, zero where an adapter changes nothing."""
+        return tuple(self._records.get(matrix.key) or self._untouched(matrix) for matrix in self._base.layout.matrices)
 
+    def _add_dense(self, delta: DenseDelta) -> None:
+        unit = self._unit
+        matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
+        factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
+        shape = (matrix.shape[0], matrix.shape[1])
+        found = _delta_record(delta.key, shape, factors, delta.norm, delta.inner, self._base, delta.transposed)
+        self._add(found, delta)
 
-def _from_dense(unit: Unit, delta: DenseDelta, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
-    matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
-    factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
-    shape = (matrix.shape[0], matrix.shape[1])
-    found = _delta_record(delta.key, shape, factors, delta.norm, delta.inner, base, delta.transposed)
-    return _with_spectra(found, delta, spectra)
+    def _add_lora(self, delta: LoraDelta) -> None:
+        a, b = (factor.to(self._unit.device) for factor in (delta.a, delta.b))
+        factors = lora_svd(a, b, delta.scale, self._unit.spec.rank)
+        if factors.rows is not None:
+            self.row_spaces[delta.key] = factors.rows.cpu().numpy()
+        shape = (b.shape[0], a.shape[1])
+        self._add(_delta_record(delta.key, shape, factors, factors.norm, 0.0, self._base, delta.transposed), delta)
 
+    def _add(self, found: DeltaRecord, delta: DenseDelta | LoraDelta) -> None:
+        if self.spectra is not None:
+            changes, weights = self.spectra.of(delta)
+            found = replace(found, spectrum=changes, weights=weights)
+        self._records[delta.key] = found
 
-def _from_lora(
-    unit: Unit, delta: LoraDelta, base: BaseMatrices, spectra: Spectra | None, spaces: Spaces
-) -> DeltaRecord:
-    a, b = (factor.to(unit.device) for factor in (delta.a, delta.b))
-    factors = lora_svd(a, b, delta.scale, unit.spec.rank)
-    if factors.rows is not None:
-        spaces[delta.key] = factors.rows.cpu().numpy()
-    shape = (b.shape[0], a.shape[1])
-    found = _delta_record(delta.key, shape, factors, factors.norm, 0.0, base, delta.transposed)
-    return _with_spectra(found, delta, spectra)
-
-
-def _untouched(unit: Unit, matrix: Matrix, base: BaseMatrices, spectra: Spectra | None) -> DeltaRecord:
-    (rows, columns), rank = matrix.shape, unit.spec.rank
-    zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
-    found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, 0.0, base, matrix.transposed)
-    return replace(found, weights=spectra.of_untouched(matrix.key)) if spectra else found
-
-
-def _with_spectra(found: DeltaRecord, delta: DenseDelta | LoraDelta, spectra: Spectra | None) -> DeltaRecord:
-    if spectra is None:
-        return found
-    changes, weights = spectra.of(delta)
-    return replace(found, spectrum=changes, weights=weights)
+    def _untouched(self, matrix: Matrix) -> DeltaRecord:
+        (rows, columns), rank = matrix.shape, self._unit.spec.rank
+        zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
+        found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, 0.0, self._base, matrix.transposed)
+        return replace(found, weights=self.spectra.of_untouched(matrix.key)) if self.spectra else found
 
 
 def _delta_record(
