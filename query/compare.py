@@ -222,7 +222,7 @@ def _same_initialisation(atlas: AtlasReader, one: ResolvedModel, other: Resolved
         return ()
     others = sharing_initialisation(atlas, one) - (other.model_id is not None)
     return (
-        f"Both were made with the same initialisation{f', like {others} others' if others > 0 else ''}: "
+        f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
         "one tool, one seed. That says nothing about their data.",
     )
 
