@@ -15,7 +15,7 @@ function shortened(text) {
 }
 
 // Centres of boxes around a disc, the nearest first; at each distance, above and below before the sides.
-function* aroundHeap(x, y, radius, width, height) {
+function* aroundDisc(x, y, radius, width, height) {
   const angles = Array.from({ length: 16 }, (_, turn) => (turn * Math.PI) / 8);
   angles.sort((a, b) => Math.abs(Math.cos(a)).toFixed(6) - Math.abs(Math.cos(b)).toFixed(6) || Math.sin(b) - Math.sin(a));
   const reach = FARTHEST * Math.max(view.width, view.height);
@@ -70,7 +70,7 @@ function writeNames(on) {
     const [x, y] = screenOf(disc[0], disc[1]);
     const text = shortened(coloring.groups[group][0]);
     const [width, height] = [on.measureText(text).width, 13];
-    for (const [left, top] of aroundHeap(x, y, disc[2] * view.scale, width, height)) {
+    for (const [left, top] of aroundDisc(x, y, disc[2] * view.scale, width, height)) {
       if (!hasRoom(left, top, width, height, group, points)) continue;
       names.push({ text, x: left, y: top, width, height });
       break;
