@@ -240,7 +240,7 @@ class Atlas(AtlasReader):
 
         Raises AtlasError if there is none of that name.
         """
-        from query.schema.schema import schema
+        from query.schema import schema
 
         return schema(name)
 

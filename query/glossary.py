@@ -9,7 +9,7 @@ from typing import Any
 
 from indexer.errors import AtlasError
 from indexer.names import nearest
-from query.schema.schema import columns_named
+from query.schema import columns_named
 
 
 @cache

@@ -59,7 +59,7 @@ def test_no_single_model_ends_a_build(work, tmp_path, monkeypatch, trouble, reas
     monkeypatch.setattr(worker, "vectorise", lambda *_, **__: trouble())
     unit = unit_of(tmp_path)
     result = work(unit)
-    kept = RecordStore(AtlasFolder(work.atlas)).outcome(unit.identity.digest)
+    kept = RecordStore(AtlasFolder(work.atlas)).failure(unit.identity.digest)
     assert result.error.reason == kept.reason == reason
     assert kept.status == "failed"  # worth another try
     assert kept.detail.isprintable()

@@ -1,4 +1,4 @@
-"""How a DuckDB file is opened: locked, compared with schema.sql, and with errors that are ours.
+"""Opening DuckDB files: securely, compared with schema.sql, and with our own errors.
 
-A file may come from a stranger. Whatever it is opened for, it goes through :mod:`indexer.database.door`.
+A file may come from anybody. Every file is opened through :mod:`indexer.database.secure_connection`.
 """

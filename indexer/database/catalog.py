@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.atlas import SCHEMA_VERSION, schema_sql
-from indexer.database.door import NAME
+from indexer.database.secure_connection import NAME
 from indexer.errors import AtlasError
 from indexer.untrusted import printable
 
@@ -209,20 +209,20 @@ def _others(held: Listed, expected: Listed) -> Iterator[Definition]:
 
 
 def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterator[str]:
-    """A few kilobytes can stand for a billion rows, which would all be read into memory."""
+    """A file of a few kilobytes can claim a billion rows, which would all be read into memory."""
     most = max(_ROWS_BELIEVED, path.stat().st_size)
     rows = connection.execute(
         f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() WHERE database_name = '{NAME}'"
     ).fetchall()
     for name, count in rows:
         if count is not None and count > most:
-            yield f"says that the table {printable(name, 60)!r} has {count:,} rows, which its size cannot hold"
+            yield f"claims {count:,} rows in the table {printable(name, 60)!r}, more than the file could contain"
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, path: Path, tables: tuple[Listed, Listed]) -> None:
-    """Raises AtlasError where the file is no atlas, or one of another schema.
+    """Raises AtlasError if the file is not an atlas, or has another schema.
 
-    Every version of atlas_info is the same table; what is another one is not asked.
+    The table atlas_info is the same in every version; a different one is not queried.
     """
     held, expected = tables
     key = ("main", "atlas_info")

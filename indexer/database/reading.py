@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from indexer.database.catalog import Found, examine, plain_tables, refuse
 from indexer.database.compared import Stamp, remember, remembered, stamp_now
 from indexer.database.connection import Connection
-from indexer.database.door import attached, use
 from indexer.database.failures import failures_told
+from indexer.database.secure_connection import attached, use
 from indexer.errors import AtlasError
 from indexer.storage.atomic_files import copy_file
 

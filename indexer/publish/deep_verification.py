@@ -20,9 +20,9 @@ import numpy as np
 from indexer.atlas import NEIGHBOURS, AtlasFolder
 from indexer.database import catalog
 from indexer.database.connection import Connection
-from indexer.database.door import attached
 from indexer.database.failures import failures_told
 from indexer.database.reading import Reading
+from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
 from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
 from indexer.publish.verification import Disagreement, verify

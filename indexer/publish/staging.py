@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
-from indexer.database.door import NAME, attached_for_writing, quoted, use
 from indexer.database.reading import earlier_rows
+from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular

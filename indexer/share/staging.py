@@ -19,9 +19,9 @@ from pathlib import Path
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.cards.local import without_paths
 from indexer.database.connection import Connection
-from indexer.database.door import NAME, attached_for_writing, quoted, use
 from indexer.database.failures import failures_told
 from indexer.database.reading import Reading
+from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.errors import AtlasError
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.atlas import file_name
-from indexer.database.door import quoted
+from indexer.database.secure_connection import quoted
 from indexer.vectors.segments import OpenSegment
 
 if TYPE_CHECKING:

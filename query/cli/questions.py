@@ -136,7 +136,7 @@ def show(model: str, base: str | None, details: bool, atlas: str, output: str) -
 @output_options
 def schema(name: str | None, output: str) -> None:
     """List the tables, views and macros for `query sql`, or the columns of the one called NAME."""
-    from query.schema.schema import schema as schema_of
+    from query.schema import schema as schema_of
 
     emit(schema_of(name), output)
 

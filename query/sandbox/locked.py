@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.database.door import attached, use
+from indexer.database.secure_connection import attached, use
 
 if TYPE_CHECKING:
     import duckdb

@@ -15,7 +15,7 @@ from indexer.errors import AtlasError, require
 from indexer.names import is_hub_id
 from indexer.version import __version__
 from query.glossary import definition
-from query.schema.schema import schema
+from query.schema import schema
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from query.schema.schema import schema
+from query.schema import schema
 from tests.console.speaking import at_terminal
 from tests.planted_atlas import Planted, plant_atlas
 

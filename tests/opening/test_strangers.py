@@ -11,7 +11,7 @@ import pytest
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
-from indexer.database.door import attached
+from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import status
 from indexer.publish.previous_atlas import published_rank

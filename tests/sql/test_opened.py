@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from indexer.database.door import attached
+from indexer.database.secure_connection import attached
 from query.sandbox.locked import connect_locked
 
 

@@ -1,9 +1,9 @@
-"""The one door to a DuckDB file: a connection that reaches this file and nothing else.
+"""Secure connections to a DuckDB file: they can access this file and nothing else.
 
-A macro in a file can shadow any function and a view any table, so nothing is asked of a file before it is locked, and
-no name is looked up in it: it is attached to a database in memory, whose settings are made and locked first, and which
-stays the default until the caller has looked at the file's catalog (:mod:`indexer.database.catalog`) and calls ``use``.
-Attaching reads the catalog and runs nothing of it.
+A macro in a file can shadow any function and a view any table. So the file is attached to an in-memory database whose
+settings are locked first. That database stays the default, and no name is looked up in the file, until the caller has
+checked the catalog of the file (:mod:`indexer.database.catalog`) and calls ``use``. Attaching reads the catalog and
+runs nothing in it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from indexer.atlas import STORAGE_VERSION
 if TYPE_CHECKING:
     import duckdb
 
-# The name of an attached file, whatever its own is: one that is called system.duckdb must not be taken for the system.
+# The name of every attached file: a file called system.duckdb must not shadow the catalog system.
 NAME = "atlas"
 
-# Publishes that may come between the first and the last look at a database that is being opened.
-OPENINGS = 20
+# How often to retry if the database is republished while it is being opened.
+OPEN_RETRIES = 20
 
-# In this order: each takes away what the one before could be undone with. Read-only and no external access alone
-# leave the database's own files writable paths for COPY; without a local file system there are no paths at all.
+# The order matters: each setting removes what could undo the one before. A read-only file without external access could
+# still be a target of COPY; without a local file system there are no paths at all.
 _FIRST = (
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
@@ -37,11 +37,11 @@ _LAST = "SET lock_configuration = true"
 
 
 def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0) -> duckdb.DuckDBPyConnection:
-    """A file attached read-only under NAME, all else locked away; ``settings``: statements to run before.
+    """Attach a file read-only under NAME, without access to anything else. ``settings``: statements to run before.
 
-    ``milliseconds`` a statement may take, 0: any. Every connection is a database of its own, and shows what the file
-    is now, whatever else this process has open. Raises duckdb.IOException where another process has the file open for
-    writing, duckdb.Error where it is no database.
+    ``milliseconds``: time limit of a statement, 0 for none. Every connection is a database of its own and shows the
+    current file, whatever else this process has open. Raises duckdb.IOException if another process has the file open
+    for writing, duckdb.Error if it is not a database.
     """
 
     def attach() -> duckdb.DuckDBPyConnection:
@@ -89,7 +89,7 @@ def attached_for_writing(
 
 
 def use(connection: duckdb.DuckDBPyConnection, *, before: str = "") -> None:
-    """From now on names are looked up in the attached file, and in the catalog ``before`` it where one is named."""
+    """Look up names in the attached file, after the catalog ``before`` if one is given."""
     if before:
         connection.execute(f"SET search_path = '{before}.main,{NAME}.main'")
     else:
@@ -97,7 +97,7 @@ def use(connection: duckdb.DuckDBPyConnection, *, before: str = "") -> None:
 
 
 def quoted(text: str | Path) -> str:
-    """As a literal of SQL."""
+    """An SQL string literal."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
@@ -119,13 +119,13 @@ def _knows(connection: duckdb.DuckDBPyConnection, setting: str) -> bool:
 
 
 def _of_one_file(path: Path, connect: Callable[[], duckdb.DuckDBPyConnection]) -> duckdb.DuckDBPyConnection:
-    """A connection during whose opening no publish put another file in place.
+    """Open a connection, again if a publish replaced the file meanwhile.
 
-    DuckDB opens a path more than once: it would read blocks of the new file where the old one's header says.
+    DuckDB opens a path more than once, and would read blocks of the new file at positions given by the old one.
     """
     import duckdb
 
-    for _ in range(OPENINGS):
+    for _ in range(OPEN_RETRIES):
         before = _inode(path)
         try:
             connection = connect()

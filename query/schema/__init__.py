@@ -1,1 +1,0 @@
-"""`query schema`: what SQL can be asked of."""
