@@ -1,4 +1,4 @@
-"""Looking after an atlas: what is there, make it again, publish another representation."""
+"""Maintenance of an atlas: its status, a rebuild, another representation."""
 
 from __future__ import annotations
 
@@ -82,15 +82,14 @@ def rebuild(
     index: IndexChange | None = None,
     before: PreviousAtlas | None = None,
 ) -> dict[str, Any]:
-    """Make the database and every FAISS file again, from listings, bases and records alone.
+    """Make the database and all FAISS files again, from listings, bases and records.
 
-    ``before``: what was published, where no database says it.
+    ``before``: what was published, if the database of the atlas does not say it. ``index``: a change of the vectors or
+    their index. ``say`` receives messages for the user. The caller holds the lock of the writer.
 
-    Models that a listing lacks (because it is gone, or damaged) come back into it as the old database or the records
-    know them. Damaged records are forgotten, so that the next build reads their models again. ``say`` is told what a
-    person should know. Raises AtlasError where there is nothing to build from and, unless ``force``, where what is
-    left would be less than there was; nothing is changed then. ``index``: other vectors than there were, or another
-    index of them. The caller holds the writer's lock.
+    Models that are missing in a listing are restored from the old database or from the records. Damaged records are
+    deleted, so that the next build reads their models again. Raises AtlasError if there is nothing to rebuild from and,
+    unless ``force``, if the result would lose models; nothing is changed then.
     """
     before = PreviousAtlas.read(folder) if before is None else before
     found = _read_store(folder, progress)
@@ -238,7 +237,7 @@ def represent(
 
 
 def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[RecordHeader]) -> int:
-    """The rank that is published where there are records of it, else that of most records: two never mix."""
+    """The published rank if there are records of it, else that of most records."""
     ranks = Counter(one.identity.spec.rank for one in found)
     published = published_rank(folder, base.base)
     if published is not None and published.rank in ranks:
@@ -249,7 +248,7 @@ def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[RecordHeader]) -
 def _entries(
     base: str, models: Sequence[ListedModel], found: list[RecordHeader], outcomes: list[FailureRecord]
 ) -> list[Entry]:
-    """For every listed model the record of its present commit, else the newest there is, else the outcome."""
+    """For every listed model the record of its current commit, else the newest record, else the failure."""
     records: dict[str, list[RecordHeader]] = {}
     for one in found:
         records.setdefault(one.identity.model, []).append(one)

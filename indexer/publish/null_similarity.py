@@ -1,4 +1,7 @@
-"""The backgrounds table: how similar strangers are, by pair of groups. Made anew with the centre."""
+"""The null distribution of similarity between unrelated models, per pair of groups.
+
+Recomputed whenever the centre changes.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,24 @@ from indexer.vectors.search import VectorIndex
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-# Models of a group that are compared with those of another, drawn at random where there are more: half a million pairs.
+# Largest sample of a group: half a million pairs within a group.
 MOST_MODELS = 1_024
 
 Ids = NDArray[np.int64]
 
 
 def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
-    """Write the distributions anew for all pairs of groups that have enough pairs of strangers.
+    """Rewrite the distributions of all pairs of groups that have enough pairs of unrelated models.
 
-    Strangers: by different authors, and naming data sets of which none is the same. Models that name none may well
-    share theirs, and do not count; nor do copies, unrelated models and repeats.
+    Unrelated models are by different authors and name datasets, none in common. Models that name none are left out,
+    because they may share one, and so are copies, models unrelated to the base and duplicates.
     """
     tables.run("DELETE FROM null_similarity WHERE base = ? AND representation = ?", [base, representation])
-    people = _People(tables, base)
-    drawn = {group: _drawn(people.ids[people.groups == group], f"{base}|{group}") for group in GROUPS}
+    models = _Models(tables, base)
+    drawn = {group: _drawn(models.ids[models.groups == group], f"{base}|{group}") for group in GROUPS}
     for place, one in enumerate(GROUPS):
         for other in GROUPS[place:]:
-            found = Background.of(_similarities(index, people, drawn[one], drawn[other], one == other))
+            found = Background.of(_similarities(index, models, drawn[one], drawn[other], one == other))
             if found is not None:
                 count = len(found.shares)
                 tables.insert_columns(
@@ -51,8 +54,8 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
                 )
 
 
-class _People:
-    """Whose models count: ``ids`` ascending, with their groups, authors and data sets."""
+class _Models:
+    """The models that are compared: ``ids`` ascending, with their groups, authors and datasets."""
 
     def __init__(self, tables: Tables, base: str) -> None:
         rows = tables.rows(
@@ -66,8 +69,8 @@ class _People:
         self.authors = np.array([authors.setdefault(row[2], len(authors)) for row in rows], dtype=np.int64)
         self.datasets: list[Sequence[str]] = [row[3] for row in rows]
 
-    def are_strangers(self, mine: Ids, theirs: Ids) -> NDArray[np.bool_]:
-        """(a, b): whether the authors differ and no data set is the same."""
+    def are_unrelated(self, mine: Ids, theirs: Ids) -> NDArray[np.bool_]:
+        """(a, b): whether the authors differ and no dataset is the same."""
         rows, columns = (np.searchsorted(self.ids, ids) for ids in (mine, theirs))
         names: dict[str, int] = {}
         for row in {*rows.tolist(), *columns.tolist()}:
@@ -94,13 +97,13 @@ def _drawn(ids: Ids, seed: str) -> Ids:
     return np.sort(np.random.default_rng(number).choice(ids, MOST_MODELS, replace=False))
 
 
-def _similarities(index: VectorIndex, people: _People, mine: Ids, theirs: Ids, is_same: bool) -> NDArray[np.float32]:
-    """Of all pairs of strangers, each once."""
+def _similarities(index: VectorIndex, models: _Models, mine: Ids, theirs: Ids, is_same: bool) -> NDArray[np.float32]:
+    """The similarities of all pairs of unrelated models, each pair once."""
     first = index.rows(mine)
     second = first if is_same else index.rows(theirs)
     if not len(first) or not len(second):
         return np.zeros(0, dtype=np.float32)
-    counts = people.are_strangers(first.ids, second.ids)
+    counts = models.are_unrelated(first.ids, second.ids)
     if is_same:
         counts = np.triu(counts, 1)
     similarities = first.matrix @ second.matrix.T / index.masks.divisors(first.matrix, second.ids)

@@ -1,7 +1,7 @@
-"""The background of a similarity: the share of pairs of strangers that are at least as similar.
+"""The background of a similarity: the share of pairs of unrelated models that are at least as similar.
 
 Kept as points of the distribution, dense towards the high end, where an answer is looked up. The share of a point is
-(1 + pairs at least as similar)/(1 + pairs): never zero, as nobody knows what another pair would have been.
+(1 + pairs at least as similar)/(1 + pairs): never zero, because another pair might be more similar.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Background:
 
     @classmethod
     def of(cls, similarities: NDArray[np.floating]) -> Background | None:
-        """From the similarities of pairs of strangers; None where they are too few."""
+        """From the similarities of pairs of unrelated models; None where they are too few."""
         count = len(similarities)
         if count < FEWEST_PAIRS:
             return None
@@ -45,7 +45,7 @@ class Background:
         return cls(count, points[last], (1.0 + ranks[last]) / (1.0 + count))
 
     def share(self, similarity: float) -> float:
-        """The share of strangers at least as similar, between the points by a straight line."""
+        """The share of unrelated pairs at least as similar, between the points by a straight line."""
         return float(self.shares_at(np.array([similarity]))[0])
 
     def shares_at(self, similarities: NDArray[np.floating]) -> NDArray[np.float64]:
