@@ -13,7 +13,7 @@ import pytest
 # Files that take longest, in either half. They go first: one that is begun last is waited for by all other processes.
 LONGEST = (
     "test_dask", "test_flips", "test_build", "test_aside", "test_publishing", "map/test_map", "map/test_picture", "profiles/test_questions",
-    "profiles/test_planted", "test_atlas", "purity/test_against_loops", "browse/test_page", "test_compressed",
+    "profiles/test_toy_layers", "test_atlas", "purity/test_against_loops", "browse/test_page", "test_compressed",
     "test_rebuild", "test_pool", "test_limits", "opening/test_fuzz", "lineage/test_forest", "family/test_trained",
     "share/test_killed", "profiles/test_interrupted", "vectors/test_left_out", "test_shards", "test_index_types",
     "predict/test_calibration", "test_nothing_left", "test_renames", "report/test_odd_atlases",

@@ -1,4 +1,4 @@
-"""An atlas with profiles written straight into its database: what each layer keeps is what a test says."""
+"""An atlas with made-up profiles, written straight into its database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE_RECOVERED = (1.0, 0.98, 0.95, 0.9)
 def profiled_atlas(folder: Path, seed: int = 0) -> Path:
     """18 models of 6 authors. ``delta`` is drawn; drift follows it exactly, recovered falls with it, readable does not.
 
-    Models of set0 forget: their last layer gives .3 less.
+    Models of set0 lose input: at their last layer, .3 less is recovered.
     """
     models = family()
     write_atlas(folder, models)

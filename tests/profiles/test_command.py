@@ -1,4 +1,4 @@
-"""`index profile` against a Hub: what is stored, what is left alone, and what is refused."""
+"""`index profile` with a Hub: what is stored, what is left alone, and what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(shell, statement: str) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def first(shell) -> dict:
-    """What the first run says; its profiles are there from then on."""
+    """The report of the first run; its profiles exist from then on."""
     plan = profile_plan(folder_of(shell), BASE, [], ProfileOptions.parse())
     assert (plan["due"], plan["layers"]) == (6, 2)
     assert plan["bytes"] > 0
@@ -112,7 +112,7 @@ def test_depth_is_a_representation_of_profiled_models(shell):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "expected"),
     [
         ({"layers": "0"}, "no layer 0"),
         ({"layers": "one"}, "not a valid list of layers"),
@@ -122,8 +122,8 @@ def test_depth_is_a_representation_of_profiled_models(shell):
         ({"images": ("a.png",), "probe": "text"}, "goes with --probe image"),
     ],
 )
-def test_wishes_that_contradict_each_other(chosen, told):
-    with pytest.raises(AtlasError, match=re.escape(told)):
+def test_contradictory_options(chosen, expected):
+    with pytest.raises(AtlasError, match=re.escape(expected)):
         ProfileOptions.parse(**chosen)
 
 
@@ -135,7 +135,7 @@ def test_models_and_bases_that_are_not_there(shell):
     assert base_and_models(folder_of(shell), "tiny-base", ["ANN/glue-0"]) == (BASE, ["ann/glue-0"])
 
 
-def test_what_the_command_says_of_bad_input(shell):
+def test_the_error_of_the_command_for_bad_input(shell):
     ran = shell("index", "profile", "--base", BASE, "--probe", "image")
     assert (ran.code, len(ran.err.strip().splitlines())) == (1, 1)
     assert "takes words" in ran.err

@@ -35,7 +35,7 @@ def test_both_come_to_the_same(folder, monkeypatch):
 
 
 def test_what_tells_the_loss_is_found(folder, monkeypatch):
-    """Planted: the loss hangs on the rate alone."""
+    """The made-up loss depends on the learning rate alone."""
     monkeypatch.setattr(figures, "DRAWS", 100)
     found = population(folder)
     random = np.random.default_rng(0)
@@ -44,11 +44,11 @@ def test_what_tells_the_loss_is_found(folder, monkeypatch):
         model: Training(float(np.exp(-10 * loss)), int(random.integers(10, 100)), f"d{number % 3}", False)
         for number, (model, loss) in enumerate(zip(found.models, last, strict=True))
     }
-    told = explained(found, training)
-    assert told["rho(recovered, rate)"]["rho"] == pytest.approx(-1)
-    assert abs(told["rho(recovered, length)"]["rho"]) < 0.6
-    assert told["adjusted R2 of recovered"]["rate"] == pytest.approx(1)
-    assert told["adjusted R2 of recovered"]["length"] < 0.4
+    expected = explained(found, training)
+    assert expected["rho(recovered, rate)"]["rho"] == pytest.approx(-1)
+    assert abs(expected["rho(recovered, length)"]["rho"]) < 0.6
+    assert expected["adjusted R2 of recovered"]["rate"] == pytest.approx(1)
+    assert expected["adjusted R2 of recovered"]["length"] < 0.4
 
 
 def test_the_adjusted_share_is_that_of_scikit_learn():

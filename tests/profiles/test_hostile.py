@@ -1,4 +1,4 @@
-"""Models that come from anybody, in `index profile`: each is its own trouble."""
+"""Hostile models in `index profile`: each fails alone, without harm to the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, read_subject
 from tests.profiles.test_loading import at_most, deadline
-from tests.profiles.test_tokens import tokenizer
+from tests.profiles.test_tokenizer import tokenizer
 from tests.profiles.test_vocabulary import LocalUnit, saved
 
-WORDS = 3000  # more than a probe asks
+WORDS = 3000  # more than a probe uses
 
 
 class Deadly(LocalUnit):
-    """A model that the process which reads it does not survive, as where the system is out of memory."""
+    """A model that kills the process that reads it, as the system does when it is out of memory."""
 
     @property
     def source(self) -> Source:
@@ -75,8 +75,8 @@ def test_a_worker_that_dies_does_not_end_the_run(base, tmp_path):
     }  # fmt: skip
 
 
-def test_a_tokenizer_that_panics_is_the_trouble_of_its_model(base, tmp_path):
-    """A panic of Rust is no Exception in Python: it ended the run, and that of every other model."""
+def test_a_tokenizer_that_panics_fails_its_own_model_only(base, tmp_path):
+    """A panic of Rust is not an Exception in Python: it used to end the run for every other model."""
     model = saved(tmp_path / "panics", WORDS - 2900)
     content = tokenizer(pre_tokenizer=pre_tokenizers.Split(Regex("([a-z ]+[a-z ]+)+y#"), "isolated"))
     (model / "tokenizer.json").write_bytes(content)
@@ -97,8 +97,8 @@ OUTPUT = "encoder.layer.1.output.dense.weight"
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("rows", [slice(None), slice(3, 4)], ids=["all", "one row"])
-def test_weights_that_are_no_numbers_leave_no_number(base, tmp_path, name, value, rows):
-    """Refused by name. A NaN in the row of a word that the probe does not ask made `readable` 0 without a remark."""
+def test_weights_that_are_not_finite_give_no_measures(base, tmp_path, name, value, rows):
+    """Refused by name. A NaN in the row of a word that is not in the probe used to make `readable` 0 silently."""
 
     def change(tensor: torch.Tensor) -> None:
         tensor[rows] = value
@@ -129,7 +129,7 @@ def test_weights_that_are_no_numbers_leave_no_number(base, tmp_path, name, value
     ],
 )
 def test_hostile_adapters(base, tmp_path, shapes, fill, config, reason):
-    """Factors that make a matrix of another shape, of 360 GB from 2 MB, or of no numbers: refused before the product."""
+    """Factors whose product has another shape, is 360 GB from 2 MB, or is not finite are refused before it is computed."""
     said = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["query"]} | config
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(said))

@@ -1,6 +1,6 @@
-"""`index profile` stopped half-way: nothing half-written, whole layers kept, and in the end the same bytes.
+"""`index profile` interrupted: nothing is half-written, complete layers are kept, and the end result is the same.
 
-Interruptions come at a counted operation, not at a time.
+Interruptions come at a counted operation, not after a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def undisturbed(shell, tmp_path_factory) -> dict[str, bytes]:
 
 
 def same_bytes(folder: AtlasFolder, expected: dict[str, bytes]) -> None:
-    """Equal, or what differs is told by column."""
+    """Compare by column first, so that a failure shows what differs."""
     found = contents(folder)
     assert set(found) == set(expected)
     for digest in found:
@@ -100,7 +100,7 @@ def interrupted_at(call: int, monkeypatch) -> list[int]:
     return measured
 
 
-def test_ctrl_c_keeps_the_layers_that_are_whole_and_the_next_run_goes_on(folder, undisturbed, monkeypatch):
+def test_ctrl_c_keeps_complete_layers_and_the_next_run_continues(folder, undisturbed, monkeypatch):
     interrupted_at(LAYERS + 2, monkeypatch)  # at the second layer of the first model
     with pytest.raises(KeyboardInterrupt):
         profile(folder)
@@ -111,7 +111,7 @@ def test_ctrl_c_keeps_the_layers_that_are_whole_and_the_next_run_goes_on(folder,
     measured = interrupted_at(0, monkeypatch)
     report = profile(folder)
     assert (report.indexed, report.unchanged) == (2, 0)
-    assert measured == [2, 1, 2]  # what was whole is not measured again
+    assert measured == [2, 1, 2]  # complete layers are not measured again
     same_bytes(folder, undisturbed)
     assert published(folder) == [("base", True, 2), ("fine_tune", True, 2), ("fine_tune", True, 2)]
     again = profile(folder)
@@ -144,7 +144,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_written(shell, fold
     )  # fmt: skip
     assert ran.code == -signal.SIGKILL, ran.err
     left = [path for path in folder.profiles.rglob(".*") if path.is_file()]
-    assert len(left) == 1  # beside the place of the file, not in it
+    assert len(left) == 1  # a temporary file, not the file itself
     assert layers_by_file(folder) == [[1], [1, 2]]
     assert published(folder) == []  # the atlas as it was
     report = profile(folder)

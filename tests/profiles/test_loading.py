@@ -1,4 +1,4 @@
-"""Real models through the library's own classes: what is loaded is what was saved, and the rest is refused."""
+"""Loading real models with the library's own classes: what was saved is loaded, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_code_of_a_repository_is_never_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "wanted"),
     [
         ({"num_local_experts": 8}, "mixture_of_experts"),
         ({"num_hidden_layers": 10**9}, "layer_mismatch"),
@@ -165,38 +165,38 @@ def test_code_of_a_repository_is_never_run(tmp_path):
         ({"model_type": "wav2vec2"}, "missing_matrices|malformed|unsupported"),
     ],
 )
-def test_a_config_that_lies_is_refused(tmp_path, values, told):
+def test_a_config_that_contradicts_the_weights_is_refused(tmp_path, values, wanted):
     folder = changed_config(saved(tmp_path / "model", "bert"), **values)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=wanted):
         read(folder)
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "told"),
+    ("kind", "values", "wanted"),
     [
         ("bert", {"num_labels": 10**9}, None),
         ("bert", {"id2label": {str(number): "x" for number in range(50_000)}, "num_labels": 10**9}, None),
         ("bert", {"task_specific_params": {"a": 10**12}, "steps_trained": 10**15, "seed": 10**18}, None),
         ("bert", {"eos_token_id": 10**12, "pad_token_id": 0}, None),
         ("llama", {"rope_theta": 10**9, "max_position_embeddings": 10**7}, None),
-        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers is '1000000000'"),
-        ("gpt2", {"n_layer": 10**9}, "n_layer is '1000000000'"),
-        ("llama", {"hidden_size": 10**12}, "hidden_size is '1000000000000'"),
-        ("bert", {"vocab_size": [10**9]}, "vocab_size is '1000000000'"),
-        ("t5", {"num_decoder_layers": 10**6}, "num_decoder_layers is '1000000'|decoder has 2 layers"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ("gpt2", {"n_layer": 10**9}, "n_layer is 1000000000"),
+        ("llama", {"hidden_size": 10**12}, "hidden_size is 1000000000000"),
+        ("bert", {"vocab_size": [10**9]}, "vocab_size is 1000000000"),
+        ("t5", {"num_decoder_layers": 10**6}, "num_decoder_layers is 1000000|decoder has 2 layers"),
         ("t5", {"num_decoder_layers": 120_000}, "decoder has 2 layers"),
         ("t5 encoder", {"num_decoder_layers": 120_000}, "parts"),
-        ("bart", {"decoder_layers": 10**9}, "decoder_layers is '1000000000'"),
+        ("bart", {"decoder_layers": 10**9}, "decoder_layers is 1000000000"),
         ("albert", {"inner_group_num": 120_000}, "parts"),
         ("distilbert", {"sinusoidal_pos_embds": True, "max_position_embeddings": 10**6}, "table of positions"),
         ("marian", {"max_position_embeddings": 10**6}, "table of positions"),
         ("vit", {"image_size": 100_000, "patch_size": 4}, "MiB|mismatch"),
-        ("vit", {"num_channels": 10**9}, "num_channels is '1000000000'"),
-        ("longformer", {"attention_window": [120_000] * 2}, "attention_window is '120000'"),
+        ("vit", {"num_channels": 10**9}, "num_channels is 1000000000"),
+        ("longformer", {"attention_window": [120_000] * 2}, "attention_window is 120000"),
     ],
 )
-def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values, told):
-    """Every number that becomes an allocation or a loop: refused before, and what is none is passed over."""
+def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values, wanted):
+    """Numbers that become an allocation or a loop are refused before; all other numbers are ignored."""
     import transformers
 
     folder = tmp_path / "model"
@@ -225,10 +225,10 @@ def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values
         saved(folder, kind)
     changed_config(folder, **values)
     with deadline(20), at_most(3 << 30):
-        if told is None:
+        if wanted is None:
             assert read(folder).layers.depth in (2, 3)
         else:
-            with pytest.raises(ModelError, match=told):
+            with pytest.raises(ModelError, match=wanted):
                 read(folder)
 
 
@@ -258,7 +258,7 @@ def refused_kind(kind: str):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "wanted"),
     [
         ("albert", "its 3 layers share the weights of 1"),
         ("clip", "no architecture file"),
@@ -267,10 +267,10 @@ def refused_kind(kind: str):
         ("mixtral", "num_local_experts is 2"),
     ],
 )
-def test_kinds_of_models_that_are_not_profiled(tmp_path, kind, told):
-    """Saved by the library itself; each is refused in one line."""
+def test_kinds_of_models_that_are_not_profiled(tmp_path, kind, wanted):
+    """Saved by the library itself; each is refused with a one-line error."""
     refused_kind(kind).save_pretrained(tmp_path / "model")
-    with pytest.raises(AtlasError, match=told) as caught:
+    with pytest.raises(AtlasError, match=wanted) as caught:
         read_now(Reference(str(tmp_path / "model")))
     assert "\n" not in str(caught.value)
 
@@ -340,7 +340,7 @@ def test_an_invalid_tokenizer_is_refused(tmp_path):
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG that promises many pixels and holds none."""
+    """A PNG whose header claims this size, without pixels."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -350,7 +350,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "wanted"),
     [
         (b"no image at all", "cannot be read as an image"),
         (b"", "cannot be read as an image"),
@@ -360,16 +360,16 @@ def bomb(width: int, height: int) -> bytes:
         (bomb(8, 8), "cannot be read as an image"),
     ],
 )
-def test_invalid_images_are_refused(tmp_path, content, told):
+def test_invalid_images_are_refused(tmp_path, content, wanted):
     path = tmp_path / "image.png"
     path.write_bytes(content)
-    with pytest.raises(AtlasError, match=told):
+    with pytest.raises(AtlasError, match=wanted):
         read_image(path, (3, 16, 16))
     with pytest.raises(AtlasError, match="no file"):
         read_image(tmp_path / "missing.png", (3, 16, 16))
 
 
-def test_what_the_library_remarks_on_a_config_is_not_shown(tmp_path, capfd):
+def test_warnings_of_the_library_are_not_shown(tmp_path, capfd):
     folder = changed_config(saved(tmp_path / "model", "gpt2"), bos_token_id=50256, eos_token_id=50256)
     read(folder)
     assert capfd.readouterr() == ("", "")
@@ -377,14 +377,14 @@ def test_what_the_library_remarks_on_a_config_is_not_shown(tmp_path, capfd):
 
 @pytest.fixture
 def pipe(tmp_path) -> Path:
-    """A FIFO that nobody writes to: whoever opens it as a file waits for ever."""
+    """A FIFO without a writer: opening it as a file blocks for ever."""
     os.mkfifo(tmp_path / "pipe")
     return tmp_path / "pipe"
 
 
 @pytest.mark.parametrize("path", ["pipe", "/dev/zero", "."])
-def test_files_that_are_none_are_not_waited_for(pipe, monkeypatch, path):
-    """Images and texts that a person names: a FIFO, an endless device, a folder."""
+def test_special_files_are_refused_without_waiting(pipe, monkeypatch, path):
+    """Images and texts named by a user: a FIFO, an endless device, a folder."""
     monkeypatch.chdir(pipe.parent)
     path = Path(path)
     with deadline(10):
@@ -397,7 +397,7 @@ def test_files_that_are_none_are_not_waited_for(pipe, monkeypatch, path):
                 read()
 
 
-def test_an_image_file_of_holes_is_not_read_whole(tmp_path):
+def test_a_sparse_image_file_is_not_read_whole(tmp_path):
     with (tmp_path / "image.png").open("wb") as file:
         file.truncate(1 << 40)
     for read in (lambda path: read_image(path, (3, 16, 16)), lambda path: images_sha256([path])):
@@ -407,7 +407,7 @@ def test_an_image_file_of_holes_is_not_read_whole(tmp_path):
 
 @contextmanager
 def deadline(seconds: int) -> Iterator[None]:
-    """Fails, where the block waits for something that never comes."""
+    """Fail if the block takes longer."""
 
     def late(number: int, frame: object) -> None:
         raise TimeoutError("it waits")
@@ -423,7 +423,7 @@ def deadline(seconds: int) -> Iterator[None]:
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """As if the machine had only so many bytes more than this process takes."""
+    """Limit the memory that the block may take in addition to what the process already uses."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + size, before[1]))

@@ -1,4 +1,4 @@
-"""depth, its study, invert and features, asked of an atlas whose answers are known."""
+"""depth, depth_study, invert and features on an atlas with known answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def vit(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_a_model_beside_its_base(atlas):
+def test_a_model_compared_with_its_base(atlas):
     found = atlas.depth("author0/set0-0")
     assert (found.against, len(found.layers), len(found.against_layers), len(found.untrained_layers)) == (
         "base",
@@ -81,22 +81,22 @@ def test_a_model_beside_its_base(atlas):
     assert deltas == pytest.approx([deltas[0] * np.sqrt(layer) for layer in (1, 2, 3, 4)], rel=1e-5)
     assert "descent finds fewer tokens" in found.sentence
     assert "layer 4 on" in found.sentence
-    told = json.loads(json.dumps(found.to_dict()))
-    assert {"model", "base", "probe", "sequences", "tokens", "seed", "recipe", "layers", "notes"} <= set(told)
-    assert {"layer", "tolerance", "tolerance_error", "delta"} <= set(told["layers"][0])
+    wanted = json.loads(json.dumps(found.to_dict()))
+    assert {"model", "base", "probe", "sequences", "tokens", "seed", "recipe", "layers", "notes"} <= set(wanted)
+    assert {"layer", "tolerance", "tolerance_error", "delta"} <= set(wanted["layers"][0])
     assert len(found.to_df()) == 4
     assert draw(found.figure(), ".png").startswith(b"\x89PNG")
     assert draw(found.figure(), ".svg") == draw(found.figure(), ".svg")
 
 
-def test_a_base_is_shown_beside_an_untrained_twin(atlas):
+def test_a_base_is_compared_with_an_untrained_twin(atlas):
     found = atlas.depth(BASE)
     assert found.layers[3]["recovered"] == pytest.approx(BASE_RECOVERED[3])
     assert found.against_layers[3]["recovered"] == 1.0
     assert atlas.depth("author0/set0-0", against="author1/set1-0").against_layers
 
 
-def test_what_is_not_profiled_is_said(atlas, tmp_path):
+def test_a_missing_profile_is_an_error(atlas, tmp_path):
     with pytest.raises(AtlasError, match="has no profile"):
         atlas.depth("author0/set0-0", against="nobody/at-all")
     with (
@@ -106,7 +106,7 @@ def test_what_is_not_profiled_is_said(atlas, tmp_path):
         bare.depth_study()
 
 
-def test_the_study_agrees_with_scipy_and_names_who_forgets(atlas):
+def test_the_study_agrees_with_scipy_and_names_models_that_lose_their_input(atlas):
     study = atlas.depth_study()
     assert (study.models, study.authors) == (18, 6)
     rows = study.to_df()
@@ -120,16 +120,16 @@ def test_the_study_agrees_with_scipy_and_names_who_forgets(atlas):
     assert {one.model.rpartition("/")[2][:4] for one in study.forgetful} == {"set0"}
     assert len(study.forgetful) == 6
     assert all((one.layer, one.measure) == (4, "recovered") for one in study.forgetful)
-    told = {row["measure"]: row for row in study.data_share}
-    assert told["recovered"]["share"] > 0.9
-    assert told["recovered"]["p"] < 0.01
+    wanted = {row["measure"]: row for row in study.data_share}
+    assert wanted["recovered"]["share"] > 0.9
+    assert wanted["recovered"]["p"] < 0.01
     assert study.means[3]["recovered_base"] == pytest.approx(0.9)
     assert draw(study.figure(), ".png").startswith(b"\x89PNG")
     assert json.loads(json.dumps(study.to_dict()))["models"] == 18
     assert atlas.depth_study().to_dict() == study.to_dict()
 
 
-def test_a_study_of_too_few_says_who_is_left_out_and_why(tmp_path):
+def test_a_study_of_too_few_models_says_how_many_are_left_out_and_why(tmp_path):
     folder = profiled_atlas(tmp_path / "atlas")
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         connection.execute("UPDATE profiles SET seed = 1 WHERE model_id IN (1, 2)")
@@ -149,7 +149,7 @@ def test_a_study_of_too_few_says_who_is_left_out_and_why(tmp_path):
     assert caught.value.message == f"4 of 18 profiled models of {BASE} can be used, and 5 are needed ({expected})."
 
 
-def test_a_sentence_says_nothing_of_what_chance_can_do():
+def test_a_sentence_mentions_no_difference_within_chance():
     rows = [{"layer": 1, "readable": 0.97, "readable_error": 0.02, "recovered": None, "tolerance": 3.0,
              "tolerance_error": 0.1, "reach": 1.0, "reach_error": 0.1}]  # fmt: skip
     other = [rows[0] | {"tolerance": 3.1, "readable": 1.0}]
@@ -158,7 +158,7 @@ def test_a_sentence_says_nothing_of_what_chance_can_do():
     assert "up to 2.1× less noise" in sentence(noisy, other, "its base")
 
 
-def test_a_sentence_names_the_layers_that_are_the_bases_own():
+def test_a_sentence_names_the_layers_that_equal_the_bases():
     rows = [{"layer": layer, "readable": 1.0, "readable_error": 0.0, "recovered": None, "tolerance": 3.0,
              "tolerance_error": 0.1, "reach": 1.0, "reach_error": 0.1, "drift": drift}
             for layer, drift in ((1, 0.0), (2, 0.0), (3, 0.4))]  # fmt: skip
@@ -189,7 +189,7 @@ def test_words_come_back(atlas, gpt2, capsys):
     assert atlas.invert(gpt2, "the sky is blue .").to_dict()["layers"][0]["output"] == found.layers[0].output
 
 
-def test_words_by_the_seeds_recipe_and_from_a_part(atlas, gpt2):
+def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
     found = atlas.invert(gpt2, "the sky is blue .", recipe="original", steps=60, rate=0.3, layers=[1], restrict=True)
     assert set(found.layers[0].output.split()) <= {"the", "sky", "is", "blue", "."}
     assert "own words" in found.notes[-1]
@@ -219,12 +219,14 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
     lead = first_line(grid, capsys)
     assert lead.startswith(f"Of 6 neurons in 2 layers of {grid.model} {beaten} respond more")
     assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
-    told = json.loads(json.dumps(grid.to_dict()))
-    assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row", "change_by_column"} <= set(told)
+    wanted = json.loads(json.dumps(grid.to_dict()))
+    assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row", "change_by_column"} <= set(
+        wanted
+    )
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "wanted"),
     [
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "sky"), "gives 1 tokens"),
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky " * 60), "up to"),
@@ -241,10 +243,10 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
         (lambda atlas, gpt2, vit: atlas.features(gpt2, stem=vit), "width 96.*64"),
     ],
 )
-def test_bad_wishes_are_one_line(atlas, gpt2, vit, asked, told):
+def test_invalid_arguments_are_one_line_errors(atlas, gpt2, vit, asked, wanted):
     with pytest.raises(AtlasError) as caught:
         asked(atlas, gpt2, vit)
-    assert re.search(told, str(caught.value))
+    assert re.search(wanted, str(caught.value))
     assert "\n" not in str(caught.value)
 
 

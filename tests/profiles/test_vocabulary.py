@@ -1,4 +1,4 @@
-"""A fine-tune whose words are not its base's: asked with its own, and not compared word by word."""
+"""Fine-tunes with another vocabulary than their base: measured with their own words, without drift and CKA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = 80
 
 
 def saved(folder: Path, words: int, tokens: list[str] | None = None) -> Path:
-    """A BERT of two layers with so many words, and a tokenizer where ``tokens`` are given."""
+    """A BERT of two layers with this many words, and a tokenizer if ``tokens`` are given."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
@@ -36,7 +36,7 @@ def saved(folder: Path, words: int, tokens: list[str] | None = None) -> Path:
 
 
 class LocalUnit(ProfileUnit):
-    """A model in a folder; those of an atlas are named by the Hub's ids alone."""
+    """A model in a folder; models of an atlas are always Hub ids."""
 
     @property
     def source(self) -> Source:

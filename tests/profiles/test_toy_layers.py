@@ -1,4 +1,4 @@
-"""Planted truths: what a layer keeps is known beforehand, and the measures must say so."""
+"""Toy modules of which it is known what each layer keeps: the measures must agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from indexer.errors import AtlasError, Failed
-from indexer.profiles.layers import Layers, chosen_layers, nearest_tokens
+from indexer.profiles.features import SHARP, find_features
+from indexer.profiles.images import read_images
+from indexer.profiles.layers import Layers, chosen_layers, nearest_tokens, patchify
 from indexer.profiles.measure import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import Probe, random_probe
 from indexer.profiles.receptive_field import receptive_fields
@@ -17,9 +19,22 @@ from indexer.profiles.recovery import SHIFT, blank_start, criterion, embedding_s
 from indexer.profiles.statistics import accuracy, normal, spread_of
 from tests.conftest import ROOT
 from tests.halves import a_few
-from tests.profiles.planted import Attention, Mixing, after, directions, identities, projected, running_sum, vocabulary
+from tests.profiles.toy_layers import (
+    TOKENS,
+    WIDTH,
+    Attention,
+    Mixing,
+    after,
+    directions,
+    identities,
+    projected,
+    running_sum,
+    vocabulary,
+)
 
 ALL = ProfileRequest(recover=True, exact=True)
+EVERYTHING = ProfileRequest(recover=True, exact=True, recipe="seed", steps=3)
+RECOVERY = ProfileRequest(recover=True)
 
 
 def rows_of(layers: Layers, asked: ProfileRequest = ALL, probe: Probe | None = None, **options) -> tuple[LayerRow, ...]:
@@ -33,7 +48,7 @@ def test_identity_keeps_everything():
         assert row.values["own"] == pytest.approx(1.0)
 
 
-def test_the_seeds_invertible_toy_is_recovered_and_certified():
+def test_the_original_invertible_toy_is_recovered_and_certified():
     positions, width = 8, 64
     embedding = vocabulary(2048, width, 1.0)
     layers = Layers(embedding, [Mixing(positions, width, seed) for seed in range(2)])
@@ -47,7 +62,7 @@ def test_the_seeds_invertible_toy_is_recovered_and_certified():
 
 
 def by_distances(layers: Layers, projection: torch.Tensor) -> float:
-    """Tolerance of a linear layer from the projected embeddings alone, by drawing the noise itself."""
+    """Tolerance of a linear layer, computed from the projected embeddings with sampled noise."""
     ids = random_probe(layers).ids
     images = layers.tokens @ projection
     hidden = images[ids]
@@ -72,26 +87,26 @@ def test_a_projection(rank):
     probe = random_probe(layers)
     target = layers.state(probe.inputs(layers), 1)
     guess = recover(layers, 1, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 300)
-    # What can be known is the projection; the rest stays as it started.
+    # Only the projection can be known; the rest stays at its start.
     start = blank_start(layers, target.shape, 0)
     possible = probe.inputs(layers) @ found @ found.T + start - start @ found @ found.T
     best = accuracy(nearest_tokens(layers, possible)[..., 0], probe.ids).mean()
     assert abs(accuracy(nearest_tokens(layers, guess)[..., 0], probe.ids).mean() - best) < 0.12
-    assert row.values["recovered"] < best + 0.05  # more than that only a decoder that peeks can know
+    assert row.values["recovered"] < best + 0.05  # only a decoder that uses the truth can know more
     assert row.values["tolerance"] == pytest.approx(
         by_distances(layers, found @ found.T), abs=4 * row.errors["tolerance"]
     )
     if rank in (32, 4):
         assert row.values["verified"] == 1.0
     (narrow,) = rows_of(projected(rank, is_wide=False), ProfileRequest())
-    # White noise spreads over dimensions that are never used; noise of the layer's own kind does not.
+    # White noise spreads over dimensions that are never used; noise of the layer's own covariance does not.
     assert row.values["tolerance_own"] == pytest.approx(narrow.values["tolerance_own"], rel=1e-3)
     assert narrow.values["tolerance"] == pytest.approx(narrow.values["tolerance_own"], abs=4 * row.errors["tolerance"])
     assert row.values["tolerance"] > 1.3 * narrow.values["tolerance"]
 
 
 def test_a_constant_output_keeps_nothing():
-    # The first one hangs on its input by so little that no number of it tells.
+    # The first one depends on its input too little for any measure to show it.
     layers = Layers(vocabulary(), [lambda hidden: 1 + 1e-9 * hidden, lambda hidden: 0 * hidden, nn.Identity()])
     for row in rows_of(layers):
         assert row.is_constant
@@ -142,7 +157,7 @@ def test_frozen_layers_equal_the_bases_bit_for_bit():
 
 
 def test_a_rotated_output_says_the_same():
-    # Not alike in all directions, or whoever looks at some of the numbers only would be right too.
+    # Different in all directions, so that a measure that ignores some of the numbers would be wrong.
     sizes = torch.linspace(2, 0.2, 128)
     plain = Layers(vocabulary(), [lambda hidden: Attention()(hidden)[0] * sizes])
     turn = directions(128)
@@ -168,8 +183,8 @@ def test_the_criterion_on_the_identity():
     )
 
 
-def test_a_decoder_sees_nothing_of_the_truth():
-    """Targets of other sequences than the probe's: whoever peeks at the probe would still be right."""
+def test_a_decoder_does_not_use_the_truth():
+    """The targets are those of other sequences: a decoder that used the probe itself would still be right."""
     layers = Layers(vocabulary(), [Attention()])
     probe = random_probe(layers)
     ids = probe.ids.roll(1, dims=0)
@@ -187,7 +202,7 @@ def test_a_decoder_sees_nothing_of_the_truth():
 
 
 def test_a_profile_of_shuffled_answers_is_chance(monkeypatch):
-    """The same through the front door: the model gives the outputs of other sequences than it was asked."""
+    """The same for a whole profile: the model returns the outputs of other sequences."""
     layers = Layers(vocabulary(), [Attention()])
     probe = random_probe(layers)
 
@@ -201,7 +216,7 @@ def test_a_profile_of_shuffled_answers_is_chance(monkeypatch):
     assert all(row.values[name] <= 3 / 256 for name in ("readable", "recovered", "verified"))
 
 
-def test_nothing_flows_back_from_later_tokens_and_the_sum_leans_as_the_seed_says():
+def test_a_running_sum_depends_on_earlier_tokens_only_with_the_expected_shares():
     layers = Layers(vocabulary(), [running_sum])
     inputs = random_probe(layers, 16, 3).inputs(layers).requires_grad_(True)
     for place in range(3):
@@ -222,14 +237,14 @@ def test_the_unit_of_the_embeddings_does_not_matter():
 @pytest.mark.slow
 def test_the_same_numbers_twice():
     assert rows_of(after(Attention())) == rows_of(after(Attention()))
-    torch.manual_seed(1)  # the global generator has no part in it
+    torch.manual_seed(1)  # the global generator is not used
     assert (
         rows_of(after(Attention()))[0].values
         == rows_of(after(Attention()), ProfileRequest(layers=(1,), recover=True, exact=True))[0].values
     )
 
 
-def test_causal_models_are_found_out():
+def test_causal_models_are_detected():
     assert Layers(vocabulary(), [Attention()]).is_causal(8)
     assert identities().is_causal(8)
     assert not Layers(vocabulary(), [lambda hidden: hidden + hidden.mean(dim=1, keepdim=True)]).is_causal(8)
@@ -240,7 +255,7 @@ def test_a_model_without_causality_is_repaired_to_a_certificate():
     assert rows_of(layers, ProfileRequest(exact=True))[0].values["verified"] == 1.0
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_requests_are_refused():
     layers = identities(2)
     with pytest.raises(AtlasError, match=r"no layer 3.*1 to 2"):
         rows_of(layers, ProfileRequest(layers=(3,)))
@@ -257,7 +272,7 @@ def test_no_special_token_is_drawn_or_guessed():
     assert nearest_tokens(layers, layers.tokens[3]).item() != 3
 
 
-def test_kept_rows_come_one_by_one_and_done_ones_are_left_out():
+def test_rows_are_reported_one_by_one_without_those_already_done():
     kept: list[int] = []
     rows = rows_of(identities(4), ProfileRequest(), done=[2], keep=lambda row: kept.append(row.layer))
     assert kept == [row.layer for row in rows] == [1, 3, 4]
@@ -269,12 +284,84 @@ def test_many_layers_are_chosen_evenly():
     assert chosen_layers(48)[-1] == 48
 
 
-def test_noise_is_drawn_from_the_measure_alone():
+def test_random_draws_depend_on_seed_and_measure_only():
     assert torch.equal(normal((3,), 0, "a"), normal((3,), 0, "a"))
     assert not torch.equal(normal((3,), 0, "a"), normal((3,), 0, "b"))
 
 
-def test_the_readme_says_what_is_no_measure_of_depth():
+def test_the_readme_says_what_does_not_measure_depth():
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert "certificate, not a measure of depth" in said
     assert "Results on small models may not carry over to large ones" in said
+
+
+def test_an_output_that_depends_on_no_input_keeps_nothing():
+    """Constant, or constant by position: no gradient reaches the input, and no measure fails."""
+    places = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(3))
+    layers = Layers(vocabulary(), [torch.zeros_like, lambda hidden: places.expand(len(hidden), -1, -1)])
+    constant, by_place = rows_of(layers, EVERYTHING)
+    assert (constant.is_constant, by_place.is_constant) == (True, False)
+    for row in (constant, by_place):
+        assert (row.values["tolerance"], row.values["tolerance_own"]) == (0.0, 0.0)
+        assert all(row.values[name] <= 4 / 256 for name in ("readable", "recovered", "recovered_seed", "verified"))
+        assert not {"reach", "own", "start_share"} & set(row.values)
+
+
+def test_blocks_that_work_in_place_change_no_result():
+    def doubled(hidden):
+        return hidden.mul_(2)
+
+    found = rows_of(Layers(vocabulary(), [doubled, nn.ReLU(inplace=True)]), RECOVERY)
+    expected = rows_of(Layers(vocabulary(), [lambda hidden: 2 * hidden, nn.ReLU()]), RECOVERY)
+    assert [row.values for row in found] == [row.values for row in expected]
+
+
+def test_modules_in_training_mode_are_measured_in_evaluation_mode():
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(2)]
+    blocks[0][1].eval()
+    trained = rows_of(Layers(vocabulary(), blocks), RECOVERY)
+    assert [blocks[0].training, blocks[0][1].training, blocks[1][1].training] == [True, False, True]
+    still = rows_of(Layers(vocabulary(), [block.eval() for block in blocks]), RECOVERY)
+    assert [row.values for row in trained] == [row.values for row in still]
+
+
+def test_double_precision_is_accepted():
+    embedding = nn.Embedding.from_pretrained(vocabulary().weight.double())
+    (row,) = rows_of(Layers(embedding, [nn.Identity()]), EVERYTHING)
+    assert [row.values[name] for name in ("readable", "recovered", "verified")] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_the_unit_of_an_output_does_not_matter(factor):
+    (plain,) = rows_of(identities(1), RECOVERY)
+    (scaled,) = rows_of(Layers(vocabulary(), [lambda hidden: factor * hidden]), RECOVERY)
+    assert scaled.values == pytest.approx(plain.values, rel=1e-3)
+
+
+def test_a_toy_of_three_tokens_is_certified():
+    """The module works for one number of positions only."""
+    layers = Layers(vocabulary(512, 32, 1.0), [Mixing(3, 32)])
+    (row,) = measure(layers, random_probe(layers, 8, 3), ProfileRequest(exact=True)).rows
+    assert row.values["verified"] == 1.0
+
+
+def test_the_padding_row_of_an_embedding_is_never_drawn():
+    layers = Layers(nn.Embedding(TOKENS, 8, padding_idx=5), [nn.Identity()])
+    assert 5 not in layers.ordinary_ids.tolist()
+
+
+def test_a_neuron_of_one_patch_changes_its_row_and_its_column_alone():
+    """Patches as they are, 8 by 8 of them: patch 20 is the fifth of the third row."""
+    layers = Layers(lambda pixels: patchify(pixels, 4), [nn.Identity()], patch=4, image_shape=(3, 32, 32))
+    (found,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
+    assert found.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
+    assert found.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
+
+
+def test_an_image_of_one_colour_is_refused(tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (20, 20), (10, 200, 30)).save(tmp_path / "flat.png")
+    with pytest.raises(AtlasError, match="one colour only"):
+        read_images([tmp_path / "flat.png"], (3, 16, 16))

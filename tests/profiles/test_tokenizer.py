@@ -1,4 +1,4 @@
-"""Tokenizers that come from anybody: an answer, or an error in bounded memory and time."""
+"""Untrusted tokenizers give an answer, or an error in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_tokenizer_takes_bounded_memory_and_time(monkeypatch, parts, ask):
     assert time.monotonic() - started < 40
 
 
-def test_it_answers_as_the_library_does():
+def test_answers_equal_those_of_the_library():
     content = tokenizer()
     expected = Tokenizer.from_str(content.decode())
     found = IsolatedTokenizer({"tokenizer.json": content})

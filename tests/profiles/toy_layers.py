@@ -41,7 +41,7 @@ def after(block: Callable[[torch.Tensor], torch.Tensor], depth: int = 2) -> Laye
 
 
 class Mixing(nn.Module):
-    """The seeds' toy: all positions together, n·d → 4·n·d → n·d with GELU between."""
+    """The original papers' toy: all positions together, n·d → 4·n·d → n·d with GELU between."""
 
     def __init__(self, positions: int, width: int, seed: int = 0) -> None:
         super().__init__()
@@ -72,5 +72,5 @@ class Attention(nn.Module):
 
 
 def running_sum(hidden: torch.Tensor) -> torch.Tensor:
-    """h_t is the sum of e_s, s ≤ t: the seeds' toy."""
+    """h_t is the sum of e_s, s ≤ t: the original papers' toy."""
     return hidden.cumsum(dim=1)

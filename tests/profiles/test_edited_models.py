@@ -1,4 +1,4 @@
-"""Models saved by transformers whose weights were edited so that what a layer keeps is known, read as any other is."""
+"""Models of transformers with edited weights, so that it is known what each layer keeps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def blank(*modules: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "vit"])
-def test_a_block_that_adds_nothing_is_told_from_none(tmp_path, kind):
+def test_a_block_that_adds_nothing_changes_no_measure(tmp_path, kind):
     """A residual block behind pre-norms whose last maps are zero is the identity."""
     model = model_of(kind)
     if kind == "gpt2":
@@ -74,7 +74,7 @@ def test_a_layer_behind_a_norm_of_zero_is_constant(tmp_path):
     assert rows[2].values["readable"] <= 3 / 256
 
 
-def test_frozen_layers_are_the_bases_and_a_copy_is_the_base(tmp_path):
+def test_frozen_layers_and_copies_measure_like_the_base(tmp_path):
     base = model_of("bert")
     of_base, states = profile(base, tmp_path / "base")
     tuned = copy.deepcopy(base)
@@ -89,7 +89,7 @@ def test_frozen_layers_are_the_bases_and_a_copy_is_the_base(tmp_path):
     assert [row.values for row in copied] == [row.values | {"drift": 0.0, "cka": 1.0} for row in of_base]
 
 
-def test_a_scaled_output_drifts_and_says_the_same(tmp_path):
+def test_scaling_an_output_changes_drift_only(tmp_path):
     base = model_of("bert")
     of_base, states = profile(base, tmp_path / "base")
     norm = base.encoder.layer[2].output.LayerNorm
@@ -103,7 +103,7 @@ def test_a_scaled_output_drifts_and_says_the_same(tmp_path):
     assert rows[2].values["drift"] > 90
 
 
-def test_few_living_neurons_are_seen_by_noise_of_their_kind(tmp_path):
+def test_noise_of_the_layers_own_covariance_sees_low_rank(tmp_path):
     """All but six numbers of the last output are held at zero: rank six."""
     base = model_of("bert")
     of_base, states = profile(base, tmp_path / "base")

@@ -1,4 +1,4 @@
-"""The seeds' finding on a small trained GPT-2, and why its reading does not hold."""
+"""The original papers' finding on a small trained GPT-2, and why their interpretation does not hold."""
 
 from __future__ import annotations
 
