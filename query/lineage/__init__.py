@@ -1,1 +1,1 @@
-"""Which model a model was made from: what the weights say, and whether the card agrees."""
+"""Finds the model that another was made from by its weights, and compares that with its card."""

@@ -238,10 +238,10 @@ MIN_RATIOS = 200
 
 @dataclass(frozen=True)
 class FixedMultiple:
-    """A fixed multiple of a parent's entries found in the asked model.
+    """A fixed multiple of a parent's entries that the asked model has.
 
     ``share``: of the entries that can be compared. ``contrast``: how much denser that multiple is than those around
-    it. ``explained``: mask of the entries that hold it.
+    it. ``explained``: mask of these entries.
     """
 
     share: float

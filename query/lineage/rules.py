@@ -320,7 +320,7 @@ class LineageRules:
     # ---- sparse merges ----
 
     def _sparse_merge(self, read: Sequence[SampledWeights]) -> Decision | None:
-        """A merge that drops entries: its parents are the models whose entries it holds times one number."""
+        """A merge that drops entries: its parents are the models whose entries it has times one number."""
         own = float(self.entries.unchanged.mean())
         distinct = [
             one for one in _distinct(read) if own > float(SparseMerges(one.parts, self.base).unchanged.mean()) + 0.005

@@ -167,7 +167,8 @@ def _project_out(matrix: Floats, u: Floats, vt: Floats) -> Floats:
 class Relative:
     """A model that the asked one may have been continued from.
 
-    ``shared``: token embeddings of its training that the asked model holds. ``kind`` to ``signals``: see ``Edge``.
+    ``shared``: token embeddings of its training that are equal in the asked model. ``kind`` to ``signals``: see
+    ``Edge``.
     """
 
     weights: SampledWeights
@@ -281,7 +282,7 @@ class Siblings:
         return first, same
 
     def _is_superseded(self, one: Relative, parent: Relative) -> bool:
-        """Whether the asked model holds embeddings of ``parent`` that ``one`` changed, and none the other way."""
+        """Whether the asked model has embeddings of ``parent`` that ``one`` changed, and none the other way."""
         m, mine, theirs = self.m, one.weights.parts, parent.weights.parts
         if one is parent or not rows_lost_by(mine, m, theirs, self.tokens):
             return False
@@ -327,7 +328,7 @@ class Siblings:
         return row_updates(self.m, self.tokens) if self.tokens else None
 
     def _is_sibling(self, one: Relative, parent: Relative) -> bool:
-        """Whether ``one`` went another way from ``parent`` than the asked model did, which holds no more of it."""
+        """Whether ``one`` went another way from ``parent`` than the asked model did, which shares no more with it."""
         if one is parent or one.shared > parent.shared + self.thresholds.min_shared or parent.residual <= one.residual:
             return False
         if not self._may_come_from(one.weights, parent.weights):

@@ -1,1 +1,1 @@
-"""Parts of `query predict`: votes, evidence of the head, calibration and its judgement."""
+"""Predicts the datasets of a model from its nearest neighbours and its head, and evaluates such predictions."""

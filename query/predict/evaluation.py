@@ -1,4 +1,4 @@
-"""How often ``predict`` is right: cross-validation over authors, beside the commonest dataset and chance."""
+"""How often ``predict`` is right: cross-validation over authors, with the commonest dataset and chance as baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reliability diagram: how often the best answer is right, beside how probable it was said to be."""
+"""Draws the reliability diagram: how often the best answer is right, by its probability."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def reliability_figure(
     models: int = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Three panels: vectors, head, together. Points are models whose best answer is equally probable to a tenth.
+    """Three panels: vectors, head, together. A point is the models whose best answer is equally probable, to a tenth.
 
-    A calibrated prediction has its points on the diagonal, within their 95 % intervals over authors; none is drawn
-    where models are of fewer than five. Bars: how many models; the area of a point grows with them.
+    A calibrated prediction has its points on the diagonal, within their 95 % intervals over authors. An interval needs
+    at least five authors. The bars are the number of models, and the area of a point grows with it.
     """
     figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme, ax)
     colours = THEMES[theme]
@@ -41,8 +41,8 @@ def reliability_figure(
         panel.tick_params(labelleft=panel is panels[0])
     panels[0].set_ylabel("share that is right", fontsize=9)
     panels[1].set_xlabel("probability of the best answer", fontsize=9)
-    what = "Is a prediction right as often as it says?"
-    who = f"{models:,} documented models of {label(base)}, each predicted from other authors' models" if base else ""
+    what = "Are predictions right as often as their probability says?"
+    who = f"{models:,} labelled models of {label(base)}, each predicted from models by other authors" if base else ""
     figure.suptitle(f"{what}\n{who}".strip(), x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
     _legend(figure, colours)
     return figure
@@ -54,9 +54,9 @@ def _legend(figure: Figure, colours: Theme) -> None:
 
     ink = colours.ink
     handles: list[Any] = [
-        Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of like probability"),
+        Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of similar probability"),
         Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
-        Line2D([], [], color=colours.rest, linestyle=(0, (4, 3)), label="as often as it says"),
+        Line2D([], [], color=colours.rest, linestyle=(0, (4, 3)), label="perfectly calibrated"),
         Patch(color=colours.faint, label="bar: share of all models"),
     ]
     style: dict[str, Any] = {"ncols": 4, "fontsize": 6.5, "frameon": False, "labelcolor": ink}
@@ -70,7 +70,7 @@ def _draw(panel: Any, bins: list[Bin], colour: str, colours: Theme) -> None:
         panel.bar((place + 0.5) * width, one.share, 0.86 * width, color=colours.faint, zorder=1)
         if one.low is not None and one.high is not None:
             panel.plot([one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3)
-        size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with what stands behind it
+        size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with the number of models
         panel.scatter([one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0)
     panel.plot([0, 1], [0, 1], color=colours.rest, linewidth=1, linestyle=(0, (4, 3)), zorder=2)
     ticks, labels = [0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"]
