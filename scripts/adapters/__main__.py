@@ -131,7 +131,8 @@ def by_whole(started: Started) -> Iterator[str]:
     names = list(Whole.__dataclass_fields__)
     yield f"\n| labels | {' | '.join(names)} |\n|{'---|' * (1 + len(names))}"
     for name, pair in found.items():
-        cells = [f"{decimal(vars(pair['before'])[key])} → {decimal(vars(pair['after'])[key])}" for key in names]
+        cells = [" → ".join(decimal(vars(pair[when])[key]) for when in ("before", "after")) for key in names]
+        cells = [cell.replace("nan → nan", "–") for cell in cells]
         yield f"| {name} | {' | '.join(cells)} |"
 
 

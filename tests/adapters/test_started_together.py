@@ -131,3 +131,13 @@ def test_a_model_that_is_not_in_the_atlas_is_centred_as_one_that_is(shell):
     assert rebuilt.code == 0, rebuilt.err
     assert groups(shell) == before
     assert shell("index", "verify", "--strict").code == 0
+
+
+def test_a_drift_that_its_models_do_not_have_is_found(shell):
+    path = shell.folder / "atlas" / "atlas.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE internal.centres SET drift = list_transform(drift, lambda x: x + 1)")
+    ran = shell("index", "verify", "--strict")
+    assert ran.code == 1
+    assert "the centre of group initialisation" in ran.out + ran.err
+    assert "the centre of group adapter" not in ran.out + ran.err
