@@ -196,5 +196,5 @@ def test_a_folder_here_is_not_read_for_a_model_of_the_atlas(atlas, run, tmp_path
     assert ModelRef.of_atlas("ann/glue-0") == ModelRef("ann/glue-0")
     unit = ProfileUnit(ProfileIdentity("fine_tune", "ann/glue-0", "c", "org/base", "b"), "finetune", None, 0)
     assert unit.source.reference == ModelRef("ann/glue-0")
-    with pytest.raises(AtlasError, match="cannot be asked"):
+    with pytest.raises(AtlasError, match="cannot be run"):
         read_now(Reference("~", "c", "finetune", "org/base", "c"))

@@ -68,7 +68,7 @@ def test_table_out_and_notes(made, tmp_path):
     assert (tmp_path / "ranks.svg").read_text().startswith("<?xml")
     ran = made.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.gif"))
     assert ran.code == 2
-    assert "is not .png or .svg or .pdf" in ran.err
+    assert "does not end in .png, .svg or .pdf" in ran.err
 
 
 def test_same_atlas_same_answer(atlas):
