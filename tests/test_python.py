@@ -82,7 +82,7 @@ def test_exported_files_hold_what_the_atlas_does(atlas, tmp_path, suffix):
 
 
 def test_another_suffix_is_one_line(atlas, tmp_path):
-    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match=r"is not \.parquet or \.npz"):
+    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match=r"does not end in \.parquet or \.npz"):
         opened.vectors().write(tmp_path / "vectors.csv")
 
 

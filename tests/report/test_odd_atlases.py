@@ -122,4 +122,4 @@ def test_the_command_writes_the_page(tmp_path):
     assert [line for line in ran.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("representation")
     refused = shell("query", "report", "--atlas", str(folder), "--out", "page.pdf")
     assert refused.code == 2
-    assert "page.pdf is not .html" in refused.err
+    assert "page.pdf does not end in .html" in refused.err
