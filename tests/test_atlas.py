@@ -134,8 +134,8 @@ elif point == "neighbours":
 elif point == "commit":
     staging._put_in_place = die
 elif point == "checksums":
-    real = staging.note_coming
-    staging.note_coming = lambda *a: (real(*a), die())
+    real = staging.note_checksum
+    staging.note_checksum = lambda *a: (real(*a), die())
 elif point == "renamed":
     real = staging._put_in_place
     staging._put_in_place = lambda *a: (real(*a), die())

@@ -102,7 +102,7 @@ def test_piece_by_piece_is_the_same_as_all_at_once(atlas):
     final = [*entries[:5], repeated, *entries[6:]]
     pieces = atlas.tables()
     # As it was made to be.
-    assert verify(atlas.folder)[0].problem == "its record is that of another model: run `index rebuild`"
+    assert verify(atlas.folder)[0].problem == "its record belongs to a different model: run `index rebuild`"
     assert len(verify(atlas.folder)) == 1 + 1  # and the record that nobody names now
     atlas.publish(*final, afresh=True, representations=("spectrum",))
     at_once = atlas.tables()
