@@ -1,4 +1,4 @@
-"""What an attached file holds beside what schema.sql makes: told by its catalog, without running anything of it.
+"""What an attached file has besides what schema.sql makes, read from its catalog without running anything of it.
 
 The expectation comes from schema.sql itself, run in memory by the same DuckDB, which prints both. Tables must be those
 of schema.sql to the column; other objects of any kind are refused. Views and macros of the right name are another

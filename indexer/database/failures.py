@@ -20,10 +20,10 @@ def failures_told(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = as_ours(error, path)
-        if told is error:
+        ours = as_ours(error, path)
+        if ours is error:
             raise
-        raise told from error
+        raise ours from error
 
 
 def as_ours(error: Exception, path: Path) -> BaseException:

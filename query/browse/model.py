@@ -152,6 +152,6 @@ def error_in_words(error: Exception) -> str:
     """One line for a page, without advice about arguments or options."""
     if isinstance(error.__cause__, AtlasError):
         error = error.__cause__  # the same without the name of an argument
-    told, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
+    message, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
     kept = [one for one in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(one)]
-    return clean(for_command_line(" ".join([told.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]
+    return clean(for_command_line(" ".join([message.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]
