@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 FOLDER = Path(__file__).parent
-SIZES = ("mini", "small", "full", "seeds")  # each holds the one before it
+SIZES = ("mini", "small", "full")  # each holds the one before it
 PACKAGES_THAT_DECIDE = ("numpy", "peft", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch", "transformers")
 NAME = "NAME"  # stands for the architecture in ids
 
