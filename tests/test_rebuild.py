@@ -116,7 +116,7 @@ def test_what_the_database_knows_takes_the_place_of_a_listing(atlas, shell, gone
     listed = {one.id: one for one in Listing(atlas.listing(SECOND)).models()}
     assert {one.asked for one in listed.values()} == {listed["eve/wnli-0"].asked}
     assert "restored" not in listed["eve/wnli-0"].asked
-    assert not any(one.gone for one in listed.values())
+    assert not any(one.deleted_at_hub for one in listed.values())
     assert rows(atlas, TOLD) == told
 
 
@@ -178,7 +178,7 @@ def test_a_restored_model_that_the_hub_no_longer_shows_has_gone(atlas, shell, wo
     (store / "eve" / "wnli-0.repo.json").unlink()
     with LoopbackHub(store) as hub:
         assert Shell(hub.endpoint, shell.folder, shell.environment)("index", "build", "--base", SECOND).code == 0
-    gone = {one.id for one in Listing(atlas.listing(SECOND)).models() if one.gone}
+    gone = {one.id for one in Listing(atlas.listing(SECOND)).models() if one.deleted_at_hub}
     assert gone == {"eve/wnli-0"}
     assert rows(atlas, "SELECT status, deleted_at_hub FROM fine_tunes WHERE model = 'eve/wnli-0'") == [
         ("indexed", True)

@@ -114,7 +114,8 @@ class Build:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
             for stored in stored_bases(self.folder, self.facts.id):
                 if None not in hashes and stored.file_hashes == hashes:
-                    self._keep_commit(stored.commit)
+                    self.facts = replace(self.facts, commit=stored.commit)
+                    self.report.base_commit = stored.commit
                     if self._is_whole(stored):
                         return stored
                     path = stored.path
@@ -134,10 +135,6 @@ class Build:
             self.watcher.say(error.message)
             return False
         return True
-
-    def _keep_commit(self, commit: str) -> None:
-        self.facts = replace(self.facts, commit=commit)
-        self.report.base_commit = commit
 
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
@@ -163,6 +160,8 @@ class Build:
         if selected is None:
             selected = self.selected()
         chosen = {model.id for model in selected}
+        asked_length = options.index.budget if options.index else None
+        published = published_rank(self.folder, self.facts.id)
         template = Unit(
             model=ModelRef(self.facts.id),
             commit="",
@@ -172,7 +171,7 @@ class Build:
             spec=self.spec,
             device=options.device,
             keep_factors=options.keep_factors,
-            vector_length=self._vector_length(),
+            vector_length=asked_length or (published.budget if published is not None else None),
         )
         parents = Parents(self.facts.ids, models, ask_hub if self.asks_hub else None)
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, folders)
@@ -195,12 +194,6 @@ class Build:
         if again:
             self.watcher.say(f"records without spectra, to be read again: {again}")
         return planned
-
-    def _vector_length(self) -> int | None:
-        """About how many numbers a vector should have: as asked for, else as published."""
-        asked = self.options.index.budget if self.options.index else None
-        found = published_rank(self.folder, self.facts.id)
-        return asked or (found.budget if found is not None else None)
 
     def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""

@@ -144,7 +144,7 @@ def _crawl_into(listing: Listing, build: Build) -> None:
     progress, resumed = listing.begin(request)
     if resumed:
         watcher.say("resuming the crawl where it was interrupted")
-    gone_before = {model.id for model in listing.models() if model.gone}
+    gone_before = {model.id for model in listing.models() if model.deleted_at_hub}
     found = 0
     is_complete = not request.is_narrowed
     for page in crawl(request, progress):
@@ -153,7 +153,7 @@ def _crawl_into(listing: Listing, build: Build) -> None:
         watcher.say_progress(f"listing {page.question.what}: {found} new")
     gone = listing.finish(is_complete=is_complete)
     if gone:
-        left = [model.id for model in listing.models() if model.gone and model.id not in gone_before]
+        left = [model.id for model in listing.models() if model.deleted_at_hub and model.id not in gone_before]
         gone -= len(build.follow(left))
     if gone:
         watcher.say(f"{gone} models have left the Hub; what the atlas has of them stays")

@@ -92,12 +92,12 @@ def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
         return planned
     earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
     unit = planned.unit
-    if unit is not None and unit.parent is None and not unit.is_on_base and _answers(kept.identity, unit):
+    if unit is not None and unit.parent is None and not unit.is_on_base and _is_enough(kept.identity, unit):
         unit = None  # its base was known as well or better when the record was made
     return replace(planned, entry=earlier, missed=entry.outcome, unit=unit)
 
 
-def _answers(found: Identity, unit: Unit) -> bool:
+def _is_enough(found: Identity, unit: Unit) -> bool:
     """Whether a record is of the unit's commit, and has the spectra that are wanted."""
     return found.commit == unit.commit and (not unit.spec.spectra or found.spec.spectra == unit.spec.spectra)
 
@@ -134,7 +134,7 @@ def _planned(
         return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
     outcome = last_outcome(unit.identity, store)
     is_here = listed.claimed_by != BY_FOLDER or listed.id in folders
-    is_wanted = is_selected and is_here and not listed.gone and is_due(outcome, retry_failed)
+    is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due(outcome, retry_failed)
     entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
     return Planned(entry, unit if is_wanted else None, lacks_spectra=found is not None)
 

@@ -11,28 +11,12 @@ from indexer.errors import Failed, ModelError
 
 if TYPE_CHECKING:
     from indexer.builds.plan import Estimate
+    from indexer.builds.profile_worker import ProfileUnit
     from indexer.records.identity import Unit
 
 
-class Identity(Protocol):
-    """What names the file that a unit of work writes."""
-
-    @property
-    def digest(self) -> str:
-        """The name of the file."""
-        ...
-
-
-class WorkUnit(Protocol):
-    """One model to be worked on: a record to make or a depth profile to measure."""
-
-    @property
-    def identity(self) -> Identity:
-        """Names what the unit writes."""
-        ...
-
-
-U = TypeVar("U", bound=WorkUnit)
+# What a worker works on: a model whose record is to be made, or one whose depth profile is to be measured.
+U = TypeVar("U", "Unit", "ProfileUnit")
 
 
 @dataclass(frozen=True)

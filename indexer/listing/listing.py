@@ -260,7 +260,9 @@ class Listing:
         for one in models:
             claim = Claim(one.relation, one.claimed_by, one.parent)
             key = RESTORED if is_hub_id(one.id) and one.claimed_by != BY_FOLDER else "user"
-            known = KnownModel(one.id, one.row, one.first_seen, one.last_seen, {} if one.gone else {key: (claim, "")})
+            known = KnownModel(
+                one.id, one.row, one.first_seen, one.last_seen, {} if one.deleted_at_hub else {key: (claim, "")}
+            )
             known.last_claim = claim
             lines.append(known.as_line())
         if self._problems:

@@ -29,7 +29,7 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 class ListedModel:
     """One model of a base's listing, as it was last seen.
 
-    ``asked``: the questions that show it, by their keys; ``gone``: none of them shows it any more.
+    ``asked``: the questions that show it, by their keys; ``deleted_at_hub``: none of them shows it any more.
     """
 
     id: str
@@ -39,7 +39,7 @@ class ListedModel:
     parent: str
     first_seen: datetime
     last_seen: datetime
-    gone: bool = False
+    deleted_at_hub: bool = False
     asked: tuple[str, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ def select(
     chosen = [
         model
         for model in models
-        if not model.gone
+        if not model.deleted_at_hub
         and (relations is None or model.relation in relations)
         and (author is None or model.author.lower() == author.lower())
         and (start is None or (model.created or _EARLIEST) >= start)
@@ -119,7 +119,7 @@ class KnownModel:
         """The model with its most trusted claim. It has gone where no question shows it any more."""
         claim, asked = self.claim, tuple(self.claims)
         described = (claim.relation, claim.claimed_by, claim.parent, self.first_seen, self.last_seen)
-        return ListedModel(self.id, self.row, *described, gone=not asked, asked=asked)
+        return ListedModel(self.id, self.row, *described, deleted_at_hub=not asked, asked=asked)
 
     def as_line(self) -> Line:
         """One line with all of it."""
@@ -164,10 +164,52 @@ class State:
     def apply(self, line: Any) -> None:
         """Take one line into account. Raises ValueError, without a change, where it is not valid."""
         try:
-            _HANDLERS[line["kind"]](self, line)
+            self._apply(line["kind"], line)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"not a line of a listing ({type(error).__name__}: {error})") from error
         self.lines += 1
+
+    def _apply(self, kind: Any, line: Line) -> None:
+        """Each case reads the whole line before it changes anything."""
+        match kind:
+            case "model":
+                self._model(line)
+            case "gone":
+                model, questions = self.models[line["id"]], [str(key) for key in line["questions"]]
+                model.last_claim = model.claim
+                for key in questions:
+                    model.claims.pop(key, None)
+            case "bad":
+                bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
+                self.bad[bad.key] = (bad, str(line.get("crawl", "")))
+            case "rejected":
+                self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
+            case "renamed":
+                old, new = line["id"], line["to"]
+                if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
+                    raise ValueError("invalid new name")
+                self.renamed.pop(new, None)
+                self.renamed[old] = new
+                before, after = self.models.pop(old, None), self.models.get(new)
+                if before is not None and after is not None:
+                    after.first_seen = min(after.first_seen, before.first_seen)
+            case "removed":
+                identifier, seen = line["id"], line["seen"]
+                if not isinstance(identifier, str) or not isinstance(seen, str):
+                    raise ValueError("a removed model without an id")
+                self.models.pop(identifier, None)
+                self.removed[identifier] = seen
+            case "base":
+                ids = line["ids"]
+                if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
+                    raise ValueError("a base without ids")
+                self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
+            case "start":
+                self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
+            case "page" | "finish":
+                self._crawl_line(line)
+            case _:
+                raise ValueError("a line of an unknown kind")
 
     def name_of(self, identifier: str, row: RawRow | None) -> str:
         """The name under which a row's model is listed: the new one, where the row has an old one.
@@ -275,75 +317,21 @@ class State:
         self.renamed.pop(identifier, None)
         self.removed.pop(identifier, None)
 
-    def _renamed(self, line: Line) -> None:
-        old, new = line["id"], line["to"]
-        if not (isinstance(old, str) and isinstance(new, str) and is_hub_id(new)) or old == new:
-            raise ValueError("invalid new name")
-        self.renamed.pop(new, None)
-        self.renamed[old] = new
-        before, after = self.models.pop(old, None), self.models.get(new)
-        if before is not None and after is not None:
-            after.first_seen = min(after.first_seen, before.first_seen)
-
-    def _removed(self, line: Line) -> None:
-        identifier, seen = line["id"], line["seen"]
-        if not isinstance(identifier, str) or not isinstance(seen, str):
-            raise ValueError("a removed model without an id")
-        self.models.pop(identifier, None)
-        self.removed[identifier] = seen
-
-    def _gone(self, line: Line) -> None:
-        model = self.models[line["id"]]
-        model.last_claim = model.claim
-        for key in line["questions"]:
-            model.claims.pop(key, None)
-
-    def _bad(self, line: Line) -> None:
-        bad = BadRow(str(line["why"]), str(line["raw"]), str(line["key"]), _moment(line["seen"]))
-        self.bad[bad.key] = (bad, str(line.get("crawl", "")))
-
-    def _rejected(self, line: Line) -> None:
-        self.rejected[str(line["id"])] = (str(line["sha"]), str(line["why"]))
-
-    def _base(self, line: Line) -> None:
-        ids = line["ids"]
-        if not isinstance(ids, list) or not all(isinstance(one, str) and is_hub_id(one) for one in ids):
-            raise ValueError("a base without ids")
-        self.ids = tuple(dict.fromkeys([*ids[:1], *self.ids, *ids]))
-
-    def _start(self, line: Line) -> None:
-        self.crawl = CrawlState(str(line["crawl"]), _moment(line["seen"]), dict(line["parameters"]))
-
-    def _page(self, line: Line) -> None:
+    def _crawl_line(self, line: Line) -> None:
         if self.crawl is None or self.crawl.id != line["crawl"]:
-            raise ValueError("a page of an unknown crawl")
+            raise ValueError("a line of an unknown crawl")
+        if line["kind"] == "finish":
+            is_complete = line["complete"]
+            self.crawl.is_over = True
+            if is_complete:
+                self.bad = {key: pair for key, pair in self.bad.items() if pair[1] == self.crawl.id}
+            return
         question, link = str(line["question"]), line["next"]
         if line["last"]:
             self.crawl.finished.add(question)
         if line.get("cut"):
             self.crawl.cut.add(question)
         self.crawl.current, self.crawl.link = (question, str(link)) if link else (None, None)
-
-    def _finish(self, line: Line) -> None:
-        if self.crawl is None or self.crawl.id != line["crawl"]:
-            raise ValueError("the end of an unknown crawl")
-        self.crawl.is_over = True
-        if line["complete"]:
-            self.bad = {key: pair for key, pair in self.bad.items() if pair[1] == self.crawl.id}
-
-
-_HANDLERS = {
-    "model": State._model,
-    "gone": State._gone,
-    "bad": State._bad,
-    "rejected": State._rejected,
-    "renamed": State._renamed,
-    "removed": State._removed,
-    "base": State._base,
-    "start": State._start,
-    "page": State._page,
-    "finish": State._finish,
-}
 
 
 def _moment(text: Any) -> datetime:

@@ -61,7 +61,7 @@ class Entry:
         listed = self.listed
         parts = [
             listed.row,
-            [listed.relation, listed.claimed_by, listed.parent, listed.gone, str(listed.first_seen)],
+            [listed.relation, listed.claimed_by, listed.parent, listed.deleted_at_hub, str(listed.first_seen)],
             [self.base, self.commit, self.record_key],
             asdict(self.outcome) if self.outcome else None,
         ]
@@ -157,7 +157,7 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
         "record_key": entry.record_key,
         "first_seen": listed.first_seen,
         "last_seen": listed.last_seen,
-        "deleted_at_hub": listed.gone,
+        "deleted_at_hub": listed.deleted_at_hub,
         "oddities": list(facts.oddities),
         "fingerprint": entry.fingerprint,
     }

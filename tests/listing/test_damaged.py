@@ -130,7 +130,7 @@ def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
         assert not list(path.parent.glob(".*"))
         found = by_id(Listing(path))
         assert list(found) == order
-        assert found["a/model3"].gone
+        assert found["a/model3"].deleted_at_hub
         assert found["a/model1"].row["downloads"] == 3
         assert Listing(path).aliases() == (SHORT,)
         assert len(Listing(path).rejected_rows()) == 1
@@ -145,7 +145,7 @@ def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
 def listed(name: str, **row) -> ListedModel:
     now = datetime(2024, 1, 1, tzinfo=UTC)
     relation = row.pop("relation", "finetune")
-    return ListedModel(name, row, relation, "tag", BASE, now, now, row.pop("gone", False))
+    return ListedModel(name, row, relation, "tag", BASE, now, now, row.pop("deleted_at_hub", False))
 
 
 MODELS = [
@@ -154,7 +154,7 @@ MODELS = [
     listed("c/three", downloads=50, likes=0, createdAt="2024-02-01T00:00:00.000Z", relation="adapter"),
     listed("d/odd", downloads="a million", likes=True, createdAt="yesterday"),
     listed("e/none"),
-    listed("f/gone", downloads=10**9, gone=True),
+    listed("f/gone", downloads=10**9, deleted_at_hub=True),
 ]
 
 

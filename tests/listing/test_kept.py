@@ -31,7 +31,7 @@ def test_what_the_hub_said_comes_back(store, monkeypatch, path):
     found = by_id(listing)
     assert list(found) == ["a/model2", "a/model1", "a/model0", "a/lora"]  # as first seen: newest first
     model = found["a/model1"]
-    assert (model.relation, model.claimed_by, model.parent, model.gone) == ("finetune", "tag", BASE, False)
+    assert (model.relation, model.claimed_by, model.parent, model.deleted_at_hub) == ("finetune", "tag", BASE, False)
     assert model.row["downloads"] == 9
     assert model.row["cardData"] == {"license": "mit"}
     assert len(model.row["sha"]) == 40
@@ -142,13 +142,13 @@ def test_gone_models_are_marked_and_come_back(store, monkeypatch, path):
         gone.write_text(json.dumps({"private": True, "tags": tags(BASE)}))
         assert update_listing(Listing(path), REQUEST).gone == 1
         found = by_id(Listing(path))
-        assert {name for name, model in found.items() if model.gone} == {"a/model1"}
+        assert {name for name, model in found.items() if model.deleted_at_hub} == {"a/model1"}
         assert found["a/model1"].relation == "finetune"
         assert found["a/model1"].row["tags"] == tags(BASE)
         assert update_listing(Listing(path), REQUEST).gone == 0
         gone.write_text(kept)
         update_listing(Listing(path), REQUEST)
-        assert not any(model.gone for model in Listing(path).models())
+        assert not any(model.deleted_at_hub for model in Listing(path).models())
 
 
 def test_one_question_less_is_not_gone(store, monkeypatch, path):
@@ -178,7 +178,7 @@ def test_a_crawl_that_did_not_ask_does_not_know_who_has_gone(store, monkeypatch,
         for name in ("model0", "untyped"):
             (store / f"a/{name}.repo.json").write_text(json.dumps({"private": True}))
         assert update_listing(Listing(path), request_).gone == 0
-    assert not any(model.gone for model in Listing(path).models())
+    assert not any(model.deleted_at_hub for model in Listing(path).models())
 
 
 def test_models_found_by_name_stay_when_only_tags_are_asked_for(store, monkeypatch, path):
@@ -214,7 +214,7 @@ def test_a_failing_page_erases_nothing(store, monkeypatch, path):
             hub.faults.remove(struck)
     found = Listing(path).models()
     assert len(found) == 7
-    assert not any(model.gone for model in found)
+    assert not any(model.deleted_at_hub for model in found)
 
 
 def test_a_row_that_has_become_bad_is_not_a_model_that_has_gone(store, monkeypatch, path):
@@ -227,7 +227,7 @@ def test_a_row_that_has_become_bad_is_not_a_model_that_has_gone(store, monkeypat
             hub.faults.add("/api/models", splice_row=hub_row)
             report = update_listing(Listing(path), ONE)
     assert (report.gone, report.bad) == (0, 2)
-    assert not by_id(Listing(path))["a/model1"].gone
+    assert not by_id(Listing(path))["a/model1"].deleted_at_hub
 
 
 # Bad rows
