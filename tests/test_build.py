@@ -1,4 +1,4 @@
-"""Builds over real HTTP: what is read, what is kept, and what a person who runs it again gets."""
+"""Builds over real HTTP: what is read, what is stored, and what a second run does."""
 
 from __future__ import annotations
 
@@ -295,12 +295,12 @@ def test_a_choice_that_fits_no_model_is_told_as_that(world):
     assert "failures" not in ran.err
 
 
-def test_a_base_that_nobody_tuned_is_told_as_that(world):
-    for discover, told in (("tags", "--discover names"), ("names", "")):
+def test_a_base_without_fine_tunes_is_reported(world):
+    for discover, advice in (("tags", "--discover names"), ("names", "")):
         ran = world("index", "build", "--base", BASE, "--relation", "merge", "--discover", discover)
         assert ran.code == 1
         assert f"The Hub lists no merge of {BASE}." in ran.err
-        assert told in ran.err
+        assert advice in ran.err
         assert "failures" not in ran.err
 
 

@@ -63,7 +63,7 @@ class Cluster:
             env={
                 "HF_ENDPOINT": self.world.endpoint,
                 "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
-                # A worker is a fork of its nanny, which has the libraries; Dask's own default loads them anew.
+                # A worker is a fork of its nanny, which has the libraries; Dask's own default loads them again.
                 "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "fork",
                 **self.world.environment,
                 **environment,
@@ -139,7 +139,7 @@ def test_a_cluster_does_what_one_process_does(world):
 
 
 def certificates(folder):
-    """As docs/clusters.md makes and names them; returns the folder of a configuration of Dask."""
+    """Made as in docs/clusters.md; returns the folder of a Dask configuration."""
 
     def openssl(*words):
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
@@ -190,7 +190,7 @@ from indexer.deltas.vectorise import vectorise
 def hungry(unit, *others, **more):
     if unit.model.id == "dan/squad-3":
         eaten = []
-        while True:  # until somebody ends it; one that is slow to is not to take the machine down with it
+        while True:  # until the nanny kills it; the limit protects the machine if that takes long
             if len(eaten) < 48:
                 eaten.append(bytearray(b"x" * (32 << 20)))
             time.sleep(0.05)
@@ -200,8 +200,8 @@ indexer.builds.worker.vectorise = hungry
 """
 
 
-def test_a_model_that_takes_its_workers_down_is_a_failure_and_the_only_one(world):
-    """Reading it eats memory until the nanny kills the worker; it is tried again elsewhere, then given up."""
+def test_a_model_that_kills_its_workers_is_the_only_failure(world):
+    """Reading it allocates memory until the nanny kills the worker; it is tried again elsewhere, then given up."""
     (world.folder / "hungry.py").write_text(HUNGRY)
     with cluster(world, 2, "--memory-limit", "900MB", "--preload", str(world.folder / "hungry.py")) as running:
         report = finish(start_build(world, running.address))
@@ -211,8 +211,8 @@ def test_a_model_that_takes_its_workers_down_is_a_failure_and_the_only_one(world
     assert set(found.values()) == {"indexed"}
 
 
-def test_those_that_wait_for_a_worker_that_dies_are_innocent(tmp_path):
-    """Dask blames all that the worker held; with a single one that is nearly everything."""
+def test_units_that_wait_for_a_worker_that_dies_are_not_blamed(tmp_path):
+    """Dask blames every unit that the worker held; a single worker holds nearly all of them."""
     import dask
     from distributed import LocalCluster
 
@@ -270,7 +270,7 @@ def test_a_worker_that_comes_later_and_does_not_fit_ends_the_build_before_its_fi
     assert not list(world.folder.glob("atlas/.seen-*"))
 
 
-def test_a_record_that_is_not_seen_here_is_a_failure_of_one_model(tmp_path, monkeypatch):
+def test_a_record_that_is_not_visible_here_is_a_failure_of_one_model(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(dask_executor, "time", clock)
     worker = pretending_worker(tmp_path)
@@ -302,7 +302,7 @@ except AtlasError as error:
         ("tcp", {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}, "encryption required"),
     ],
 )
-def test_a_client_that_was_told_nothing_of_tls_is_told_so_in_a_line(scheme, setting, said):
+def test_a_client_without_tls_settings_fails_with_one_line(scheme, setting, said):
     done = subprocess.run(
         [sys.executable, "-c", CONNECT, f"{scheme}://127.0.0.1:{free_port()}"],
         env={**os.environ, "PYTHONPATH": str(ROOT), **setting},
@@ -313,7 +313,7 @@ def test_a_client_that_was_told_nothing_of_tls_is_told_so_in_a_line(scheme, sett
     assert said in done.stderr
 
 
-def test_what_is_wrong_with_a_cluster_is_said_before_any_work(world):
+def test_problems_of_a_cluster_are_reported_before_any_work(world):
     ran = world("index", "build", "--base", BASE, "--executor", "dask", "--scheduler", f"tcp://127.0.0.1:{free_port()}")
     assert ran.code == 1
     assert "No Dask scheduler answers at tcp://127.0.0.1:" in ran.err

@@ -49,7 +49,7 @@ def shell(disk, tmp_path):
 
 
 def leftovers(disk) -> list[str]:
-    """Temporary files; the lock is no leftover."""
+    """Temporary files; the lock is not a leftover."""
     return [path.name for path in disk.rglob("*") if path.is_file() and ("tmp" in path.name or "part" in path.name)]
 
 
@@ -87,7 +87,7 @@ def test_a_publish_on_a_full_disk_leaves_the_last_state(shell, disk):
 
 @pytest.mark.parametrize("free", [100_000, 2_500_000, 6_000_000])
 def test_a_push_on_a_full_disk_shows_nothing_and_leaves_nothing(disk, made, tmp_path, free):
-    """The copy of the database, the database written anew, and Parquet or packs do not fit, each in turn."""
+    """The copy of the database, the database written again, and Parquet or packs do not fit, each in turn."""
     assert resize(disk, ENOUGH, "remount")
     atlas = shutil.copytree(made, disk / "atlas")
     used = sum(-(-path.stat().st_size // 4096) * 4096 for path in disk.rglob("*"))

@@ -22,7 +22,7 @@ BARE = "ann/glue-0"
 
 
 class Listener(Watcher):
-    """Keeps what it is told."""
+    """Collects remarks."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -96,6 +96,6 @@ def test_when_a_crawl_last_listed_a_model_is_told_though_nothing_else_is_new(atl
     publish_records(str(atlas.root), (), BuildOptions(), Watcher())
     after = seen()
     assert {model for model in before if before[model][0] != after[model][0]} == {BARE}
-    told = next(one for one in Listing(atlas.listing(BASE)).models() if one.id == BARE).last_seen
-    assert after[BARE][0] == told.replace(tzinfo=None)
+    last_seen = next(one for one in Listing(atlas.listing(BASE)).models() if one.id == BARE).last_seen
+    assert after[BARE][0] == last_seen.replace(tzinfo=None)
     assert {model: row[1] for model, row in before.items()} == {model: row[1] for model, row in after.items()}

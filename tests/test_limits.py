@@ -219,7 +219,7 @@ def test_what_is_to_be_waited_is_waited(limited):
     assert took >= sum(limited.granted().values())
 
 
-def test_without_a_limit_nobody_waits(refused):
+def test_without_a_limit_there_is_no_waiting(refused):
     assert min(size(refused.reading(is_base=False)), size(refused.reading(is_base=True))) > 5 * STEP
     assert refused.granted() == refused.granted("sleep") == {}
 

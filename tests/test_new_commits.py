@@ -1,4 +1,4 @@
-"""Models at a new commit: their earlier record stands until the new commit is read, whoever publishes."""
+"""Models at a new commit keep their earlier record until the new commit is read, whichever command publishes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build_of(atlas: AtlasFolder) -> Build:
     return Build(atlas, BaseFacts(BASE, base.commit, (), dict(base.config)), BuildOptions(workers=1))
 
 
-def told(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
+def published(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
     """Commit and record of every model in the atlas."""
     with Reading(atlas.database) as connection:
         found = connection.rows('SELECT model, "commit", record_key FROM models')
@@ -59,20 +59,20 @@ def change(build: Build, planned: Planned) -> Record:
 
 
 @pytest.mark.slow
-def test_a_model_at_a_new_commit_stays_with_its_record_whoever_publishes(atlas):
-    before = told(atlas)
+def test_a_model_at_a_new_commit_keeps_its_record(atlas):
+    before = published(atlas)
     give_new_commits(atlas)
     for _ in range(2):
         (report,) = publish_records(str(atlas.root), (), BuildOptions(), Watcher())
-        assert (report.unchanged, told(atlas)) == (9, before)
+        assert (report.unchanged, published(atlas)) == (9, before)
         assert verify(atlas) == []
         rebuild(atlas)
-        assert told(atlas) == before
+        assert published(atlas) == before
 
 
 @pytest.mark.slow
 def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, monkeypatch):
-    before = told(atlas)
+    before = published(atlas)
     give_new_commits(atlas)
     build = build_of(atlas)
     selected = [one for one in build.listing.models() if one.id in CHANGED[:2]]
@@ -87,21 +87,21 @@ def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, mo
             change(build, one)
             settled[one.entry.listed.id] = build._settle(settled[one.entry.listed.id], Result(one.unit, None))
             yield Result(one.unit, None)
-            assert set(told(atlas)) == set(before)  # the other one has not gone meanwhile
+            assert set(published(atlas)) == set(before)  # the other one has not gone meanwhile
 
     monkeypatch.setattr(build, "work", work)
     monkeypatch.setattr("indexer.builds.build.PUBLISH_EVERY_SECONDS", 0.0)
     build.run(planned, build.stored_base())
-    after = told(atlas)
+    after = published(atlas)
     for name in before:
         assert (after[name] != before[name]) == (name in due)
     publish_records(str(atlas.root), (), BuildOptions(), Watcher())
-    assert told(atlas) == after
+    assert published(atlas) == after
     assert verify(atlas) == []
 
 
 def test_a_new_commit_that_cannot_be_read_counts_as_such_and_takes_nothing_away(atlas):
-    before = told(atlas)
+    before = published(atlas)
     give_new_commits(atlas, CHANGED[:1])
     (due,) = [one for one in build_of(atlas).plan() if one.unit is not None]
     build = build_of(atlas)
@@ -109,10 +109,10 @@ def test_a_new_commit_that_cannot_be_read_counts_as_such_and_takes_nothing_away(
     assert not [one for one in build.plan() if one.unit is not None]
     assert (build.report.unchanged, build.report.skipped, build.report.failed) == (8, 1, 0)
     publish_records(str(atlas.root), (), BuildOptions(), Watcher())
-    assert told(atlas) == before
+    assert published(atlas) == before
 
 
-def test_records_that_nobody_heard_of_are_found_with_their_commit(atlas):
+def test_records_of_an_interrupted_build_are_found_with_their_commit(atlas):
     give_new_commits(atlas, CHANGED[:1])
     build = build_of(atlas)
     planned = build.plan()

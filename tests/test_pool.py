@@ -1,4 +1,4 @@
-"""A pool whose processes are killed or stopped: a unit has one result whoever dies, and nobody is left behind."""
+"""A pool whose processes are killed or stopped: each unit has exactly one result, and no process is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worker(tmp_path) -> PretendingWorker:
 
 
 def reasons(results: list[Result]) -> dict[str, str | None]:
-    """The reason of each model, which must have come once."""
+    """The failure of each model, which must have exactly one result."""
     counts = Counter(result.unit.model.id for result in results)
     assert set(counts.values()) == {1}, counts
     return {result.unit.model.id.removeprefix("org/"): result.error and result.error.reason for result in results}
@@ -52,7 +52,7 @@ def test_a_process_killed_while_the_results_are_looked_at_costs_nothing(worker):
 
 @pytest.mark.parametrize("how", ["together", "alone"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_a_pool_that_is_stopped_leaves_nobody_behind(tmp_path, how, stop):
+def test_a_pool_that_is_stopped_leaves_no_process(tmp_path, how, stop):
     process = start_python(
         "-m", "tests.pretended_work", tmp_path, how, "slow-1", "slow-2", stderr=subprocess.PIPE
     )  # fmt: skip

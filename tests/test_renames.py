@@ -177,7 +177,7 @@ def test_a_rebuild_does_not_bring_an_old_name_back(shell, is_listing_lost):
 
 
 @pytest.mark.slow
-def test_a_row_under_an_old_name_beside_that_of_the_new_one_counts_once(shell):
+def test_rows_under_the_old_and_the_new_name_count_once(shell):
     sha = pin(shell, "ann/imdb-0")
     rename(shell, "ann/imdb-0", "new/name")
     row = {"id": "ann/imdb-0", "sha": sha, "tags": settings_of(shell, "new/name")["tags"], "downloads": 10**6}

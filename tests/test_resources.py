@@ -28,12 +28,12 @@ def test_sizes_as_people_write_them(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "2X", "0", "1e9", "2 G B", "9" * 100, "nan", "2,5G"])
-def test_what_is_no_size(text):
+def test_invalid_sizes(text):
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 
 
-def test_with_enough_memory_all_is_had():
+def test_with_enough_memory_there_is_everything():
     found = share_out(4, *ROBERTA, memory=8 * 10**9)
     assert (found.workers, found.resident, found.ahead_bytes) == (4, True, AHEAD_BYTES)
 
@@ -72,15 +72,17 @@ def test_the_parts_never_exceed_the_whole(memory, base):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("memory", "shown"),
     [("100M", "100 MB"), ("10k", "10.0 kB"), ("1.5MB", "1.5 MB"), ("999k", "999 kB"), ("7", "7 bytes")],
 )
-def test_too_little_for_one_worker_is_said(asked, told):
-    with pytest.raises(AtlasError, match=f"`memory` {told} is too little for this base: one worker needs about 371 MB"):
-        share_out(2, *ROBERTA, memory=parse_size(asked))
+def test_too_little_for_one_worker_is_reported(memory, shown):
+    with pytest.raises(
+        AtlasError, match=f"`memory` {shown} is too little for this base: one worker needs about 371 MB"
+    ):
+        share_out(2, *ROBERTA, memory=parse_size(memory))
 
 
-def test_sizes_that_are_close_are_told_apart():
+def test_close_sizes_look_different():
     with pytest.raises(AtlasError, match=r"`memory` 1,050 MB is too .* about 1,060 MB"):
         share_out(1, 0, (1060 * MB - PROCESS_BYTES) // 6, memory=1050 * MB)
 
@@ -90,7 +92,7 @@ def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
     found = share_out(8, *ROBERTA)
     assert (found.workers, found.resident, found.database_bytes) == (1, True, None)
     monkeypatch.setattr(resources, "available_memory", lambda: 10 * MB)
-    assert share_out(8, *ROBERTA).workers == 1  # nobody asked for a limit: it is tried
+    assert share_out(8, *ROBERTA).workers == 1  # without a limit one worker is always tried
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_without_a_limit_half_of_what_is_free_is_used(monkeypatch):
         RuntimeError("Torch not compiled with CUDA enabled.\nmore"),
     ],
 )
-def test_a_device_that_is_not_there_is_told_in_two_sentences(monkeypatch, error):
+def test_the_error_for_a_missing_device(monkeypatch, error):
     def fail(*_, **__):
         raise error
 

@@ -29,7 +29,7 @@ def test_shards_as_they_are_written(text, expected):
     [("1/1", "count from 0"), ("4/4", r"last of 4 is 3/4, not 4/4"), ("", "form"), ("1", "form"), ("-1/4", "form"),
      ("a/b", "form"), ("0/0", "form"), ("0/99999999999", "form"), ("1/2/3", "form"), ("²/4", "form")],
 )  # fmt: skip
-def test_what_is_no_shard(text, problem):
+def test_invalid_shards(text, problem):
     with pytest.raises(AtlasError, match=problem):
         Shard.parse(text)
 
@@ -81,7 +81,7 @@ def test_a_job_array_does_what_one_build_does(world):
 
 
 def test_a_publish_takes_the_rank_of_what_is_there_and_never_empties_an_atlas(world):
-    """Shards at rank 4; nobody says so again, or somebody says another."""
+    """Shards at rank 4, published without a rank or with another one."""
     shard = ("--base", BASE, "--atlas", "narrow", "--limit", "4", "--workers", "1")
     assert world("index", "work", *shard, "--shard", "0/1", "--rank", "4").code == 0
     published = world("index", "publish", "--atlas", "narrow", "--json")
@@ -99,8 +99,8 @@ def test_a_publish_takes_the_rank_of_what_is_there_and_never_empties_an_atlas(wo
     assert refused.code == 1
     assert "would take all 4 vectors" in refused.err
     for atlas in ("narrow", "bare"):
-        told = world("index", "status", "--atlas", atlas, "--json").json
-        assert (told["generation"], told["bases"][0]["indexed"]) == (1, 4)
+        status = world("index", "status", "--atlas", atlas, "--json").json
+        assert (status["generation"], status["bases"][0]["indexed"]) == (1, 4)
 
 
 def test_records_of_two_ranks_are_not_chosen_between(world):

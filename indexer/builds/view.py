@@ -99,24 +99,7 @@ class ModelsProgress(Progress):
         self.update(1, size=result.bytes_read)
 
     def words(self) -> list[str]:
-        """What a plain line says after the count."""
-        return self._words(" models/min", " s a model")
-
-    def text_and_bar(self, columns: int | None) -> tuple[str, bool]:
-        """The text next to the bar on a terminal of ``columns``, and whether there is room for the bar itself."""
-        count = f"{self.done}/{self.total}"
-        words = [count, *self._words("/min", " s each")]
-        long, short = ", ".join([count, *self.words()]), ", ".join(words)
-        tight = " ".join(re.sub(r"(?<=\d) (?!failed|skipped)", "", word) for word in words)
-        tightest = re.sub(r"(?<=\d\d)\.\d", "", tight).removesuffix(" left")
-        if columns is None:
-            return long, True
-        for text in (long, short):
-            if len(text) + NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
-                return text, True
-        return next((text for text in (short, tight, tightest) if len(text) <= columns), tightest[:columns]), False
-
-    def _words(self, a_minute: str, a_model: str) -> list[str]:
+        """What is shown after the count."""
         is_over = self.done == self.total
         models, size, left = self.rate.units_per_second, self.rate.size_per_second, self.seconds_left
         if is_over and self.seconds > 0:
@@ -124,13 +107,23 @@ class ModelsProgress(Progress):
         words = [f"{self.failed} failed", f"{self.skipped} skipped", size_in_words(self.bytes_read)]
         if models is not None and size is not None:
             is_slow = models * 60 < 1
-            words.append(f"{_short(1 / models)}{a_model}" if is_slow else f"{_short(models * 60)}{a_minute}")
+            words.append(f"{_short(1 / models)} s each" if is_slow else f"{_short(models * 60)}/min")
             words.append(f"{size_in_words(size)}/s")
         if is_over:
             words.append(f"in {duration_in_words(self.seconds)}")
         elif left is not None:
             words.append(f"{duration_in_words(left)} left")
         return words
+
+    def text_and_bar(self, columns: int | None) -> tuple[str, bool]:
+        """The text next to the bar on a terminal of ``columns``, and whether there is room for the bar itself."""
+        words = [f"{self.done}/{self.total}", *self.words()]
+        text = ", ".join(words)
+        if columns is None or len(text) + NARROWEST_BAR + _PERCENT_AND_EDGES <= columns:
+            return text, True
+        tight = " ".join(re.sub(r"(?<=\d) (?!failed|skipped)", "", word) for word in words)
+        tightest = re.sub(r"(?<=\d\d)\.\d", "", tight).removesuffix(" left")
+        return next((one for one in (text, tight, tightest) if len(one) <= columns), tightest[:columns]), False
 
     def _drawn(self) -> Any:
         from tqdm import tqdm

@@ -28,7 +28,7 @@ def run(capsys):
         main = {"query": query.cli.main, "index": indexer.cli.main}[program]
         with pytest.raises(SystemExit) as caught:
             main([str(word) for word in words], prog_name=program)
-        told = capsys.readouterr()
-        return caught.value.code or 0, told.out, told.err
+        captured = capsys.readouterr()
+        return caught.value.code or 0, captured.out, captured.err
 
     return ran

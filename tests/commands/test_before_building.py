@@ -1,4 +1,4 @@
-"""What a person is told, and asked, before a long build."""
+"""The estimate that is printed before a long build, and the question whether to go on."""
 
 from __future__ import annotations
 

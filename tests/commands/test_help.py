@@ -37,9 +37,9 @@ def test_help_fits_eighty_columns_and_ends_with_an_example(program, command, run
 
 def test_representations_come_from_the_registry(run):
     _, out, _ = run("query", "similar", "--help")
-    told = " ".join(out.split())
-    assert all(name in told for name in REPRESENTATIONS)
-    assert "[table|json|jsonl|csv]" in told
+    printed = " ".join(out.split())
+    assert all(name in printed for name in REPRESENTATIONS)
+    assert "[table|json|jsonl|csv]" in printed
 
 
 def test_k_means_one_thing(run):
@@ -71,7 +71,7 @@ def test_shells_complete_from_the_atlas(planted, tmp_path):
     assert completed("query similar ann", tmp_path / "nowhere") == []
 
 
-def test_an_atlas_of_somebody_else_puts_no_command_on_the_line(planted, tmp_path):
+def test_completions_from_an_untrusted_atlas_contain_no_shell_commands(planted, tmp_path):
     """A shell writes what it is given unquoted: `query show ann<TAB>` and Enter would run it."""
     shutil.copytree(planted, tmp_path / "atlas")
     names = ["ann/$(touch pwned)", "ann/`id`", "ann/x; touch pwned", "ann/*", "ann/a b", "ann/x\nplain,$(id)", "ann/'",

@@ -77,7 +77,7 @@ def test_what_is_not_there_cannot_be_removed(atlas, run):
 
 @pytest.fixture
 def offline(monkeypatch):
-    """The base is known to the atlas; nobody is asked."""
+    """The atlas knows the base, so the Hub is not asked."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -23,15 +23,15 @@ def test_layers_are_those_of_the_record(atlas, run, tmp_path):
     picture = tmp_path / "layers.png"
     code, out, err = run("query", "layers", "glue-0", "--atlas", atlas.root, "--json", "--out", picture)
     assert code == 0, err
-    told = json.loads(out)
+    answer = json.loads(out)
     square = {(delta.key.layer, delta.key.family): float(delta.norm) ** 2 for delta in record.deltas}
-    assert told["norm"] == pytest.approx(np.sqrt(sum(square.values())), rel=1e-5)
-    for one in told["deltas"]:
+    assert answer["norm"] == pytest.approx(np.sqrt(sum(square.values())), rel=1e-5)
+    for one in answer["deltas"]:
         assert one["share"] == pytest.approx(square[one["layer"], one["family"]] / sum(square.values()), rel=1e-4)
-    for part in told["layers"]:
+    for part in answer["layers"]:
         mine = [value for (layer, _), value in square.items() if str(layer) == part["name"]]
         assert part["norm"] == pytest.approx(np.sqrt(sum(mine)), rel=1e-5)
-    assert sum(part["share"] for part in told["families"]) == pytest.approx(1)
+    assert sum(part["share"] for part in answer["families"]) == pytest.approx(1)
     assert picture.read_bytes().startswith(b"\x89PNG")
     _, out, err = run("query", "layers", "glue-0", "--atlas", atlas.root)
     assert out.startswith("Most of the change")
@@ -105,10 +105,10 @@ def test_what_is_shown_of_a_model_is_a_sentence_and_a_few_facts(atlas, run):
         "ann/glue-0 is a fine-tune of org/tiny-base; it names no dataset, and was probably tuned on org/guess (92 %)."
     )
     assert blank == ""
-    told = dict(line.split(maxsplit=1) for line in facts[: facts.index("")])
-    assert told["made_from"] == "bob/glue-1 (continued, card: contradicted)"
-    assert told["page"].endswith("/ann/glue-0")
-    assert len(told) <= 18
+    answer = dict(line.split(maxsplit=1) for line in facts[: facts.index("")])
+    assert answer["made_from"] == "bob/glue-1 (continued, card: contradicted)"
+    assert answer["page"].endswith("/ann/glue-0")
+    assert len(answer) <= 18
     assert "signature" not in out
     _, whole, _ = run("query", "show", "ann/glue-0", "--atlas", atlas.root, "--details")
     assert "base_cosine" in whole

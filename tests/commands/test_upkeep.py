@@ -31,8 +31,8 @@ def test_verify_has_a_row_for_each_disagreement(made, tmp_path):
     shutil.copytree(made, atlas)
     for file in atlas.glob("*.faiss"):
         file.write_bytes(file.read_bytes()[:-1])
-    told = ran("verify", "--atlas", str(atlas), "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(told.stdout)))
-    assert told.exit_code == 1
+    result = ran("verify", "--atlas", str(atlas), "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert result.exit_code == 1
     assert rows == json.loads(ran("verify", "--atlas", str(atlas), "--json").stdout)["disagreements"]
     assert {row["what"] for row in rows} >= {file.name for file in atlas.glob("*.faiss")}

@@ -104,7 +104,7 @@ def test_a_rate_of_before_is_forgotten(monkeypatch):
 
 
 @pytest.mark.parametrize("done", [0, 1, 399, 400])
-def test_beside_the_bar_stands_all_of_it_at_any_width(monkeypatch, done):
+def test_the_text_next_to_the_bar_is_complete_at_any_width(monkeypatch, done):
     monkeypatch.setattr(terminal.verbosity, "quiet", True)
     clock = Clock(monkeypatch)
     progress = ModelsProgress(400, "org/base")
@@ -116,12 +116,12 @@ def test_beside_the_bar_stands_all_of_it_at_any_width(monkeypatch, done):
         text, has_bar = progress.text_and_bar(columns)
         assert len(text) + (12 if has_bar else 0) <= columns
         assert has_bar or columns < 86
-        told = text.replace(",", "").replace("models", "")
-        assert told.startswith(f"{done}/400 {-(-done // 40)} failed {(done + 38) // 40} skipped")
+        shown = text.replace(",", "").replace("models", "")
+        assert shown.startswith(f"{done}/400 {-(-done // 40)} failed {(done + 38) // 40} skipped")
         if done == 399:
-            assert re.search(r" 2\.7 ?GB 12 ?/min 1\.4 ?MB/s 5 ?s left$", told)
+            assert re.search(r" 2\.7 ?GB 12 ?/min 1\.4 ?MB/s 5 ?s left$", shown)
         if done == 400:
-            assert re.search(r" 2\.7 ?GB 12 ?/min 1\.4 ?MB/s in 33 ?min$", told)
+            assert re.search(r" 2\.7 ?GB 12 ?/min 1\.4 ?MB/s in 33 ?min$", shown)
 
 
 def test_a_large_build_on_a_narrow_terminal(monkeypatch):
@@ -134,7 +134,7 @@ def test_a_large_build_on_a_narrow_terminal(monkeypatch):
     assert progress.text_and_bar(59) == ("8000/10000 0 failed 1334 skipped 612GB 48/min 61MB/s 42min", False)
 
 
-def test_slow_models_are_told_by_the_model(monkeypatch, capsys):
+def test_slow_models_have_a_rate_in_seconds_each(monkeypatch, capsys):
     clock = Clock(monkeypatch)
     with ModelsProgress(10, "org/base") as progress:
         for _ in range(3):
@@ -142,7 +142,7 @@ def test_slow_models_are_told_by_the_model(monkeypatch, capsys):
             progress.finished(result(None, 10**9))
     lines = capsys.readouterr().err.splitlines()
     assert lines[1] == (
-        "reading fine-tunes of org/base: 2 of 10, 0 failed, 0 skipped, 2.0 GB, 120 s a model, 8.3 MB/s, 16 min left"
+        "reading fine-tunes of org/base: 2 of 10, 0 failed, 0 skipped, 2.0 GB, 120 s each, 8.3 MB/s, 16 min left"
     )
 
 

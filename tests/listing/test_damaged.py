@@ -136,7 +136,7 @@ def test_superseded_lines_are_cleared_away(store, monkeypatch, path):
         assert len(Listing(path).rejected_rows()) == 1
         hub.reset_log()
         update_listing(Listing(path), request)
-        assert not asked(hub, "/resolve/")  # what was looked into is still known
+        assert not asked(hub, "/resolve/")  # what was examined is still known
 
 
 # Selection

@@ -195,7 +195,7 @@ def test_what_a_bound_left_out_is_not_gone(store, monkeypatch, path):
         add_repo(store, f"me/roberta-base-{number}", {"config.json": {"_name_or_path": SHORT}})
     with served(store, monkeypatch):
         update_listing(Listing(path), CrawlRequest(IDS, discover="names"))
-        for number in range(3):  # new commits, so that each would have to be looked into again
+        for number in range(3):  # new commits, so that each would have to be examined again
             add_repo(store, f"me/roberta-base-{number}", {"config.json": {"_name_or_path": SHORT, "x": 1}})
         report = update_listing(Listing(path), CrawlRequest(IDS, discover="names", max_candidates=1))
     assert report.gone == 0

@@ -80,8 +80,8 @@ def test_an_old_crawl_starts_over(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=2) as hub:
         interrupt(hub, path, since=2)
         long_ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
-        told = lines(path)
-        started = next(line for line in told if line["kind"] == "start")
+        written = lines(path)
+        started = next(line for line in written if line["kind"] == "start")
         path.write_text(path.read_text().replace(started["seen"], long_ago))
         assert not update_listing(Listing(path), ONE).resumed
 
