@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -24,15 +24,23 @@ ThemeName = Literal["light", "dark"]
 
 
 class Result:
-    """The answer to a question. Subclasses define ``headline``, ``to_rows`` and, if needed, ``to_dict``.
+    """The answer to a question: a data class that defines ``headline`` and says with these names what is printed.
 
-    ``COLUMNS``: the columns of ``to_rows``, in order, also without rows. ``OPTIONAL_COLUMNS``: columns that a
-    narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline`` above the table. ``notes``: sentences to
-    read with the answer. Every command prints them on stderr, whatever the format; ``to_dict`` has them under
-    ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for them.
+    ``ROWS``: the attribute whose items are the rows (or define ``to_rows``). ``COLUMNS``: the columns of the rows, in
+    order, also without rows. ``KEYS``: the attributes that the JSON object has, by default every field. ``IS_LIST``:
+    JSON is the list of rows. ``DETAILS``: columns that the table has only with details. ``OPTIONAL_COLUMNS``: columns
+    that a narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline`` above the table.
+
+    ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format; ``to_dict``
+    has them under ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for
+    them.
     """
 
+    ROWS: ClassVar[str] = ""
     COLUMNS: ClassVar[tuple[str, ...]] = ()
+    KEYS: ClassVar[tuple[str, ...]] = ()
+    IS_LIST: ClassVar[bool] = False
+    DETAILS: ClassVar[tuple[str, ...]] = ()
     OPTIONAL_COLUMNS: ClassVar[tuple[str, ...]] = ()
     SHOW_HEADLINE: ClassVar[bool] = False
     notes: tuple[str, ...] = ()
@@ -43,20 +51,21 @@ class Result:
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object: by default all fields."""
-        return asdict(self) if is_dataclass(self) else {}
+        """The documented JSON object."""
+        return {name: plain(getattr(self, name)) for name in self.KEYS or _field_names(self)}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
-        raise NotImplementedError
+        return [plain(row) for row in getattr(self, self.ROWS)]
 
     def to_json(self) -> Any:
         """What ``--format json`` prints: the object, or the rows if the answer is a list."""
-        return self.to_dict()
+        return self.to_rows() if self.IS_LIST else self.to_dict()
 
     def table(self, *, details: bool = False) -> Any:
         """What a terminal shows: rows, or an object of facts and tables. ``details``: everything."""
-        return self.to_rows()
+        left_out = () if details else self.DETAILS
+        return [{name: value for name, value in row.items() if name not in left_out} for row in self.to_rows()]
 
     def to_df(self) -> pandas.DataFrame:
         """The rows as a data frame, with nullable integers, times and lists.
@@ -91,22 +100,21 @@ class Drawn(Result):
         write_output(file, draw(self.figure(theme), file.suffix.lower()))
 
     def _repr_html_(self) -> str:
-        return shown(self.headline, self.table(), self.notes, self._picture())
+        picture = None
+        if find_spec("matplotlib") is not None:
+            from query.figures import draw
 
-    def _picture(self) -> bytes | None:
-        """A PNG for a notebook; None without matplotlib."""
-        if find_spec("matplotlib") is None:
-            return None
-        from query.figures import draw
-
-        figure = self.figure()
-        figure.set_dpi(NOTEBOOK_DOTS_PER_INCH)
-        return draw(figure, ".png")
+            figure = self.figure()
+            figure.set_dpi(NOTEBOOK_DOTS_PER_INCH)
+            picture = draw(figure, ".png")
+        return shown(self.headline, self.table(), self.notes, picture)
 
 
 class Rows(Result, Sequence[Row], Generic[Row]):
     """A result that is a list: it has a length, is indexed and iterated over, and equals a list of the same items."""
 
+    ROWS = "items"
+    IS_LIST = True
     items: tuple[Row, ...]
 
     @overload
@@ -129,20 +137,22 @@ class Rows(Result, Sequence[Row], Generic[Row]):
     def __hash__(self) -> int:
         return hash(self.items)
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each item: its ``as_row()`` if it has one, else its fields."""
-        return [_row(item) for item in self.items]
 
-    def to_json(self) -> Any:
-        """The rows: the answer is a list."""
-        return self.to_rows()
+def plain(value: Any) -> Any:
+    """Without data classes and tuples: an item becomes its ``as_row()``, or else a dict of its fields."""
+    if hasattr(value, "as_row"):
+        return value.as_row()
+    if is_dataclass(value):
+        return {name: plain(getattr(value, name)) for name in _field_names(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
 
 
-def _row(item: Any) -> dict[str, Any]:
-    if hasattr(item, "as_row"):
-        row: dict[str, Any] = item.as_row()
-        return row
-    return asdict(item) if is_dataclass(item) and not isinstance(item, type) else dict(item)
+def _field_names(one: Any) -> list[str]:
+    return [field.name for field in fields(one)]
 
 
 def to_frame(
@@ -156,11 +166,11 @@ def to_frame(
     require("A data frame", "pandas")
     import pandas as frames
 
-    plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
-    names = list(dict.fromkeys([*columns, *(name for row in plain for name in row)]))
+    dicts = [plain(row) for row in rows]
+    names = list(dict.fromkeys([*columns, *(name for row in dicts for name in row)]))
     kinds = kinds or {}
     frame: pandas.DataFrame = frames.DataFrame(
-        {name: _series(frames, [row.get(name) for row in plain], kinds.get(name)) for name in names}, columns=names
+        {name: _series(frames, [row.get(name) for row in dicts], kinds.get(name)) for name in names}, columns=names
     )
     return frame
 
@@ -172,8 +182,8 @@ def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:
         return frames.to_timedelta(frames.Series(values, dtype=object)).astype(kind)
     if kind is not None:
         return frames.Series(values, dtype=kind)
-    if any(isinstance(value, tuple | list | dict) for value in values):
-        return frames.Series([list(one) if isinstance(one, tuple) else one for one in values], dtype=object)
+    if any(isinstance(value, list | dict) for value in values):
+        return frames.Series(values, dtype=object)
     present = {type(value) for value in values if value is not None}
     is_missing = len(present) and any(value is None for value in values)
     whole = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None

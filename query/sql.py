@@ -50,6 +50,9 @@ class SqlResult(Result):
     type.
     """
 
+    KEYS = ("columns", "types", "rows", "truncated", "notes")
+    IS_LIST = True
+
     columns: list[str]
     rows: list[list[Any]]
     truncated: bool
@@ -68,15 +71,6 @@ class SqlResult(Result):
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The rows: the answer is a list."""
-        return self.to_rows()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Columns, their types and rows."""
-        columns = {"columns": self.columns, "types": self.types}
-        return columns | {"rows": self.rows, "truncated": self.truncated, "notes": list(self.notes)}
 
     def to_df(self) -> pandas.DataFrame:
         """The rows as a data frame of the types that the statement gave: times are times, lists are lists."""

@@ -69,6 +69,7 @@ class ModelMap(Drawn):
     ``explained_variance``: for pca, the shares of the variance along x and y. ``hub``: the address of the crawled Hub.
     """
 
+    ROWS = "points"
     COLUMNS = tuple(MapPoint.__dataclass_fields__)
     OPTIONAL_COLUMNS = ("model_id", "downloads", "relation", "value", "author")
 
@@ -141,10 +142,6 @@ class ModelMap(Drawn):
             "left_out": asdict(self.left_out),
             "notes": list(self.notes),
         }
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each point, with the columns of :class:`MapPoint`."""
-        return [asdict(point) for point in self.points]
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """The object; ``details``: with the points."""
