@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import AtlasFolder, is_on_hub
-from indexer.database.connection import Connection
-from indexer.database.naming import base_named, model_ending_in
+from indexer.database.connection import Connection, base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, is_hub_id
@@ -136,8 +135,8 @@ class AtlasReader:
     @property
     def generation(self) -> int:
         """The number of publishes."""
-        row = self.connection.execute("SELECT generation FROM atlas_info").fetchone()
-        return int(row[0]) if row else 0
+        rows = self.rows("SELECT generation FROM atlas_info")
+        return int(rows[0]["generation"]) if rows else 0
 
     @property
     def database(self) -> Path:
@@ -236,11 +235,7 @@ class AtlasReader:
         Raises AtlasError if there is none, or nothing is published for it.
         """
         canonical = self._base_of_claims(claimed) if base is None and len(self.bases()) > 1 else self.base_named(base)
-        rows = self.rows(
-            'SELECT "commit", rank FROM bases JOIN representations USING (base) '
-            "WHERE base = ? AND representation = 'input'",
-            [canonical],
-        )
+        rows = published_bases(self.connection, canonical)
         if not rows:
             raise AtlasError(f"Nothing is published for {canonical}.", f"Run: `build({canonical!r})`")
         from indexer.vectors.published import PublishedBase

@@ -19,7 +19,7 @@ from indexer.builds.report import ProfileReport, Result
 from indexer.builds.resources import PROCESS_BYTES, workers_for
 from indexer.builds.worker import classify_error
 from indexer.console.messages import Progress, say, say_more
-from indexer.database.naming import base_named, model_ending_in
+from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
@@ -179,11 +179,7 @@ class _Profiling:
         self.folder, self.base, self.options = folder, base, options
         self.store = ProfileStore(folder)
         with Reading(folder.database) as connection:
-            (row,) = connection.rows(
-                'SELECT "commit", rank, model_type FROM bases JOIN representations USING (base) '
-                "WHERE base = ? AND representation = 'input'",
-                (base,),
-            )
+            (row,) = published_bases(connection, base)
             found = connection.rows(
                 'SELECT model, "commit", relation, '
                 "list_sum([file.size FOR file IN weight_files])::BIGINT AS weight_bytes "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from indexer.atlas import AtlasFolder
-from indexer.database.naming import base_named, model_ending_in
+from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
@@ -64,11 +64,7 @@ def _bases_of(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str,
 
 def _publish_without(folder: AtlasFolder, base: str, model: str) -> None:
     with Reading(folder.database) as connection:
-        (row,) = connection.rows(
-            'SELECT "commit", coalesce(rank, 8) AS rank FROM bases LEFT JOIN representations '
-            "ON representations.base = bases.base AND representation = 'input' WHERE bases.base = ?",
-            (base,),
-        )
+        (row,) = published_bases(connection, base)
     stored = StoredBase(folder.base(base, row["commit"]))
     publish(folder, [Publication(stored, (), (), row["rank"], withdrawn=(model,), purged=True)])
 

@@ -1,9 +1,10 @@
-"""What an attached file has besides what schema.sql makes, read from its catalog without running anything of it.
+"""Compares the catalog of an attached file with schema.sql, without running anything in the file.
 
-The expectation comes from schema.sql itself, run in memory by the same DuckDB, which prints both. Tables must be those
-of schema.sql to the column; other objects of any kind are refused. Views and macros of the right name are another
-matter: versions of DuckDB store one definition in different ways. Where they print another, that of schema.sql stands
-in for it (a temporary object, which goes before all others), and the file's own is never run.
+The expected catalog comes from schema.sql itself, run in memory by the same DuckDB, which prints both. Tables must be
+those of schema.sql to the column; other objects of any kind are refused. Views and macros of the right name are
+accepted, because versions of DuckDB store the same definition in different ways. If such a definition is printed
+differently, that of schema.sql replaces it (a temporary object, which is found before all others), and the file's own
+is never run.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from indexer.untrusted import printable
 if TYPE_CHECKING:
     import duckdb
 
-HINT = "It is not as this program makes it. To make it again from its records: index rebuild"
+HINT = "This program did not make it so. To make it again from its records: index rebuild"
 
-# A row takes at least a byte, but for a table that holds the same again and again: so many at most are believed.
+# A row takes at least a byte, except in a table of repeated values: there this many rows are accepted.
 _ROWS_BELIEVED = 1_000_000
 
-# By kind: an object's schema, its name, and its definition as far as DuckDB prints it. Nothing is left out that a file
-# could mark as DuckDB's own.
+# For each kind of object its schema, name and definition as far as DuckDB prints it. Objects marked as internal are
+# included, because a file could mark its own as such.
 _LISTINGS = {
     "schema": "SELECT database_name, '', schema_name, '' FROM system.main.duckdb_schemas()",
     "table": "SELECT database_name, schema_name, table_name, sql FROM system.main.duckdb_tables()",
@@ -48,7 +49,7 @@ _COMMENTED = re.compile(r"^COMMENT ON (?:VIEW|MACRO TABLE|COLUMN) (\w+)", re.MUL
 class Definition:
     """A statement of schema.sql that makes something: ``kind`` is schema, table, view or macro.
 
-    Those of views and macros are names of the schema main.
+    Views and macros are in the schema main. ``comments``: statements about it.
     """
 
     kind: str
@@ -56,41 +57,31 @@ class Definition:
     statement: str
     comments: tuple[str, ...] = ()
 
-    @property
-    def stand_in(self) -> str:
-        """The statement that makes it a temporary object."""
-        return self.statement.replace(f"CREATE {self.kind.upper()} ", f"CREATE TEMP {self.kind.upper()} ", 1)
-
-    @property
-    def replacement(self) -> str:
-        """The statement that puts it in place of another one of its name."""
-        return self.statement.replace(f"CREATE {self.kind.upper()} ", f"CREATE OR REPLACE {self.kind.upper()} ", 1)
+    def created(self, how: str) -> str:
+        """The statement as CREATE TEMP or CREATE OR REPLACE."""
+        kind = self.kind.upper()
+        return self.statement.replace(f"CREATE {kind} ", f"CREATE {how} {kind} ", 1)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in a file: ``problems`` are why it is refused; ``others`` are definitions that differ.
+    """What was found in a file: ``problems`` are reasons to refuse it; ``others`` are definitions that differ.
 
-    Macros are always among ``others``, as DuckDB prints no macro's defaults.
+    Macros are always among ``others``, because DuckDB does not print their defaults.
     """
 
     problems: tuple[str, ...] = ()
     others: tuple[Definition, ...] = ()
 
     @property
-    def stand_ins(self) -> list[str]:
-        """Statements that put temporary objects of schema.sql before those of the file that are not the same."""
-        return [one.stand_in for one in self.others]
-
-    @property
     def other_views(self) -> list[str]:
-        """Names of the views that are not those of schema.sql."""
+        """Names of the views that differ from those of schema.sql."""
         return [one.name for one in self.others if one.kind == "view"]
 
 
 @cache
 def definitions() -> tuple[Definition, ...]:
-    """What schema.sql makes, in its order."""
+    """The statements of schema.sql that make something, in their order."""
     statements = re.split(r"(?<=;)\n+", schema_sql())
     comments: dict[str, list[str]] = {}
     for statement in statements:
@@ -104,34 +95,36 @@ def definitions() -> tuple[Definition, ...]:
 
 
 def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
-    """What the attached file holds, by its catalog. Nothing in it is run, bound or looked up.
+    """Compare the catalog of the attached file with schema.sql. Nothing in the file is run, bound or looked up.
 
-    Raises AtlasError where it is no atlas, or one of another schema.
+    Raises AtlasError if it is not an atlas, or has another schema.
     """
     wanted = expected()
-    listed = {kind: (_listed(connection, statement), wanted[kind]) for kind, statement in _LISTINGS.items()}
-    check_version(connection, path, listed["table"])
-    problems = [problem for kind, pair in listed.items() for problem in _problems(kind, *pair)]
+    held = {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
+    _check_version(connection, path, held["table"], wanted["table"])
+    problems = [problem for kind in _LISTINGS for problem in _problems(kind, held[kind], wanted[kind])]
     problems += _too_many_rows(connection, path)
-    others = tuple(_others(*listed["view"]))
-    return Found(tuple(problems), others)
+    others = [
+        one
+        for one in definitions()
+        if one.kind == "macro"
+        or (one.kind == "view" and held["view"].get(("main", one.name)) != wanted["view"]["main", one.name])
+    ]
+    return Found(tuple(problems), tuple(others))
 
 
 def refuse(path: Path, found: Found) -> None:
-    """Raises AtlasError where a file holds what schema.sql does not make."""
+    """Raises AtlasError if a file has objects that schema.sql does not make."""
     if found.problems:
         more = len(found.problems) - 1
         also = f" (and {more} more)" if more else ""
-        raise AtlasError(
-            f"{path} is refused: it {found.problems[0]}{also}.",
-            HINT,
-        )
+        raise AtlasError(f"{path} is refused: it {found.problems[0]}{also}.", HINT)
 
 
 def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset[tuple[str, str]]:
-    """Schemas and names of the tables of a file that can be asked, without functions, and nothing of the file is run.
+    """Schemas and names of the tables of a file that can be queried without running anything of the file.
 
-    None (an empty set) where a macro could stand before what is asked, or a table never ends.
+    Empty if a macro could shadow a name in the query, or if a table claims too many rows.
     """
     macros = _listed(connection, _LISTINGS["macro"])
     if any(types != {"table_macro"} for types in macros.values()) or list(_too_many_rows(connection, path)):
@@ -141,10 +134,10 @@ def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset
 
 
 def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
-    """Put those of schema.sql into the file where its own are not the same; it is used already, and to be changed."""
-    connection.execute("BEGIN")  # one for all: each by itself would wait for the disk
+    """Replace the definitions that differ by those of schema.sql, in a file that is open for writing."""
+    connection.execute("BEGIN")  # one transaction, because each would wait for the disk
     for one in found.others:
-        connection.execute(one.replacement)
+        connection.execute(one.created("OR REPLACE"))
         for comment in one.comments:
             connection.execute(comment)
     connection.execute("COMMIT")
@@ -156,10 +149,10 @@ Listed = dict[tuple[str, str], set[str]]
 
 @cache
 def expected() -> dict[str, Listed]:
-    """What a file should hold, by kind: what this DuckDB makes of schema.sql in memory."""
+    """The expected definitions by kind: what this DuckDB makes of schema.sql in memory."""
     import duckdb
 
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:  # more have nothing to do, and take time
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:  # starting more takes time
         connection.execute(f"ATTACH ':memory:' AS {NAME}")
         connection.execute(f"USE {NAME}")
         connection.execute("BEGIN")
@@ -169,23 +162,20 @@ def expected() -> dict[str, Listed]:
 
 
 def _listed(connection: duckdb.DuckDBPyConnection, statement: str) -> Listed:
-    """What the file holds of one kind."""
+    """The definitions of one kind in the file, in one form for all versions of DuckDB."""
     import duckdb
 
     held: Listed = {}
     try:
         rows = connection.execute(f"{statement} WHERE database_name = '{NAME}'").fetchall()
-    except duckdb.CatalogException:  # of a later DuckDB
+    except duckdb.CatalogException:  # this kind is of a later DuckDB
         return held
-    for _, schema, name, definition in rows:
-        held.setdefault((schema, name), set()).add(_plain(definition or ""))
+    for _, schema, name, printed in rows:
+        text = re.sub(r"CAST\('t' AS BOOLEAN\)", "true", printed or "")
+        text = re.sub(r"CAST\('f' AS BOOLEAN\)", "false", text)
+        text = re.sub(r"\bmain\.(?=list_value\()", "", text)
+        held.setdefault((schema, name), set()).add(text)
     return held
-
-
-def _plain(definition: str) -> str:
-    """One text for what versions of DuckDB print in different ways."""
-    definition = re.sub(r"CAST\('([tf])' AS BOOLEAN\)", lambda it: "true" if it[1] == "t" else "false", definition)
-    return re.sub(r"\bmain\.(?=list_value\()", "", definition)
 
 
 def _problems(kind: str, held: Listed, expected: Listed) -> Iterator[str]:
@@ -200,14 +190,6 @@ def _problems(kind: str, held: Listed, expected: Listed) -> Iterator[str]:
             yield f"holds a {kind} {printable(key[1], 60)!r} that is not that of schema.sql"
 
 
-def _others(held: Listed, expected: Listed) -> Iterator[Definition]:
-    """Views that differ or are missing, and every macro."""
-    for one in definitions():
-        key = ("main", one.name)
-        if one.kind == "macro" or (one.kind == "view" and held.get(key) != expected[key]):
-            yield one
-
-
 def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterator[str]:
     """A file of a few kilobytes can claim a billion rows, which would all be read into memory."""
     most = max(_ROWS_BELIEVED, path.stat().st_size)
@@ -219,12 +201,11 @@ def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> Iterato
             yield f"claims {count:,} rows in the table {printable(name, 60)!r}, more than the file could contain"
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, path: Path, tables: tuple[Listed, Listed]) -> None:
+def _check_version(connection: duckdb.DuckDBPyConnection, path: Path, held: Listed, expected: Listed) -> None:
     """Raises AtlasError if the file is not an atlas, or has another schema.
 
     The table atlas_info is the same in every version; a different one is not queried.
     """
-    held, expected = tables
     key = ("main", "atlas_info")
     if key not in held:
         raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another `atlas`.")

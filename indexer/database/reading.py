@@ -1,39 +1,51 @@
-"""A published database, opened to be read: locked, found to be what schema.sql makes, and only then used."""
+"""Published databases, opened read-only: locked down, compared with schema.sql, and only then queried.
+
+A comparison that finds no difference is remembered in the user's cache (``indexer.storage.checksums``), because it
+takes longer than most queries. The file is recognised by everything that changes when it does, including the time of
+its last change (``ctime``), which no program can set back.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import time as clock
+from typing import Any
 
-from indexer.database.catalog import Found, examine, plain_tables, refuse
-from indexer.database.compared import Stamp, remember, remembered, stamp_now
-from indexer.database.connection import Connection
-from indexer.database.failures import failures_told
+from indexer.atlas import schema_sql
+from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
+from indexer.database.connection import Connection, rows_as_dicts, translated_errors
 from indexer.database.secure_connection import attached, use
 from indexer.errors import AtlasError
+from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import copy_file
-
-if TYPE_CHECKING:
-    import duckdb
-
-# Files that this process has looked through, as they were then, and which of their tables can be asked.
-_PLAIN: dict[Path, tuple[tuple[int, ...], frozenset[tuple[str, str]]]] = {}
+from indexer.storage.checksums import is_checked, note_checked, stamp_of
 
 COPY_NOTE = "another program has the database open for writing; reading a private copy"
-LOG_NOTE = "changes in {name} came through no publish: they are not read"
+LOG_NOTE = "the changes in {name} were not published and are not read"
+
+# Increased when a comparison checks more than before, so that earlier ones no longer count.
+COMPARISON = 1
+
+# A file that changed less than this long ago is not remembered: two changes within a tick of the clock look alike.
+_SETTLED_SECONDS = 3.0
+
+# The tables that can be queried without running anything of the file, by path and state of the file.
+_plain: dict[Path, tuple[tuple[int, ...], frozenset[tuple[str, str]]]] = {}
 
 
 class Reading(Connection):
-    """What was published last, read-only. ``file`` is what is read: the file itself, or a private copy of it.
+    """The published database, read-only. ``file``: what is read, the database itself or a private copy.
 
-    A copy is read where a write-ahead log lies beside the file (which no publish leaves, and which would be replayed),
-    and, with ``copies_held``, where another program holds the file for writing; ``notes`` say so. ``stand_ins``:
-    statements that were run to put definitions of schema.sql before the file's own.
+    A copy is read if there is a write-ahead log, which no publish leaves and DuckDB would replay, and, with
+    ``copies_held``, if another program has the file open for writing; ``notes`` say so. ``stand_ins``: statements that
+    were run to replace definitions of the file by those of schema.sql. ``settings``: statements to run first.
 
-    Raises AtlasError where the file is damaged, is of another schema, or holds what schema.sql does not make.
+    Raises AtlasError if the file is damaged, has another schema, or has objects that schema.sql does not make.
     """
 
     def __init__(self, path: Path, *, settings: Sequence[str] = (), copies_held: bool = False) -> None:
@@ -41,117 +53,99 @@ class Reading(Connection):
 
         self.file = path
         self.notes: list[str] = []
-        self.stand_ins: list[str] = []
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
-        try:
-            with failures_told(path):
-                if _has_log(path):
-                    self._copied(path, LOG_NOTE.format(name=_log(path).name))
-                before = stamp_now(path)
-                try:
-                    opened = attached(self.file, settings=settings)
-                except duckdb.IOException as error:
-                    if not (copies_held and "lock" in str(error).lower() and self._copy is None):
-                        raise
-                    self._copied(path, COPY_NOTE)
-                    opened = attached(self.file, settings=settings)
-        except BaseException:
-            self._forget_copy()
-            raise
+        with translated_errors(path), ExitStack() as cleanup:
+            if _log(path) is not None:
+                self.file = _private_copy(path, cleanup)
+                self.notes.append(LOG_NOTE.format(name=path.name + ".wal"))
+            stamp = _stamp(path)
+            try:
+                opened = attached(self.file, settings=settings)
+            except duckdb.IOException as error:
+                if not copies_held or "lock" not in str(error).lower() or self.file != path:
+                    raise
+                self.file = _private_copy(path, cleanup)
+                self.notes.append(COPY_NOTE)
+                opened = attached(self.file, settings=settings)
+            cleanup.callback(opened.close)
+            found = self._compared(opened, path, stamp)
+            refuse(path, found)
+            use(opened)
+            self.stand_ins = [one.created("TEMP") for one in found.others]
+            for statement in self.stand_ins:
+                opened.execute(statement)
+            if found.other_views:
+                names = ", ".join(found.other_views)
+                self.notes.append(f"views of the file differ from schema.sql and are replaced: {names}")
+            self._cleanup = cleanup.pop_all()
         super().__init__(opened, path)
-        try:
-            with failures_told(path):
-                self._use(self._examined(opened, before if self._copy is None else None))
-        except BaseException:
-            self.close()
-            raise
 
-    def _examined(self, opened: duckdb.DuckDBPyConnection, before: Stamp | None) -> Found:
-        """What is in the file; ``before``: what it was before it was opened, None for a copy."""
-        found = remembered(self.path, before)
-        if found is None:
-            found = examine(opened, self.file)
-            remember(self.path, before, found)
+    def _compared(self, opened: Any, path: Path, stamp: list[int | str] | None) -> Found:
+        """The result of the comparison with schema.sql. ``stamp``: of the file, before it was opened."""
+        if self.file != path:
+            return examine(opened, self.file)
+        if stamp is not None and stamp == _stamp(path) and is_checked(path.absolute(), stamp):
+            return Found((), tuple(one for one in definitions() if one.kind == "macro"))
+        found = examine(opened, path)
+        is_same = not found.problems and not found.other_views
+        if is_same and stamp is not None and stamp == _stamp(path):
+            note_checked(path.absolute(), stamp)
         return found
 
-    def _use(self, found: Found) -> None:
-        refuse(self.path, found)
-        use(self._connection)
-        self.stand_ins = found.stand_ins
-        for statement in self.stand_ins:
-            self._connection.execute(statement)
-        if found.other_views:
-            names = ", ".join(found.other_views)
-            self.notes.append(f"its own definitions are not used, as schema.sql has others: {names}")
-
     def close(self) -> None:
-        """Let go of the file, and remove the copy."""
-        super().close()
-        self._forget_copy()
-
-    def _copied(self, path: Path, note: str) -> None:
-        self._copy, self.file = private_copy(path)
-        self.notes.append(note)
-
-    def _forget_copy(self) -> None:
-        if self._copy is not None:
-            self._copy.cleanup()
-            self._copy = None
-
-
-def private_copy(path: Path) -> tuple[tempfile.TemporaryDirectory[str], Path]:
-    """A copy of a database, without its log, in a folder that goes with the first of the two."""
-    folder = tempfile.TemporaryDirectory(prefix="atlas-")
-    copy = Path(folder.name) / path.name
-    try:
-        copy_file(path, copy, through_links=True)
-    except BaseException:
-        folder.cleanup()
-        raise
-    return folder, copy
+        """Close the file, and remove the copy."""
+        self._cleanup.close()
 
 
 def earlier_rows(path: Path, tables: Sequence[str], statements: Sequence[str]) -> list[list[dict[str, Any]]] | None:
-    """Rows of a database of any schema, as dicts, a list for each statement; None where it cannot be read.
+    """Rows of a database of any schema, as dicts, a list for each statement; None if it cannot be read.
 
-    For what is to be kept of a database that is made again. The statements may ask ``tables``, and use no function: a
-    file that computes a column of theirs, or shadows a name, is not asked.
+    The statements may query ``tables`` and use no functions. A file with computed columns in these tables, or with
+    objects that shadow a name, is not queried.
     """
     if not path.is_file():
         return None
-    if _has_log(path):
-        folder, copy = private_copy(path)
-        with folder:
-            return earlier_rows(copy, tables, statements)
+    keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
     try:
-        with failures_told(path), attached(path) as connection:
-            keys = {(schema or "main", table) for schema, _, table in (name.rpartition(".") for name in tables)}
-            if not keys <= _plain_tables(connection, path):
+        with translated_errors(path), ExitStack() as cleanup:
+            file = path if _log(path) is None else _private_copy(path, cleanup)
+            connection = cleanup.enter_context(attached(file))
+            status = path.stat()
+            state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            known = _plain.get(path.absolute())
+            if known is None or known[0] != state:  # listing macros takes longer than most queries
+                known = _plain[path.absolute()] = (state, plain_tables(connection, file))
+            if not keys <= known[1]:
                 return None
             use(connection)
-            found = []
-            for statement in statements:
-                cursor = connection.execute(statement)
-                names = [column[0] for column in cursor.description or ()]
-                found.append([dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
-            return found
+            return [rows_as_dicts(connection.execute(statement)) for statement in statements]
     except (AtlasError, OSError):
         return None
 
 
-def _plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset[tuple[str, str]]:
-    """Tables that can be asked; a file is looked through once, as listing its macros costs more than most questions."""
-    status = path.stat()
-    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = _PLAIN.get(path.absolute())
-    if known is None or known[0] != now:
-        known = _PLAIN[path.absolute()] = (now, plain_tables(connection, path))
-    return known[1]
+def _log(path: Path) -> Path | None:
+    """The write-ahead log of a database, if there is one."""
+    log = path.with_name(path.name + ".wal")
+    return log if os.path.lexists(log) else None
 
 
-def _log(path: Path) -> Path:
-    return path.with_name(path.name + ".wal")
+def _private_copy(path: Path, cleanup: ExitStack) -> Path:
+    """A copy of a database without its log, in a folder that ``cleanup`` removes."""
+    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="atlas-"))
+    copy = Path(folder) / path.name
+    copy_file(path, copy, through_links=True)
+    return copy
 
 
-def _has_log(path: Path) -> bool:
-    return os.path.lexists(_log(path))
+def _stamp(path: Path) -> list[int | str] | None:
+    """What a comparison of the file is remembered by; None if it must not be remembered."""
+    import duckdb
+
+    try:
+        status = regular_status(path)
+    except OSError:
+        return None
+    if clock() - status.st_ctime < _SETTLED_SECONDS:
+        return None
+    compared = f"{COMPARISON} {duckdb.__version__} {schema_sql()}"
+    digest = hashlib.sha256(compared.encode()).hexdigest()
+    return [*stamp_of(status, digest), status.st_dev, status.st_ctime_ns]

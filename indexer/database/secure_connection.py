@@ -8,7 +8,7 @@ runs nothing in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,44 +42,51 @@ def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0)
     ``milliseconds``: time limit of a statement, 0 for none. Every connection is a database of its own and shows the
     current file, whatever else this process has open. Raises duckdb.IOException if another process has the file open
     for writing, duckdb.Error if it is not a database.
+
+    DuckDB opens a path more than once, and would read blocks of a new file at positions given by the old one. So if a
+    publish replaces the file meanwhile, it is opened again.
     """
+    import duckdb
 
-    def attach() -> duckdb.DuckDBPyConnection:
-        import duckdb
-
+    for is_last in (False,) * OPEN_RETRIES + (True,):
+        before = _inode(path)
         connection = duckdb.connect(":memory:")
         try:
-            _set(connection, ["SET temp_directory = ''", *settings])
-            if milliseconds and _knows(connection, "max_execution_time"):
+            _run(connection, ["SET temp_directory = ''", *settings])
+            known = "SELECT 1 FROM system.main.duckdb_settings() WHERE name = 'max_execution_time'"
+            if milliseconds and connection.execute(known).fetchone():  # of a later DuckDB
                 connection.execute(f"SET max_execution_time = {int(milliseconds)}")
-            _shut(connection, path.absolute())
+            _lock_down(connection, path)
             connection.execute(f"ATTACH {quoted(path.absolute())} AS {NAME} (READ_ONLY, TYPE duckdb)")
-            _set(connection, ["SET disabled_filesystems = 'LocalFileSystem'", _LAST])
+            _run(connection, ["SET disabled_filesystems = 'LocalFileSystem'", _LAST])
         except duckdb.Error:
             connection.close()
-            raise
-        return connection
-
-    return _of_one_file(path, attach)
+            if is_last or _inode(path) == before:
+                raise
+            continue
+        if is_last or _inode(path) == before:
+            break
+        connection.close()
+    return connection
 
 
 def attached_for_writing(
-    path: Path, *, settings: Sequence[str] = (), beside: Mapping[str, Path] | None = None
+    path: Path, *, settings: Sequence[str] = (), others: Mapping[str, Path] | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A private file, made where there is none, attached under NAME to be changed; locked like one to be read.
+    """Attach a private file under NAME to be changed, as locked down as one to be read; it is made if it is missing.
 
-    Only its own folder can be reached, for its log and for what is spilled. ``beside``: files of that folder to be
-    attached read-only under other names. Raises duckdb.Error where one is no database.
+    Only its own folder can be accessed, for the log and for data that is spilled. ``others``: files of that folder to
+    attach read-only under other names. Raises duckdb.Error if one of them is not a database.
     """
     import duckdb
 
     connection = duckdb.connect(":memory:")
     try:
-        _set(connection, settings)
-        _shut(connection, path.absolute())
+        _run(connection, settings)
+        _lock_down(connection, path)
         version = "" if path.exists() else f", STORAGE_VERSION '{STORAGE_VERSION}'"
         connection.execute(f"ATTACH {quoted(path.absolute())} AS {NAME} (TYPE duckdb{version})")
-        for name, other in (beside or {}).items():
+        for name, other in (others or {}).items():
             connection.execute(f"ATTACH {quoted(other.absolute())} AS {name} (READ_ONLY, TYPE duckdb)")
         connection.execute(_LAST)
     except duckdb.Error:
@@ -101,42 +108,14 @@ def quoted(text: str | Path) -> str:
     return "'" + str(text).replace("'", "''") + "'"
 
 
-def _shut(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    _set(
-        connection,
-        [*_FIRST, f"SET allowed_directories = [{quoted(path.parent)}]", "SET enable_external_access = false"],
-    )
+def _lock_down(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    allowed = f"SET allowed_directories = [{quoted(path.absolute().parent)}]"
+    _run(connection, [*_FIRST, allowed, "SET enable_external_access = false"])
 
 
-def _set(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
+def _run(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
     for statement in statements:
         connection.execute(statement)
-
-
-def _knows(connection: duckdb.DuckDBPyConnection, setting: str) -> bool:
-    found = connection.execute("SELECT 1 FROM system.main.duckdb_settings() WHERE name = ?", [setting])
-    return found.fetchone() is not None
-
-
-def _of_one_file(path: Path, connect: Callable[[], duckdb.DuckDBPyConnection]) -> duckdb.DuckDBPyConnection:
-    """Open a connection, again if a publish replaced the file meanwhile.
-
-    DuckDB opens a path more than once, and would read blocks of the new file at positions given by the old one.
-    """
-    import duckdb
-
-    for _ in range(OPEN_RETRIES):
-        before = _inode(path)
-        try:
-            connection = connect()
-        except duckdb.Error:
-            if _inode(path) == before:
-                raise
-            continue
-        if _inode(path) == before:
-            return connection
-        connection.close()
-    return connect()
 
 
 def _inode(path: Path) -> tuple[int, int, int] | None:

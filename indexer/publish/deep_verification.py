@@ -19,8 +19,7 @@ import numpy as np
 
 from indexer.atlas import NEIGHBOURS, AtlasFolder
 from indexer.database import catalog
-from indexer.database.connection import Connection
-from indexer.database.failures import failures_told
+from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
@@ -73,7 +72,7 @@ def _catalog(path: Path) -> Iterator[Disagreement]:
         yield Disagreement("file", log.name, "is a write-ahead log: the database was changed by another program")
         return
     try:
-        with failures_told(path), attached(path) as connection:
+        with translated_errors(path), attached(path) as connection:
             found = catalog.examine(connection, path)
     except AtlasError as error:
         yield Disagreement("database", path.name, error.message)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.atlas import AtlasFolder
+from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
@@ -209,10 +210,7 @@ def represent(
     chosen = representation_named(name)
     folder.require()
     with Reading(folder.database) as connection:
-        current = connection.rows(
-            'SELECT base, "commit", rank FROM bases JOIN representations USING (base) '
-            "WHERE representation = 'input' ORDER BY base",
-        )
+        current = published_bases(connection)
     publish(
         folder,
         [

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from indexer.atlas import AtlasFolder
-from indexer.database.failures import failures_told
+from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
 from indexer.publish.duplicates import DuplicateGroups
 from indexer.publish.initialisations import renew_initialisations
@@ -51,7 +51,7 @@ def publish(
     import duckdb
 
     chosen = list(publications)
-    with failures_told(folder.database):
+    with translated_errors(folder.database):
         try:
             _publish(folder, chosen, representations, afresh, say, memory)
         except duckdb.OutOfMemoryException:

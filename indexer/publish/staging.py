@@ -152,7 +152,7 @@ def _compact(database: Path, limits: Sequence[str]) -> None:
     fresh = database.with_name(f"{database.stem}.compact{database.suffix}")
     fresh.unlink(missing_ok=True)
     try:
-        with attached_for_writing(fresh, settings=limits, beside={"bloated": database}) as connection:
+        with attached_for_writing(fresh, settings=limits, others={"bloated": database}) as connection:
             connection.execute(f"COPY FROM DATABASE bloated TO {NAME}")
         fresh.replace(database)
     finally:

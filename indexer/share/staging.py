@@ -18,8 +18,7 @@ from pathlib import Path
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.cards.local import without_paths
-from indexer.database.connection import Connection
-from indexer.database.failures import failures_told
+from indexer.database.connection import Connection, translated_errors
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.errors import AtlasError
@@ -130,7 +129,7 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
                 name = Path(str(error.filename)).name
                 raise AtlasError(f"The file {name} of the atlas is missing.", "Run: index verify") from error
     checksum = file_sha256(folder / _COPY)
-    with failures_told(folder / DATABASE):
+    with translated_errors(folder / DATABASE):
         _rewrite(folder / _COPY, folder / DATABASE)
     (folder / _COPY).unlink()
     with Reading(folder / DATABASE) as connection:
@@ -195,7 +194,7 @@ def _rewrite(copy: Path, target: Path) -> None:
 
     DuckDB leaves deleted and replaced rows in a file until it needs their space. Raises duckdb.Error.
     """
-    with attached_for_writing(target, beside={"published": copy}) as connection:
+    with attached_for_writing(target, others={"published": copy}) as connection:
         use(connection)
         connection.execute(schema_sql())
         tables = connection.execute(

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import duckdb
 import pytest
 
-from indexer.database import compared, reading
+from indexer.database import reading
 from indexer.errors import AtlasError
 from indexer.storage import checksums
 from query import Atlas
@@ -23,7 +23,7 @@ def comparisons(mine, tmp_path, monkeypatch):
     counted = []
     examine = reading.examine
     monkeypatch.setattr(reading, "examine", lambda *given: counted.append(given) or examine(*given))
-    monkeypatch.setattr(compared, "clock", lambda: time.time() + 3600)
+    monkeypatch.setattr(reading, "clock", lambda: time.time() + 3600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return counted
 
@@ -40,7 +40,7 @@ def test_the_same_file_is_compared_once(mine, comparisons):
 
 
 def test_a_file_of_a_moment_ago_is_compared_again(mine, comparisons, monkeypatch):
-    monkeypatch.setattr(compared, "clock", time.time)
+    monkeypatch.setattr(reading, "clock", time.time)
     os.utime(mine / "atlas.duckdb")
     opened(mine), opened(mine)
     assert len(comparisons) == 2
@@ -76,7 +76,7 @@ def test_what_differs_is_compared_each_time(mine, comparisons, statement):
     assert len(comparisons) == 3
 
 
-@pytest.mark.parametrize("other", [(compared, "schema_sql", lambda: "-- other"), (duckdb, "__version__", "0.0.0")])
+@pytest.mark.parametrize("other", [(reading, "schema_sql", lambda: "-- other"), (duckdb, "__version__", "0.0.0")])
 def test_another_schema_or_duckdb_compares_again(mine, comparisons, monkeypatch, other):
     opened(mine)
     monkeypatch.setattr(*other)

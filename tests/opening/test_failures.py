@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.database.failures import failures_told
+from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
 from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
@@ -77,11 +77,11 @@ def test_nothing_of_duckdbs_comes_out_of_a_connection(mine):
 
 
 def test_ctrl_c_within_duckdb_is_ctrl_c(tmp_path):
-    with pytest.raises(KeyboardInterrupt), failures_told(tmp_path):
+    with pytest.raises(KeyboardInterrupt), translated_errors(tmp_path):
         raise RuntimeError("Query interrupted")
-    with pytest.raises(KeyboardInterrupt), failures_told(tmp_path):
+    with pytest.raises(KeyboardInterrupt), translated_errors(tmp_path):
         raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
-    with pytest.raises(RuntimeError, match="other"), failures_told(tmp_path):
+    with pytest.raises(RuntimeError, match="other"), translated_errors(tmp_path):
         raise RuntimeError("other")
 
 
