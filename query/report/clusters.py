@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
 from query.clusters.result import AGREE, Cluster, Clusters
 from query.clusters.study import clusters
@@ -11,7 +10,7 @@ from query.map.coloring import ColorGroups
 from query.map.model_map import model_map
 from query.map.projection import METHODS
 from query.population import read_population
-from query.report.page import Part, Section, Source, code, shorten
+from query.report.page import Section, Source, code, shorten
 from query.wording import count, counted, decimal, percent
 
 _GROUPS = 6  # named in the map's text alternative
@@ -31,14 +30,9 @@ _AMONG = {
 }
 
 
-def map_section(source: Source) -> Section:
+def map_section(source: Source, section: Section) -> None:
     """The map: every model is a point, coloured by its dataset."""
-    section = Section("map", "The map")
-    try:
-        drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)
-    except AtlasError as error:
-        section.unavailable(error)
-        return section
+    drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)
     section.paragraph(
         "Every point is a model. Points that are close together are models whose weights were changed in a similar "
         "way; "
@@ -54,15 +48,15 @@ def map_section(source: Source) -> Section:
     largest = ", ".join(f"{shorten(one.group, 60)} ({one.models:,})" for one in groups)
     unnamed = drawn.coloring.codes.count(-1) if isinstance(drawn.coloring, ColorGroups) else 0
     placed = counted(len(drawn.points), "model")
+    rings = f", {counted(unnamed, 'names', 'name')} no dataset (rings)" if unnamed else ""
+    triangles = "; triangles are adapters." if any(point.relation == "adapter" for point in drawn.points) else "."
     section.picture(
         drawn.figure,
         f"Map of {placed} by {METHODS[drawn.method]}, coloured by dataset"
         + (f". The largest groups: {largest}." if groups else "."),
         [
-            placed + (f", {counted(unnamed, 'names', 'name')} no dataset (rings)" if unnamed else "")
-            + f", placed by {METHODS[drawn.method]} of the vectors ", code(drawn.representation),
-            f", seed {drawn.seed}"
-            + ("; triangles are adapters." if any(point.relation == "adapter" for point in drawn.points) else "."),
+            f"{placed}{rings}, placed by {METHODS[drawn.method]} of the vectors ", code(drawn.representation),
+            f", seed {drawn.seed}{triangles}",
         ],
         marks=len(drawn.points),
     )  # fmt: skip
@@ -70,21 +64,15 @@ def map_section(source: Source) -> Section:
     section.paragraph(
         "To explore it (hover, search, filter, colour by author): ", code(source.command("map", "--out map.html"))
     )
-    return section
 
 
-def clusters_section(source: Source) -> Section:
+def clusters_section(source: Source, section: Section) -> None:
     """The clusters, guesses for their undocumented members, and agreement with its chance level."""
-    section = Section("clusters", "Clusters")
-    try:
-        found = clusters(read_population(source.atlas, source.base), seed=source.seed)
-    except AtlasError as error:
-        section.unavailable(error)
-        return section
+    found = clusters(read_population(source.atlas, source.base), seed=source.seed)
     if not found.clusters:
         for note in found.notes:
             section.unavailable(note)
-        return section
+        return
     placed = sum(cluster.size for cluster in found.clusters)
     if found.min_size is not None:
         method = f"HDBSCAN (at least {found.min_size} models in a cluster)"
@@ -105,8 +93,8 @@ def clusters_section(source: Source) -> Section:
         },
         [
             (
-                str(one.cluster), count(one.size), _counts(one.datasets), _counts(one.authors),
-                source.model(one.central), decimal(one.cohesion), _probably(one),
+                str(one.cluster), one.size, _counts(one.datasets), _counts(one.authors), source.model(one.central),
+                decimal(one.cohesion), _probably(one),
             )
             for one in found.clusters
         ],
@@ -132,7 +120,6 @@ def clusters_section(source: Source) -> Section:
         section.paragraph("Every model in a cluster names a dataset.")
     _agreement(found, section)
     section.notes(found.notes)
-    return section
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -172,8 +159,8 @@ def _agreement(found: Clusters, section: Section) -> None:
         " Chance is the mean over random permutations of the labels, or over clusters found in clouds of random points "
         "without groups.",
     )
-    used = {row.measure for row in rows}
-    section.terms((_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in _MEASURES if one in used)
+    used = [one for one in _MEASURES if any(row.measure == one for row in rows)]
+    section.add("terms", terms=[(_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in used])
     order = ("datasets", "authors", "clusters")
     section.table(
         "Agreement and its chance level",
@@ -181,7 +168,15 @@ def _agreement(found: Clusters, section: Section) -> None:
             "groups compared": "fixed", "measure": "fixed", "among": "prose", "value": "number", "chance": "number",
             "p": "number", "models": "number",
         },
-        [_agreement_row(row) for row in sorted(rows, key=lambda row: order.index(row.labels))],
+        [
+            (
+                f"the {row.labels}" if row.measure == "silhouette" else f"clusters with {row.labels}",
+                _ABBREVIATED.get(row.measure, row.measure),
+                "clustered, against clouds without groups" if row.against == "cloud" else _AMONG[row.among],
+                decimal(row.value, 3), decimal(row.chance, 3), decimal(row.p_value, 3), row.models,
+            )
+            for row in sorted(rows, key=lambda row: order.index(row.labels))
+        ],
     )  # fmt: skip
 
 
@@ -194,15 +189,3 @@ def _in_words(what: str, row: Agreement | None) -> str | None:
     verb = ("agree a little" if is_little else "agree") if is_convincing else "agree no more than by chance"
     measured = f"{_IN_FULL.get(row.measure, row.measure)} {decimal(row.value)}"
     return f" {what} {verb}: {measured}, by chance {decimal(row.chance)}, p {decimal(row.p_value, 3)}."
-
-
-def _agreement_row(row: Agreement) -> tuple[Part, ...]:
-    return (
-        f"the {row.labels}" if row.measure == "silhouette" else f"clusters with {row.labels}",
-        _ABBREVIATED.get(row.measure, row.measure),
-        "clustered, against clouds without groups" if row.against == "cloud" else _AMONG.get(row.among, row.among),
-        decimal(row.value, 3),
-        decimal(row.chance, 3),
-        decimal(row.p_value, 3),
-        count(row.models),
-    )

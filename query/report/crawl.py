@@ -6,21 +6,51 @@ import json
 from collections import Counter
 
 from query.report.page import Section, Source, code, shorten
-from query.report.reasons import STATUSES, claim_in_words, reason_in_words
-from query.wording import count, counted, day, decimal, duration, literal, moment, percent, size, sql
+from query.report.reasons import REASONS, STATUSES, UNEXPLAINED, claim_in_words
+from query.wording import count, counted, day, decimal, duration, moment, percent, size
 
 _BUILDS = 8  # rows, the latest first
 _REASONS = 40
 
 
-def crawl(source: Source) -> Section:
+def crawl(source: Source, section: Section) -> None:
     """Counts by status and reason, bytes, times and versions."""
-    section = Section("crawl", "What was found, read and left out")
     _statuses(source, section)
-    _reasons(source, section)
-    _reading(source, section)
+    failures = source.rows("SELECT * FROM failures WHERE base = ? ORDER BY models DESC, status DESC, reason")
+    if failures:
+        section.heading("Why models were left out")
+        section.table(
+            "Skipped and failed models by reason",
+            {
+                "reason": "text", "models": "number", "status": "text", "in plain words": "prose",
+                "an example": "name", "details of the example": "prose",
+            },
+            [
+                (
+                    code(row["reason"] or "unknown"), row["models"], row["status"],
+                    REASONS.get(row["reason"] or "", UNEXPLAINED), source.model(row["example_model"]),
+                    shorten(row["example"] or "", 160),
+                )
+                for row in failures
+            ],
+            most=_REASONS,
+            everything=source.query("FROM failures WHERE base = ? ORDER BY models DESC"),
+        )  # fmt: skip
+    (read,) = source.rows(
+        "SELECT count(*) AS models, sum(bytes_read) AS read, "
+        "sum(list_sum(list_transform(weight_files, lambda file: file.size))) AS stored FROM models WHERE base = ?"
+    )
+    if read["models"]:
+        section.heading("What was read")
+        of = f" of the {size(read['stored'])} in their weight files" if read["stored"] else ""
+        section.paragraph(
+            f"For the {counted(read['models'], 'indexed model')} {size(read['read'])}{of} were read: only the matrices "
+            "that are compared, not embeddings, heads or optimiser states."
+        )
+        rejected = source.number("SELECT count(*) FROM rejected_listing_rows WHERE base = ?")
+        if rejected:
+            section.paragraph(f"{counted(rejected, 'row')} of the Hub's listing could not be read.")
     _builds(source, section)
-    return section
 
 
 def _statuses(source: Source, section: Section) -> None:
@@ -48,7 +78,7 @@ def _statuses(source: Source, section: Section) -> None:
         "What became of the models found",
         {"status": "text", "models": "number", "share": "number", "meaning": "prose"},
         [
-            (status, count(models[status]), percent(models[status] / total), meaning)
+            (status, models[status], percent(models[status] / total), meaning)
             for status, meaning in STATUSES.items()
             if status in models
         ],
@@ -60,54 +90,13 @@ def _statuses(source: Source, section: Section) -> None:
     section.table(
         "How they say they were made",
         {"relation": "text", "found": "number", "indexed": "number", "claimed by": "prose"},
-        [(row["relation"], count(row["found"]), count(row["indexed"]), _claims(row["claims"])) for row in origins],
+        [(row["relation"], row["found"], row["indexed"], _claims(row["claims"])) for row in origins],
     )
 
 
 def _claims(claims: list[str | None]) -> str:
     counts = sorted(Counter(map(claim_in_words, claims)).items(), key=lambda pair: (-pair[1], pair[0]))
     return "; ".join(f"{shorten(words, 60)} ({number:,})" for words, number in counts)
-
-
-def _reasons(source: Source, section: Section) -> None:
-    rows = source.rows("SELECT * FROM failures WHERE base = ? ORDER BY models DESC, status DESC, reason")
-    if not rows:
-        return
-    section.heading("Why models were left out")
-    section.table(
-        "Skipped and failed models by reason",
-        {
-            "reason": "text", "models": "number", "status": "text", "in plain words": "prose", "an example": "name",
-            "details of the example": "prose",
-        },
-        [
-            (
-                code(row["reason"] or "unknown"), count(row["models"]), row["status"], reason_in_words(row["reason"]),
-                source.model(row["example_model"]), shorten(row["example"] or "", 160),
-            )
-            for row in rows
-        ],
-        most=_REASONS,
-        everything=sql(f"FROM failures WHERE base = {literal(source.base)} ORDER BY models DESC"),
-    )  # fmt: skip
-
-
-def _reading(source: Source, section: Section) -> None:
-    (row,) = source.rows(
-        "SELECT count(*) AS models, sum(bytes_read) AS read, sum(block_bytes) AS blocks, "
-        "sum(list_sum(list_transform(weight_files, lambda file: file.size))) AS stored FROM models WHERE base = ?"
-    )
-    if not row["models"]:
-        return
-    section.heading("What was read")
-    of = f" of the {size(row['stored'])} in their weight files" if row["stored"] else ""
-    section.paragraph(
-        f"For the {counted(row['models'], 'indexed model')} {size(row['read'])}{of} were read: only the matrices that "
-        "are compared, not embeddings, heads or optimiser states."
-    )
-    rejected = source.number("SELECT count(*) FROM rejected_listing_rows WHERE base = ?")
-    if rejected:
-        section.paragraph(f"{counted(rejected, 'row')} of the Hub's listing could not be read.")
 
 
 def _builds(source: Source, section: Section) -> None:
@@ -123,7 +112,7 @@ def _builds(source: Source, section: Section) -> None:
     if not rows:
         section.unavailable("The atlas has no record of a build of this base.")
         return
-    numbers = ("discovered", "indexed", "unchanged", "skipped", "failed")
+    counts = ("discovered", "indexed", "unchanged", "skipped", "failed")
     section.table(
         "Builds, the latest first",
         {
@@ -132,13 +121,13 @@ def _builds(source: Source, section: Section) -> None:
         },
         [
             (
-                moment(row["started"]), duration(row["seconds"]), row["outcome"],
-                *(count(row[name]) for name in numbers), size(row["bytes_read"]),
+                moment(row["started"]), duration(row["seconds"]), row["outcome"], *(row[name] for name in counts),
+                size(row["bytes_read"]),
             )
             for row in rows
         ],
         most=_BUILDS,
-        everything=sql(f"FROM builds WHERE base = {literal(source.base)} ORDER BY build_id DESC"),
+        everything=source.query("FROM builds WHERE base = ? ORDER BY build_id DESC"),
     )  # fmt: skip
     spec, thresholds, versions = (json.loads(rows[0][name] or "{}") for name in ("spec", "thresholds", "versions"))
     kept = f"the {spec['rank']} largest singular values and vectors" if "rank" in spec else "the singular vectors"

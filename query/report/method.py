@@ -27,16 +27,13 @@ def opening(source: Source) -> tuple[Part, ...]:
     )  # fmt: skip
 
 
-def glossary(_source: Source) -> Section:
+def glossary(_source: Source, section: Section) -> None:
     """The words used on the page."""
-    section = Section("words", "The words used here")
-    section.terms(words().items())
-    return section
+    section.add("terms", terms=list(words().items()))
 
 
-def method(source: Source) -> Section:
+def method(source: Source, section: Section) -> None:
     """The commands that make this page, then the caveats."""
-    section = Section("method", "How to make this page again, and what to keep in mind")
     section.heading("Commands")
     section.paragraph(
         "Run these in the folder that contains the atlas, or add ", code("--atlas DIR"), ". The same atlas and the "
@@ -45,43 +42,36 @@ def method(source: Source) -> Section:
     base = shlex.quote(source.base)
     options = "".join(f" {shlex.quote(word)}" for word in _build_options(source))
     published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
+    further = [row["representation"] for row in published if row["representation"] != "input"]
     endpoint = source.crawled.endpoint
-    section.commands(
-        [
-            "pip install -c constraints.txt '.[studies]'    # in the folder of the project",
-            *([f"export HF_ENDPOINT={shlex.quote(endpoint)}"] if endpoint != PUBLIC_HUB else []),
-            f"index build --base {base}{options}",
-            *(
-                f"index represent {shlex.quote(row['representation'])}"
-                for row in published
-                if row["representation"] != "input"
-            ),
-            source.command("report", f"--seed {source.seed} --out report.html"),
-            "",
-            "# its parts, in more detail and as JSON",
-            *(source.command(name, "--json") for name in ("purity", "clusters", "rank", "predict --evaluate")),
-            source.command("map", f"--seed {source.seed} --out map.html"),
-        ]
-    )
+    lines = [
+        "pip install -c constraints.txt '.[studies]'    # in the folder of the project",
+        *([f"export HF_ENDPOINT={shlex.quote(endpoint)}"] if endpoint != PUBLIC_HUB else []),
+        f"index build --base {base}{options}",
+        *(f"index represent {shlex.quote(name)}" for name in further),
+        source.command("report", f"--seed {source.seed} --out report.html"),
+        "",
+        "# its parts, in more detail and as JSON",
+        *(source.command(name, "--json") for name in ("purity", "clusters", "rank", "predict --evaluate")),
+        source.command("map", f"--seed {source.seed} --out map.html"),
+    ]
+    section.add("commands", text="\n".join(lines))
     section.heading("Caveats")
-    section.points(
-        [
-            *_about_adapters(source),
-            "The default representation was chosen because it did best on other, smaller families of models. That is a "
-            "development result: read its lead over the others here as a test of that choice. On bases that took part "
-            "in choosing it, its lead is not a test at all.",
-            "Who uploads matters. Runs of one script by one person are alike whatever their data: quote the "
-            "cross-author numbers if there are any.",
-            "Datasets are what people wrote. Most models name none, some name what they were tested on, some are "
-            "wrong.",
-            "The vectors reflect the text first. Two tasks on the same sentences are hard to tell apart.",
-            "Embeddings, heads, biases and normalisation layers are not compared. Models of different bases are not "
-            "compared with each other.",
-            "A map squeezes thousands of numbers into two: look for groups, and check what you see against the "
-            "clusters and against purity, which use all of them.",
-        ]
+    caveats = (
+        *_about_adapters(source),
+        "The default representation was chosen because it did best on other, smaller families of models. That is a "
+        "development result: read its lead over the others here as a test of that choice. On bases that took part "
+        "in choosing it, its lead is not a test at all.",
+        "Who uploads matters. Runs of one script by one person are alike whatever their data: quote the "
+        "cross-author numbers if there are any.",
+        "Datasets are what people wrote. Most models name none, some name what they were tested on, some are wrong.",
+        "The vectors reflect the text first. Two tasks on the same sentences are hard to tell apart.",
+        "Embeddings, heads, biases and normalisation layers are not compared. Models of different bases are not "
+        "compared with each other.",
+        "A map squeezes thousands of numbers into two: look for groups, and check what you see against the "
+        "clusters and against purity, which use all of them.",
     )
-    return section
+    section.add("points", points=caveats)
 
 
 def _build_options(source: Source) -> list[str]:

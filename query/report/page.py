@@ -6,6 +6,7 @@ import base64
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
 from indexer.errors import AtlasError
 from query.figures import THEMES, draw
-from query.wording import NOTHING, day
+from query.wording import NOTHING, count, day, literal, sql
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from query.results import ThemeName
 
 _LONGEST = 300  # characters of one string from the Hub
+_NAMES = 3  # of a list in a cell
 _MANY_MARKS = 1500  # in a picture; with more, a PNG is smaller than an SVG
 _PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 # Text is escaped by the template; Markup comes only from the functions below, which escape what they are given.
-Part = Markup | str | int | None
+Part = Markup | str | None
+# Of a table: an integer has thousands separators, a time is a day, and of a list the first items are shown.
+Cell = Part | int | datetime | list[str]
 
 
 def code(text: str) -> Markup:
@@ -44,20 +48,15 @@ def model_link(name: str, address: str | None) -> Markup:
     return Markup('<a class="id" href="{}" rel="noopener nofollow">{}</a>').format(clean(address), clean(name))
 
 
-def emphasised(text: str) -> Markup:
-    """Text that stands out from other values of its column."""
-    return Markup("<em>{}</em>").format(clean(text))
-
-
 def shorten(text: str, longest: int = _LONGEST) -> str:
     """A string from the Hub, cut if it is too long for a page."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def enumerated(names: Sequence[str], most: int = 3) -> str:
+def enumerated(names: Sequence[str]) -> str:
     """The first names, separated by commas, and how many more there are."""
-    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(shorten(name, 80) for name in names[:most]) + rest
+    rest = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+    return ", ".join(shorten(name, 80) for name in names[:_NAMES]) + rest
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,18 @@ class Source:
         """Which Hub was crawled, and how."""
         return self.atlas.crawl_of(self.base)
 
-    def rows(self, statement: str, *parameters: Any) -> list[dict[str, Any]]:
-        """Rows of a statement whose first ``?`` is the base."""
-        return self.atlas.rows(statement, [self.base, *parameters])
+    def rows(self, statement: str) -> list[dict[str, Any]]:
+        """Rows of a statement whose only ``?`` is the base."""
+        return self.atlas.rows(statement, [self.base])
 
-    def number(self, statement: str, *parameters: Any) -> int:
+    def number(self, statement: str) -> int:
         """The single number of such a statement; 0 for NULL."""
-        (row,) = self.rows(statement, *parameters)
+        (row,) = self.rows(statement)
         return int(next(iter(row.values())) or 0)
+
+    def query(self, statement: str) -> str:
+        """The command that prints the rows of such a statement."""
+        return sql(statement.replace("?", literal(self.base)))
 
     def model(self, name: str) -> Markup:
         """A model's name, linked to its page on the Hub that was crawled."""
@@ -91,47 +94,35 @@ class Source:
         return " ".join(filter(None, ("query", name, "--base", shlex.quote(self.base), options)))
 
 
-@dataclass(frozen=True)
-class KeyNumber:
-    """A number for the top of the page."""
-
-    value: str
-    meaning: str
-
-
 @dataclass
 class Section:
-    """One section, written block by block; ``missing`` says what this atlas or installation cannot show, and why."""
+    """One section, written block by block.
+
+    ``key_numbers``: (value, meaning) for the top of the page. ``missing``: what this atlas or installation cannot show,
+    and why.
+    """
 
     anchor: str
     title: str
     blocks: list[dict[str, Any]] = field(default_factory=list)
-    key_numbers: list[KeyNumber] = field(default_factory=list)
+    key_numbers: list[tuple[str, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     def key_number(self, value: str, meaning: str) -> None:
         """Add a number for the top of the page."""
-        self.key_numbers.append(KeyNumber(value, meaning))
+        self.key_numbers.append((value, meaning))
+
+    def add(self, kind: str, **content: Any) -> None:
+        """Add a block of one of the template's kinds."""
+        self.blocks.append({"kind": kind, **content})
 
     def paragraph(self, *parts: Part, style: str = "") -> None:
         """Add a paragraph; ``style`` is its class in the style sheet."""
-        self.blocks.append({"kind": "paragraph", "parts": parts, "style": style})
+        self.add("paragraph", parts=parts, style=style)
 
     def heading(self, text: str) -> None:
         """Add a heading."""
-        self.blocks.append({"kind": "heading", "text": text})
-
-    def points(self, points: Iterable[Part]) -> None:
-        """Add a bulleted list."""
-        self.blocks.append({"kind": "points", "points": list(points)})
-
-    def terms(self, terms: Iterable[tuple[str, str]]) -> None:
-        """Add a list of terms and their definitions."""
-        self.blocks.append({"kind": "terms", "terms": list(terms)})
-
-    def commands(self, lines: Iterable[str]) -> None:
-        """Add lines for a shell."""
-        self.blocks.append({"kind": "commands", "text": "\n".join(lines)})
+        self.add("heading", text=text)
 
     def unavailable(self, reason: AtlasError | str) -> None:
         """Add a line that says what is missing here, and why."""
@@ -148,31 +139,21 @@ class Section:
         self,
         caption: str,
         columns: Mapping[str, str],
-        rows: Sequence[Sequence[Part]],
+        rows: Sequence[Sequence[Cell]],
         most: int = 0,
         everything: str = "",
+        total: int | None = None,
     ) -> None:
         """Add a table whose first column names the rows; ``most`` limits its rows, and ``everything`` prints all.
 
         ``columns``: title → kind: number (aligned right), fixed (one line), name (from the Hub; breaks anywhere), prose
-        (sentences) or text.
+        (sentences) or text. ``total``: how many rows there are, if more than ``rows``.
         """
         shown = rows[:most] if most else rows
         kinds = list(columns.values())
-        cells = [[NOTHING if cell is None or cell == "" else cell for cell in row] for row in shown]
-        self.blocks.append(
-            {
-                "kind": "table",
-                "caption": caption,
-                "columns": list(columns.items()),
-                "rows": [list(zip(kinds, row, strict=True)) for row in cells],
-            }
-        )
-        self.more_rows(len(rows) - len(shown), everything)
-
-    def more_rows(self, more: int, everything: str) -> None:
-        """Add how many rows a table does not show, if any, and the command that prints all."""
-        if more:
+        cells = [list(zip(kinds, map(_cell, row), strict=True)) for row in shown]
+        self.add("table", caption=caption, columns=list(columns.items()), rows=cells)
+        if more := (len(rows) if total is None else total) - len(shown):
             self.paragraph(f"… and {more:,} more. All: ", code(everything), style="rest")
 
     def picture(
@@ -191,25 +172,24 @@ class Section:
         except AtlasError as error:
             self.unavailable(error)
             return
-        self.blocks.append(
-            {"kind": "picture", "light": light, "dark": dark, "alternative": alternative, "caption": list(caption)}
-        )
+        self.add("picture", light=light, dark=dark, alternative=alternative, caption=list(caption))
+
+
+def _cell(value: Cell) -> Part:
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, datetime):
+        return day(value)
+    return enumerated(value) or NOTHING if isinstance(value, list) else value
 
 
 def page(source: Source, opening: Sequence[Part], sections: Sequence[Section]) -> str:
     """The whole page; ``opening`` is its first paragraph."""
     (atlas,) = source.atlas.rows("SELECT published FROM atlas_info")
-    written: str = (
-        _environment()
-        .get_template("report.html")
-        .render(base=source.base, published=day(atlas["published"]), opening=opening, sections=sections, themes=THEMES)
-    )
-    return written
-
-
-def _environment() -> Environment:
-    """Everything printed is made printable and escaped, unless it is Markup already."""
-    return Environment(
+    # Everything printed is made printable and escaped, unless it is Markup already.
+    environment = Environment(
         loader=PackageLoader("query.report", "pages"),
         autoescape=True,
         finalize=lambda part: clean(part, keep_lines=True) if type(part) is str else part,
@@ -218,3 +198,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    written: str = environment.get_template("report.html").render(
+        base=source.base, published=day(atlas["published"]), opening=opening, sections=sections, themes=THEMES
+    )
+    return written

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from indexer.console.messages import Progress
+from markupsafe import Markup
+
+from indexer.console.messages import Progress, clean
 from indexer.errors import AtlasError
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.evaluation import Evaluation, evaluate
 from query.predict.predict import Prediction, predict
-from query.report.page import Part, Section, Source, code, emphasised, shorten
-from query.wording import counted, decimal, literal, percent, sql
+from query.report.page import Part, Section, Source, code, shorten
+from query.wording import counted, decimal, percent
 
 _PREDICTED = 20  # undocumented models, the most downloaded first
 _UNDOCUMENTED = "len(datasets) = 0 AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL"
@@ -23,16 +25,33 @@ _EVIDENCE = {
 }
 
 
-def write(source: Source) -> Section:
+def predictions(source: Source, section: Section) -> None:
     """How well prediction does on documented models, then its answers for the others."""
-    section = Section("prediction", "What undocumented models were probably tuned on")
     section.heading("How often it is right")
     try:
         _evaluation(evaluate(source.atlas, source.base), section)
     except AtlasError as error:
         section.unavailable(error)
-    _undocumented(source, section)
-    return section
+    section.heading("The undocumented models")
+    rows = source.rows(
+        f"SELECT model FROM models WHERE base = ? AND {_UNDOCUMENTED} ORDER BY downloads DESC NULLS LAST, model"
+    )
+    if not rows:
+        section.paragraph("Every model that was compared names a dataset.")
+        return
+    found, refusals = [], []
+    with Progress(min(len(rows), _PREDICTED), "  predicting") as progress:
+        for row in rows[:_PREDICTED]:
+            try:
+                found.append(predict(source.atlas, row["model"], base=source.base))
+            except AtlasError as error:
+                refusals.append(f"{row['model']}: {error.message}")
+            progress.update()
+    if found:
+        _answers(source, found, len(rows), section)
+    if refusals:
+        others = f" The same is true of {counted(len(refusals) - 1, 'other')}." if len(refusals) > 1 else ""
+        section.unavailable(f"No prediction for {refusals[0]}{others}")
 
 
 def _evaluation(evaluation: Evaluation, section: Section) -> None:
@@ -57,7 +76,7 @@ def _evaluation(evaluation: Evaluation, section: Section) -> None:
         },
         [
             (
-                _EVIDENCE.get(score.evidence, score.evidence), percent(score.accuracy),
+                _EVIDENCE[score.evidence], percent(score.accuracy),
                 " – ".join(map(percent, ends[score.evidence].accuracy or ())), percent(score.top3),
                 decimal(score.brier), decimal(score.calibration_error),
             )
@@ -81,60 +100,32 @@ def _evaluation(evaluation: Evaluation, section: Section) -> None:
     section.notes(evaluation.notes)
 
 
-def _undocumented(source: Source, section: Section) -> None:
-    section.heading("The undocumented models")
-    rows = source.rows(
-        f"SELECT model FROM models WHERE base = ? AND {_UNDOCUMENTED} ORDER BY downloads DESC NULLS LAST, model"
-    )
-    if not rows:
-        section.paragraph("Every model that was compared names a dataset.")
-        return
-    predictions, refusals = [], []
-    with Progress(min(len(rows), _PREDICTED), "  predicting") as progress:
-        for row in rows[:_PREDICTED]:
-            try:
-                predictions.append(predict(source.atlas, row["model"], base=source.base))
-            except AtlasError as error:
-                refusals.append(f"{row['model']}: {error.message}")
-            progress.update()
-    if predictions:
-        _predictions(source, predictions, len(rows), section)
-    if refusals:
-        others = f" The same is true of {counted(len(refusals) - 1, 'other')}." if len(refusals) > 1 else ""
-        section.unavailable(f"No prediction for {refusals[0]}{others}")
-
-
-def _predictions(source: Source, predictions: list[Prediction], undocumented: int, section: Section) -> None:
+def _answers(source: Source, found: list[Prediction], undocumented: int, section: Section) -> None:
     section.paragraph(
         f"{counted(undocumented, 'model that was compared names', 'models that were compared name')} no dataset. "
         f"Below, the most downloaded ones first. “{NONE_OF_THESE}” is also an answer: the model was tuned on something "
         "that no other model here names."
     )
+
+    def cells(one: Prediction) -> list[Part]:
+        row: list[Part] = [source.model(one.model)]
+        for answer in one.answers[:2]:
+            is_none = answer.dataset == NONE_OF_THESE
+            dataset = Markup("<em>{}</em>").format(clean(answer.dataset)) if is_none else shorten(answer.dataset, 80)
+            row += [dataset, percent(answer.probability)]
+        return [*row, *([None, None] if len(one.answers) == 1 else []), _FROM[one.evidence]]
+
     section.table(
         "Probable datasets of undocumented models",
         {
             "model": "name", "most probable dataset": "name", "probability": "number", "next": "name",
             "its probability": "number", "from": "fixed",
         },
-        [_prediction(source, one) for one in predictions],
+        [cells(one) for one in found],
     )  # fmt: skip
-    if undocumented > len(predictions):
-        condition = f"base = {literal(source.base)} AND {_UNDOCUMENTED}"
-        statement = f"SELECT model FROM models WHERE {condition} ORDER BY downloads DESC"
-        section.paragraph(
-            f"… of {undocumented:,}. All names: ",
-            code(sql(statement)),
-            "; one of them: ",
-            code("query predict MODEL"),
-            ".",
-        )
-    if not all(one.calibrated for one in predictions):
+    if undocumented > len(found):
+        statement = f"SELECT model FROM models WHERE base = ? AND {_UNDOCUMENTED} ORDER BY downloads DESC"
+        every, one = code(source.query(statement)), code("query predict MODEL")
+        section.paragraph(f"… of {undocumented:,}. All names: ", every, "; one of them: ", one, ".")
+    if not all(one.calibrated for one in found):
         section.notes(["There are too few documented models to calibrate the probabilities: use only their order."])
-
-
-def _prediction(source: Source, one: Prediction) -> list[Part]:
-    cells: list[Part] = [source.model(one.model)]
-    for answer in one.answers[:2]:
-        is_none = answer.dataset == NONE_OF_THESE
-        cells += [emphasised(answer.dataset) if is_none else shorten(answer.dataset, 80), percent(answer.probability)]
-    return [*cells, *([None, None] if len(one.answers) == 1 else []), _FROM[one.evidence]]

@@ -11,7 +11,7 @@ from query.purity.picture import purity_figure
 from query.purity.result import PurityResult, PurityScore, verdict
 from query.purity.study import purity
 from query.report.page import Section, Source, code, shorten
-from query.wording import count, decimal, percent, span
+from query.wording import decimal, percent, span
 
 OURS, ORIGINAL = "input", "seed"
 
@@ -28,15 +28,14 @@ MEANINGS = {
 _DATASETS = 25
 
 
-def write(source: Source) -> Section:
+def every_representation(source: Source, section: Section) -> None:
     """A table and a picture of all published representations, an interpretation, and purity by dataset."""
-    section = Section("purity", "Do models tuned on the same data lie together?")
     results = _results(source, section)
     scored = [result for result in results if result.purity is not None]
     if not scored:
         for note in dict.fromkeys(result.note for result in results):
             section.unavailable(f"Purity cannot be computed. {note}")
-        return section
+        return
     first, across = scored[0], scored[0].cross_author
     for sentence in verdict(first):
         section.paragraph(sentence)
@@ -69,7 +68,7 @@ def write(source: Source) -> Section:
         },
         [
             (
-                shorten(row.dataset), count(row.models), decimal(row.purity), decimal(row.chance, 3),
+                shorten(row.dataset), row.models, decimal(row.purity), decimal(row.chance, 3),
                 decimal(others[row.dataset].purity) if row.dataset in others else None,
                 decimal(others[row.dataset].chance, 3) if row.dataset in others else None,
             )
@@ -78,7 +77,6 @@ def write(source: Source) -> Section:
         most=_DATASETS,
         everything=source.command("purity", "--by dataset"),
     )  # fmt: skip
-    return section
 
 
 def _results(source: Source, section: Section) -> list[PurityResult]:
@@ -129,7 +127,7 @@ def _representations(results: list[PurityResult], section: Section) -> None:
         },
         [
             (
-                code(result.representation), *cells(result), *cells(result.cross_author), count(result.models),
+                code(result.representation), *cells(result), *cells(result.cross_author), result.models,
                 MEANINGS.get(result.representation, ""),
             )
             for result in results

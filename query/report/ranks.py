@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from indexer.errors import AtlasError
-from query.depth.study import DepthStudy, depth_study
+from query.depth.study import depth_study
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
 from query.report.page import Section, Source, code
-from query.wording import count, counted, decimal
+from query.wording import counted, decimal
 
 _KINDS = {"delta": "change δW", "weights": "weights W"}
 _FORGETFUL = 15  # rows
 
 
-def rank_section(source: Source) -> Section:
+def rank_section(source: Source, section: Section) -> None:
     """Curves and equations for δW, and for W if its singular values are known."""
-    section = Section("rank", "How simple is the change, layer by layer?")
     section.paragraph(
         "The rank of a matrix at one half is the number of directions (singular values) that hold half of its energy. "
         "Below it is averaged over models, for each kind of matrix (family) and each layer x, from 0 at the input; the "
@@ -34,7 +33,6 @@ def rank_section(source: Source) -> Section:
         _fused_matrices(source, study, section)
     for why, titles in unknown.items():
         section.unavailable(f"The {' and the '.join(titles)}: {why}")
-    return section
 
 
 def _rank_study(study: RankStudy, section: Section) -> None:
@@ -72,7 +70,7 @@ def _equations(caption: str, study: RankStudy, section: Section) -> None:
             (
                 name, family.fit.equation if family.fit else None, family.fit.form if family.fit else None,
                 decimal(family.fit.loo_error) if family.fit else None, decimal(family.ranks[0], 1),
-                decimal(family.ranks[-1], 1), count(max(family.counts)),
+                decimal(family.ranks[-1], 1), max(family.counts),
             )
             for name, family in study.families.items()
         ],
@@ -96,19 +94,14 @@ def _fused_matrices(source: Source, split: RankStudy, section: Section) -> None:
     _equations("Rank of the fused matrices, taken whole", replace(study, families=only), section)
 
 
-def depth_section(source: Source) -> Section:
+def depth_section(source: Source, section: Section) -> None:
     """Where the weights changed, where the function did, and which models forget their input."""
-    section = Section("depth", "What do layers keep, and is it where the weights changed?")
     section.paragraph(
         "A model is also a function, not only weights. Each layer was measured: how many words of the input can be "
         "recovered from it by descent (recovered), how broadly it looks (reach), and how far it has moved from the "
         "same layer of the base (drift, CKA). Profiles of small models may not carry over to large ones."
     )
-    try:
-        study = depth_study(source.atlas, source.base, seed=source.seed)
-    except AtlasError as error:
-        section.unavailable(error)
-        return section
+    study = depth_study(source.atlas, source.base, seed=source.seed)
     last = study.means[-1]
     if "drift" in last:
         section.key_number(decimal(last["drift"], 2), "mean drift of the last layer, in units of the base's own spread")
@@ -132,34 +125,29 @@ def depth_section(source: Source) -> Section:
         {"measure": "fixed", "with ‖δW‖ up to the layer": "number", "with the layer's own ‖δW‖": "number"},
         [(name, rho(name, "delta"), rho(name, "own_delta")) for name in dict.fromkeys(name for name, _ in pooled)],
     )
-    _forgetful(source, study, section)
-    section.notes(study.notes)
-    return section
-
-
-def _forgetful(source: Source, study: DepthStudy, section: Section) -> None:
     section.heading("Models that forget their input")
-    if not study.forgetful:
+    if study.forgetful:
+        section.paragraph(
+            f"{counted(len(study.forgetful), 'model')} of {study.models}: fewer words can be recovered from the last "
+            "layer than from the base's, by more than four standard errors. This means that the layer is harder to "
+            "invert, not that the words are gone: a linear map can still read most of them."
+        )
+        section.table(
+            "Worst first",
+            {
+                "model": "name", "measure": "fixed", "from layer": "number", "at the last": "number",
+                "base": "number", "datasets": "name",
+            },
+            [
+                (
+                    code(one.model), one.measure, str(one.layer), decimal(one.value), decimal(one.base_value),
+                    ", ".join(one.datasets),
+                )
+                for one in study.forgetful
+            ],
+            most=_FORGETFUL,
+            everything=source.command("depth", "--study"),
+        )  # fmt: skip
+    else:
         section.paragraph("No model reveals less of its input at its last layer than the base does.")
-        return
-    section.paragraph(
-        f"{counted(len(study.forgetful), 'model')} of {study.models}: fewer words can be recovered from the last layer "
-        "than from the base's, by more than four standard errors. This means that the layer is harder to invert, not "
-        "that the words are gone: a linear map can still read most of them."
-    )
-    section.table(
-        "Worst first",
-        {
-            "model": "name", "measure": "fixed", "from layer": "number", "at the last": "number", "base": "number",
-            "datasets": "name",
-        },
-        [
-            (
-                code(one.model), one.measure, str(one.layer), decimal(one.value), decimal(one.base_value),
-                ", ".join(one.datasets),
-            )
-            for one in study.forgetful
-        ],
-        most=_FORGETFUL,
-        everything=source.command("depth", "--study"),
-    )  # fmt: skip
+    section.notes(study.notes)

@@ -64,11 +64,6 @@ CLAIMS = {
 UNEXPLAINED = "No explanation is known; see the details of the example."
 
 
-def reason_in_words(code: str | None) -> str:
-    """A reason as a sentence."""
-    return REASONS.get(code or "", UNEXPLAINED)
-
-
 def claim_in_words(claimed_by: str | None) -> str:
     """What claims the base, to follow "claimed by"."""
     kind = (claimed_by or "").partition(":")[0]

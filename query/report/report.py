@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexer.console.messages import say
+from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
+from query.figures import checked_output, write_output
 from query.report import clusters, crawl, method, prediction, purity, ranks, views
 from query.report.page import Section, Source, page
 from query.results import Result
@@ -18,23 +20,23 @@ from query.wording import counted
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-# In the order of the page.
-_SECTIONS: tuple[tuple[str, Callable[[Source], Section]], ...] = (
-    ("words", method.glossary),
-    ("what was crawled", crawl.crawl),
-    ("datasets and authors", views.names),
-    ("purity of every representation", purity.write),
-    ("the map", clusters.map_section),
-    ("clusters and their agreement", clusters.clusters_section),
-    ("predictions", prediction.write),
-    ("ranks by depth", ranks.rank_section),
-    ("what layers keep", ranks.depth_section),
-    ("copies and duplicates", views.duplicates),
-    ("lineage", views.lineage),
-    ("most similar pairs", views.pairs),
-    ("suspicious claims", views.claims),
-    ("how to make it again", method.method),
-    ("all models", views.models),
+# Anchor, title, and the function that writes the section, in the order of the page.
+_SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], None]], ...] = (
+    ("words", "The words used here", method.glossary),
+    ("crawl", "What was found, read and left out", crawl.crawl),
+    ("names", "Datasets and authors", views.names),
+    ("purity", "Do models tuned on the same data lie together?", purity.every_representation),
+    ("map", "The map", clusters.map_section),
+    ("clusters", "Clusters", clusters.clusters_section),
+    ("prediction", "What undocumented models were probably tuned on", prediction.predictions),
+    ("rank", "How simple is the change, layer by layer?", ranks.rank_section),
+    ("depth", "What do layers keep, and is it where the weights changed?", ranks.depth_section),
+    ("duplicates", "Copies and duplicates", views.duplicates),
+    ("lineage", "Lineage", views.lineage),
+    ("pairs", "Most similar pairs across authors", views.pairs),
+    ("claims", "Suspicious claims", views.claims),
+    ("method", "How to make this page again, and what to keep in mind", method.method),
+    ("models", "All models", views.models),
 )
 
 
@@ -50,6 +52,8 @@ class Missing:
 class Report(Result):
     """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: how long it took."""
 
+    KEYS = ("base", "models", "sections", "missing", "bytes", "seconds", "notes")
+
     base: str
     models: int
     sections: tuple[str, ...]
@@ -57,23 +61,16 @@ class Report(Result):
     seconds: float
     html: str = field(repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """A summary, JSON-ready, without the page itself."""
-        return {
-            "base": self.base,
-            "models": self.models,
-            "sections": list(self.sections),
-            "missing": [vars(one) for one in self.missing],
-            "bytes": len(self.html.encode()),
-            "seconds": round(self.seconds, 1),
-            "notes": list(self.notes),
-        }
+    @property
+    def bytes(self) -> int:
+        """The size of the page."""
+        return len(self.html.encode())
 
     @property
     def headline(self) -> str:
         """The size of the page and the number of models."""
-        size = size_in_words(len(self.html.encode()))
-        return f'A page of {size} on {counted(self.models, "model")} of {self.base}; write("report.html") saves it.'
+        page = f"A page of {size_in_words(self.bytes)} on {counted(self.models, 'model')} of {self.base}"
+        return f'{page}; write("report.html") saves it.'
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each section: its anchor, and what it could not show."""
@@ -84,8 +81,6 @@ class Report(Result):
 
     def write(self, path: str | Path) -> None:
         """Write the page. Raises AtlasError if the path does not end in .html or cannot be written."""
-        from query.figures import checked_output, write_output
-
         write_output(checked_output(path, (".html",)), self.html.encode())
 
 
@@ -99,14 +94,19 @@ def report(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -> Rep
     started = time.monotonic()
     source = Source(atlas, atlas.base_named(base), seed)
     sections = []
-    for number, (what, write) in enumerate(_SECTIONS, start=1):
-        say(f"{number} of {len(_SECTIONS)}: {what}")
-        sections.append(write(source))
+    for number, (anchor, title, write) in enumerate(_SECTIONS, start=1):
+        say(f"{number} of {len(_SECTIONS)}: {title}")
+        section = Section(anchor, title)
+        try:
+            write(source, section)
+        except AtlasError as error:
+            section.unavailable(error)
+        sections.append(section)
     return Report(
         base=source.base,
         models=source.number("SELECT count(*) FROM models WHERE base = ?"),
         sections=tuple(section.anchor for section in sections),
         missing=tuple(Missing(section.anchor, why) for section in sections for why in section.missing),
-        seconds=time.monotonic() - started,
+        seconds=round(time.monotonic() - started, 1),
         html=page(source, method.opening(source), sections),
     )

@@ -97,13 +97,15 @@ def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
 
 
 def test_the_report_has_stored_lineage(families, tmp_path):
-    from query.report.page import Source
+    from query.report.page import Section, Source
     from query.report.views import lineage
 
     with Atlas(families) as atlas:
-        body = str(lineage(Source(atlas, BASE, 0)).blocks)
-    assert "continued" in body
+        section = Section("lineage", "Lineage")
+        lineage(Source(atlas, BASE, 0), section)
+    assert "continued" in str(section.blocks)
     models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
     with Atlas(plant_atlas(tmp_path / "bare", models)) as atlas:
-        body = str(lineage(Source(atlas, BASE, 0)).blocks)
-    assert "query lineage --base org/base --all" in body
+        section = Section("lineage", "Lineage")
+        lineage(Source(atlas, BASE, 0), section)
+    assert "query lineage --base org/base --all" in str(section.blocks)

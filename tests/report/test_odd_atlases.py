@@ -119,7 +119,7 @@ def test_the_command_writes_the_page(tmp_path):
     assert ran.json["bytes"] == len(written.encode())
     assert ran.json["file"] == "page.html"
     assert {one["section"] for one in ran.json["missing"]} >= {"rank", "clusters"}
-    assert [line for line in ran.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("representation")
+    assert [line for line in ran.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("lie together?")
     refused = shell("query", "report", "--atlas", str(folder), "--out", "page.pdf")
     assert refused.code == 2
     assert "page.pdf does not end in .html" in refused.err
