@@ -187,7 +187,7 @@ class Atlas(AtlasReader):
         models in the atlas (table ``predictions``, view ``likely_datasets``).
         """
         from query.predict.predict import predict_many, undocumented
-        from query.predict.stored import store as keep
+        from query.predict.predict import store as keep
 
         asked = undocumented(self, base) if models is None else [str(model) for model in models]
         is_all = models is None

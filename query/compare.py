@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from query.layers import Part, layers_of
-from query.lookup import ResolvedModel, resolve_model, sharing_initialisation, unrelated_notes, with_vector
+from query.lookup import ResolvedModel, facts_of_record, resolve_model, unrelated_notes, with_vector
 from query.results import Result
 from query.similar import similarity_of
 from query.wording import rarity
@@ -220,7 +220,12 @@ def _same_initialisation(atlas: AtlasReader, one: ResolvedModel, other: Resolved
     """A note if the LoRA factors of both started from the same random numbers."""
     if one.initialisation is None or one.initialisation != other.initialisation:
         return ()
-    others = sharing_initialisation(atlas, one) - (other.model_id is not None)
+    (row,) = atlas.rows(
+        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
+        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
+        [one.initialisation, one.model_id],
+    )
+    others = row["models"] - (other.model_id is not None)
     return (
         f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
         "one tool, one seed. That says nothing about their data.",
@@ -237,19 +242,4 @@ def _facts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> t
 def _known(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
     if asked.record is None:
         return atlas.rows(f"SELECT {', '.join(FACTS)} FROM models WHERE model_id = ?", [asked.model_id])[0]
-    record = asked.record
-    norm, of_base = (sum(getattr(one, name) ** 2 for one in record.deltas) ** 0.5 for name in ("norm", "base_norm"))
-    return {
-        "author": asked.author,
-        "relation": record.identity.relation,
-        "datasets": list(record.card.get("datasets", ())),
-        "head_class": record.head.get("architecture_class"),
-        "label_count": record.head.get("label_count"),
-        "label_names": record.head.get("label_names"),
-        "problem_type": record.head.get("problem_type"),
-        "delta_norm": float(norm),
-        "relative_norm": float(norm / of_base) if of_base else 0.0,
-        "base_cosine": record.base_cosine,
-        "dtype": record.dtype,
-        "initialisation": asked.initialisation,
-    }
+    return {**facts_of_record(asked.record), "author": asked.author, "initialisation": asked.initialisation}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, Failed, ModelError, UnknownRevision, access_hint, require, unreadable
 from indexer.names import ModelRef, author_of, nearest, without_address
@@ -100,29 +101,27 @@ def with_vector(atlas: AtlasReader, model: ResolvedModel, representation: str) -
     return replace(model, vector=vector)
 
 
-def refuse_copy(model: ResolvedModel) -> None:
-    """Raise AtlasError if the model is a copy of its base, which has no vector."""
-    if model.is_copy:
-        raise AtlasError(
-            f"{model.name} is a copy of {model.base}: its delta is zero, so nothing is more or less like it.", ""
-        )
-
-
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
     """A note for each of the models that is unrelated to its base."""
     found = (one.unrelated for one in models)
     return tuple(f"{why}: its change and its neighbours say little about its data" for why in found if why)
 
 
-def sharing_initialisation(atlas: AtlasReader, model: ResolvedModel) -> int:
-    """How many other models of the atlas have the same initialisation."""
-    (others,) = atlas.rows(
-        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
-        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
-        [model.initialisation, model.model_id],
-    )
-    count: int = others["models"]
-    return count
+def facts_of_record(record: Record) -> dict[str, Any]:
+    """Columns of the models view, for a model that was read for this question."""
+    norm, base_norm = (math.hypot(*(getattr(one, name) for one in record.deltas)) for name in ("norm", "base_norm"))
+    return {
+        "relation": record.identity.relation,
+        "datasets": list(record.card.get("datasets", ())),
+        "head_class": record.head.get("architecture_class"),
+        "label_count": record.head.get("label_count"),
+        "label_names": record.head.get("label_names"),
+        "problem_type": record.head.get("problem_type"),
+        "delta_norm": norm,
+        "relative_norm": norm / base_norm if base_norm else 0.0,
+        "base_cosine": record.base_cosine,
+        "dtype": record.dtype,
+    }
 
 
 def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
@@ -162,6 +161,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
         same = _same_content(atlas, identity.commit, identity.base)
     elif atlas.holds(identity.model, identity.base):
         same = atlas.find(ModelRef(identity.model), identity.base)
+    is_foreign = record.adapter_base is not None and record.adapter_base.verdict == "foreign"
     cosine = record.base_cosine
     return ResolvedModel(
         name=identity.model,
@@ -171,7 +171,7 @@ def _read(atlas: AtlasReader, reference: ModelRef, base: str | None, representat
         is_copy=vector is None,
         group=record.vector_group,
         initialisation=initialisation,
-        is_unrelated=(record.adapter_base is not None and record.adapter_base.verdict == "foreign")
+        is_unrelated=is_foreign
         or (cosine is not None and cosine < thresholds(atlas, identity.base)["unrelated_below"]),
         base_cosine=cosine,
         vector=vector,

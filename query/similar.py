@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import FEWEST_SHARED, NEIGHBOURS
 from indexer.errors import AtlasError
-from query.lookup import ResolvedModel, refuse_copy, resolve_model, unrelated_notes, with_vector
+from query.lookup import ResolvedModel, resolve_model, unrelated_notes, with_vector
 from query.results import Rows
 from query.wording import rarity
 
@@ -146,7 +146,10 @@ def similar(
         condition = asked_condition(atlas.database, where, stand_ins=atlas.stand_ins)
     try:
         asked = resolve_model(atlas, str(model), base, representation)
-        refuse_copy(asked)
+        if asked.is_copy:
+            raise AtlasError(
+                f"{asked.name} is a copy of {asked.base}: its delta is zero, so nothing is more or less like it.", ""
+            )
         is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
             found = stored_neighbours(atlas, asked, k, representation)

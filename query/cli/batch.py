@@ -121,7 +121,7 @@ def predict_batch(
 
 def store_predictions(opened: Atlas, predictions: Sequence[Prediction]) -> None:
     """Store them in the atlas, and print how many."""
-    from query.predict.stored import store
+    from query.predict.predict import store
 
     stored = store(opened, predictions)
     skipped = len(predictions) - stored

@@ -96,7 +96,7 @@ class Classifier:
 
         If the kind of evidence needs a head and there is none, that column has its overall share.
         """
-        given = _given_known(_terms(self.kind, features), self.weights, features.present)
+        given = _given_known(self.kind, features, self.weights)
         log_odds = np.full(len(given), np.log((1 - self.none) / self.none))
         if self.novelty is not None:
             fitted = self.novelty.log_odds(_signs(self.kind, features, given))
@@ -140,10 +140,13 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
     authors = sweeps.authors[training.rows[places[known]]]
     if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < ENOUGH_AUTHORS:
         return FittedClassifiers({kind: uncalibrated(kind, none) for kind in EVIDENCE}, none, is_calibrated=False)
-    hidden = training.features(places, withheld, is_hidden=True)
-    with_head = importance * shown.has_head
-    counted = {"together": with_head, "vectors": importance, "head": with_head}
-    fitted = {kind: _fit_classifier(kind, none, shown, hidden, counted[kind]) for kind in EVIDENCE}
+    hidden = training.features(places, withheld, is_hidden=True)  # the same models, with their datasets hidden
+    fitted = {}
+    for kind in EVIDENCE:
+        counted = importance if kind == "vectors" else importance * shown.has_head
+        weights = _fit_weights(_terms(kind, shown), shown, counted, np.array(_USUAL_WEIGHTS[kind]))
+        seen, unseen = (_signs(kind, one, _given_known(kind, one, weights)) for one in (shown, hidden))
+        fitted[kind] = Classifier(kind, weights, none, _fit_novelty(seen, unseen, counted * shown.known, counted))
     return FittedClassifiers(fitted, none, is_calibrated=True)
 
 
@@ -172,19 +175,6 @@ def none_share(known: Reals, importance: Reals) -> float:
     return float((importance @ (1 - known) + 1) / (importance.sum() + 2))
 
 
-def _fit_classifier(kind: str, none: float, shown: Features, hidden: Features, importance: Reals) -> Classifier:
-    """The classifier for one kind of evidence, from the same models as they are and with their datasets hidden.
-
-    ``importance``: (rows,) how much each model counts.
-    """
-    weights = _fit_weights(_terms(kind, shown), shown, importance, np.array(_USUAL_WEIGHTS[kind]))
-    seen, unseen = (
-        _signs(kind, features, _given_known(_terms(kind, features), weights, features.present))
-        for features in (shown, hidden)
-    )
-    return Classifier(kind, weights, none, _fit_novelty(seen, unseen, importance * shown.known, importance))
-
-
 # ---- the first model: which of the answers ----
 
 
@@ -198,9 +188,9 @@ def _terms(kind: str, features: Features) -> tuple[Reals, ...]:
     }[kind]
 
 
-def _given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) -> Reals:
+def _given_known(kind: str, features: Features, weights: Reals) -> Reals:
     """(rows, answers): the probability of each answer, given that it is one of them; zeros if there is none."""
-    return np.exp(_log_given_known(terms, weights, present))
+    return np.exp(_log_given_known(_terms(kind, features), weights, features.present))
 
 
 def _log_given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) -> Reals:
@@ -215,22 +205,17 @@ def _log_given_known(terms: Sequence[Reals], weights: Reals, present: Booleans) 
 def _fit_weights(terms: Sequence[Reals], shown: Features, importance: Reals, usual: Reals) -> Reals:
     """The weights, none negative, that maximise the log-likelihood of the conditional logit less the penalty."""
     known = importance * shown.known
-    observed = np.array([importance @ _row_products(shown.truth, term) for term in terms])
+    observed = np.array([importance @ np.vecdot(shown.truth, term) for term in terms])
 
     def loss(weights: Reals) -> tuple[float, Reals]:
         logs = _log_given_known(terms, weights, shown.present)
-        likelihood = importance @ _row_products(shown.truth, np.where(shown.present, logs, 0))
+        likelihood = importance @ np.vecdot(shown.truth, np.where(shown.present, logs, 0))
         given = np.exp(logs)
-        expected = np.array([known @ _row_products(given, term) for term in terms])
+        expected = np.array([known @ np.vecdot(given, term) for term in terms])
         apart = weights - usual
         return float(_PENALTY / 2 * apart @ apart - likelihood), expected - observed + _PENALTY * apart
 
     return _minimum(loss, usual, [(0, None)] * len(usual))
-
-
-def _row_products(left: Reals, right: Reals) -> Reals:
-    """(rows,): the inner product of the two in each row."""
-    return np.einsum("rd,rd->r", left, right)
 
 
 # ---- the second model: whether it is one of the answers ----
@@ -296,7 +281,6 @@ def _minimum(
     from scipy.optimize import minimize
 
     # With these few parameters SLSQP takes a seventh of the time of L-BFGS-B.
-    found: Reals = minimize(
-        loss, start, jac=True, method="SLSQP", bounds=bounds, options={"ftol": 1e-14, "maxiter": 200}
-    ).x
+    options = {"ftol": 1e-14, "maxiter": 200}
+    found: Reals = minimize(loss, start, jac=True, method="SLSQP", bounds=bounds, options=options).x
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from query.predict.classifier import EVIDENCE, NONE_OF_THESE, TOO_FEW, fit
 from query.predict.scoring import (
     MEASURES,
     Bin,
+    Columns,
     Interval,
-    ModelScores,
     PredictionScore,
     chance_scores,
     intervals,
@@ -23,8 +23,14 @@ from query.predict.scoring import (
     reliability,
     score_models,
 )
-from query.predict.training_set import Features, LabelledModelReader, LabelledModels, Reals, TrainingSet
-from query.predict.votes import DatasetRuns
+from query.predict.training_set import (
+    DatasetRuns,
+    Features,
+    LabelledModelReader,
+    LabelledModels,
+    Reals,
+    TrainingSet,
+)
 from query.results import Drawn, ThemeName
 from query.statistics.intervals import FEWEST_AUTHORS, too_few, units_of
 from query.statistics.neighbours import Integers
@@ -177,12 +183,16 @@ def evaluate_models(
         raise AtlasError(reason, f"Index more models: `build({base!r})`")
     if len(models.models) >= _MANY:
         say(f"Predicting {len(models.models):,} models, each from models of other authors …")
-    training = TrainingSet.of(models, k)
+    training = TrainingSet(models, k)
     sweeps = training.sweeps
     trial = cross_validate(training, folds)
     importance = 1 / sweeps.sizes[sweeps.of_model[trial.rows]]
     of_author = sweeps.authors[trial.rows]
-    few = (too_few(authors),) if authors < FEWEST_AUTHORS else ()
+    notes = () if trial.is_calibrated else (TOO_FEW,)
+
+    def mean(column: Reals) -> float:
+        return float(np.average(column, weights=importance))
+
     return Evaluation(
         base=base,
         representation=representation,
@@ -195,11 +205,20 @@ def evaluate_models(
         calibrated=trial.is_calibrated,
         scores=tuple(mean_scores(name, one, importance) for name, one in trial.scores.items()),
         intervals=intervals(trial.scores, importance, of_author),
-        none_of_these=tuple(_none_score(name, trial, importance) for name in EVIDENCE),
+        none_of_these=tuple(
+            NoneScore(
+                name,
+                share=mean(1 - trial.known),
+                probability=mean(trial.scores[name]["none"]),
+                hidden_probability=mean(trial.hidden[name]["none"]),
+                hidden_accuracy=mean(trial.hidden[name]["accuracy"]),
+            )
+            for name in EVIDENCE
+        ),
         reliability=tuple(
             one for name in EVIDENCE for one in reliability(name, trial.scores[name], importance, of_author)
         ),
-        notes=(*(() if trial.is_calibrated else (TOO_FEW,)), *few),
+        notes=notes if authors >= FEWEST_AUTHORS else (*notes, too_few(authors)),
         outcomes=_outcomes(training, trial, importance),
     )
 
@@ -209,47 +228,50 @@ class CrossValidation:
     """Scores by model: ``rows`` of the labelled models, entry i of every column the same model.
 
     Attributes:
-        scores: by way of predicting: together, vectors, head, majority, chance.
+        scores: by way of predicting: together, vectors, head, majority, chance; see ``score_models``.
         hidden: the same if models that share a dataset may not vote, so that "none of these" is true.
         known: the share of the truth that is among the answers.
         is_calibrated: whether every fold had enough models to fit on.
     """
 
     rows: Integers
-    scores: dict[str, ModelScores]
-    hidden: dict[str, ModelScores]
+    scores: dict[str, Columns]
+    hidden: dict[str, Columns]
     known: Reals
     is_calibrated: bool
 
 
 def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     """Leave out one group of authors at a time, fit on the others, and score the predictions for that group."""
-    group = units_of(training.sweeps.authors, folds)
-    trials = [_score_group(training, np.flatnonzero(group == number)) for number in range(int(group.max()) + 1)]
+    authors = training.sweeps.authors
+    group = units_of(authors, folds)
+    groups = [np.flatnonzero(group == number) for number in range(int(group.max()) + 1)]
+    scores: dict[str, list[Columns]] = {}
+    hidden_scores: dict[str, list[Columns]] = {}
+    known, calibrated = [], []
+    for rows in groups:
+        fitted = fit(training, np.unique(authors[rows]).tolist())
+        shown, hidden = training.features(rows), training.features(rows, is_hidden=True)
+        truth, hidden_truth = (np.concatenate([one.truth, 1 - one.known[:, None]], axis=1) for one in (shown, hidden))
+        guesses = fitted.probabilities(shown) | {"majority": _majority(training.sweeps, shown, fitted.none)}
+        for name, guess in guesses.items():
+            scores.setdefault(name, []).append(score_models(guess, truth))
+        scores.setdefault("chance", []).append(chance_scores(shown.present, truth))
+        for name, guess in fitted.probabilities(hidden).items():
+            hidden_scores.setdefault(name, []).append(score_models(guess, hidden_truth))
+        known.append(shown.known)
+        calibrated.append(fitted.is_calibrated)
     return CrossValidation(
-        rows=np.concatenate([trial.rows for trial in trials]),
-        scores={name: _joined([trial.scores[name] for trial in trials]) for name in trials[0].scores},
-        hidden={name: _joined([trial.hidden[name] for trial in trials]) for name in EVIDENCE},
-        known=np.concatenate([trial.known for trial in trials]),
-        is_calibrated=all(trial.is_calibrated for trial in trials),
+        rows=np.concatenate(groups),
+        scores={name: _joined(parts) for name, parts in scores.items()},
+        hidden={name: _joined(parts) for name, parts in hidden_scores.items()},
+        known=np.concatenate(known),
+        is_calibrated=all(calibrated),
     )
 
 
-def _score_group(training: TrainingSet, rows: Integers) -> CrossValidation:
-    fitted = fit(training, np.unique(training.sweeps.authors[rows]).tolist())
-    shown = training.features(rows)
-    hidden = training.features(rows, is_hidden=True)
-    truth, hidden_truth = (np.concatenate([one.truth, 1 - one.known[:, None]], axis=1) for one in (shown, hidden))
-    probabilities = fitted.probabilities(shown) | {"majority": _majority(training.sweeps, shown, fitted.none)}
-    scores = {name: score_models(guess, truth) for name, guess in probabilities.items()}
-    scores["chance"] = chance_scores(shown.present, truth)
-    return CrossValidation(
-        rows=rows,
-        scores=scores,
-        hidden={name: score_models(guess, hidden_truth) for name, guess in fitted.probabilities(hidden).items()},
-        known=shown.known,
-        is_calibrated=fitted.is_calibrated,
-    )
+def _joined(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
@@ -264,22 +286,6 @@ def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
     return np.concatenate([(1 - nothing) * share, nothing], axis=1)
 
 
-def _joined(parts: Sequence[ModelScores]) -> ModelScores:
-    names = [field.name for field in fields(ModelScores)]
-    return ModelScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-def _none_score(name: str, trial: CrossValidation, importance: Reals) -> NoneScore:
-    shown, hidden = trial.scores[name], trial.hidden[name]
-    means = {
-        "share": 1 - trial.known,
-        "probability": shown.none,
-        "hidden_probability": hidden.none,
-        "hidden_accuracy": hidden.accuracy,
-    }
-    return NoneScore(name, **{key: float(np.average(column, weights=importance)) for key, column in means.items()})
-
-
 def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) -> tuple[PredictedModel, ...]:
     names = [*training.sweeps.answers, NONE_OF_THESE]
     scores, models = trial.scores["together"], training.models
@@ -289,11 +295,11 @@ def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) 
             author=models.authors[row],
             datasets=tuple(sorted(models.datasets[row])),
             weight=float(importance[place]),
-            answer=names[scores.answer[place]],
-            probability=float(scores.confidence[place]),
-            right=float(scores.right[place]),
-            log_loss=float(scores.log_loss[place]),
-            none=float(scores.none[place]),
+            answer=names[scores["answer"][place]],
+            probability=float(scores["confidence"][place]),
+            right=float(scores["right"][place]),
+            log_loss=float(scores["log_loss"][place]),
+            none=float(scores["none"][place]),
         )
-        for row, place in sorted((int(row), place) for place, row in enumerate(trial.rows))
+        for row, place in enumerate(np.argsort(trial.rows).tolist())
     )

@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query.predict.votes import DatasetRuns, Floats
-from query.statistics.neighbours import Booleans, Integers, codes_of
+from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
+
+if TYPE_CHECKING:
+    from query.predict.training_set import DatasetRuns
 
 SMOOTHING = 0.5  # average sweeps added to those of each dataset
 _UNSEEN = 0.1  # sweeps added, among all datasets, to those with a head like this one
@@ -51,63 +53,46 @@ def head_of(
     return Head(kind, label_count, names if any(not _GENERIC_NAME.fullmatch(name) for name in names) else None)
 
 
-@dataclass(frozen=True)
-class _ChainLink:
-    """One factor of the chain. Row x, column v: the share of sweep v's members that can be compared, and that match."""
-
-    comparable: Floats
-    matching: Floats
-
-
-@dataclass(frozen=True)
 class HeadMatches:
-    """How the heads of some models (rows) match those of all sweeps, for each factor of the chain."""
+    """How the heads of ``rows`` match those of all sweeps; ``heads`` has an entry for every model.
 
-    links: tuple[_ChainLink, ...]
-    is_known: Booleans
-    has_names: Booleans
+    ``is_known`` (rows,): whether anything is known about the head.
+    """
 
-    def at(self, places: Integers) -> HeadMatches:
-        """The rows of some of the models."""
-        links = tuple(_ChainLink(link.comparable[places], link.matching[places]) for link in self.links)
-        return HeadMatches(links, self.is_known[places], self.has_names[places])
+    def __init__(self, heads: Sequence[Head], rows: Integers, sweeps: DatasetRuns) -> None:
+        self._sweeps = sweeps
+        self.is_known: Booleans = np.array([heads[row].kind is not None for row in rows], dtype=bool)
+        self._has_names = np.array([bool(heads[row].kind and heads[row].names) for row in rows], dtype=bool)
+        has_kind = [True if head.kind else None for head in heads]
+        kinds = [head.kind for head in heads]
+        counts = [(head.kind, head.labels) if head.kind else None for head in heads]
+        is_named = [(head.kind, head.labels) if head.kind and head.names else None for head in heads]
+        names = [(head.kind, head.labels, head.names) if head.kind and head.names else None for head in heads]
+        same_kind = _matching(kinds, rows, sweeps)
+        # For each factor of the chain, (rows, sweeps): the shares of the members that can be compared, and that match.
+        self._links = (
+            (_matching(has_kind, rows, sweeps), same_kind),
+            (same_kind, _matching(counts, rows, sweeps)),
+            (_matching(is_named, rows, sweeps), _matching(names, rows, sweeps, _jaccard)),
+        )
 
-    def recognised(self, allowed: Booleans) -> NDArray[np.float64]:
-        """(rows,): the largest overlap of the label names with those of a sweep; NaN without names."""
-        names = self.links[-1]
-        overlap = np.where(allowed, names.matching / np.maximum(names.comparable, 1e-9), 0)
-        return np.where(self.has_names, overlap.max(axis=1, initial=0), np.nan).astype(np.float64)
+    def recognised(self, places: Integers, allowed: Booleans) -> NDArray[np.float64]:
+        """(places,): the largest overlap of the label names with those of a sweep; NaN without names."""
+        comparable, matching = (share[places] for share in self._links[-1])
+        overlap = np.where(allowed, matching / np.maximum(comparable, 1e-9), 0)
+        return np.where(self._has_names[places], overlap.max(axis=1, initial=0), np.nan).astype(np.float64)
 
-    def log_ratios(self, allowed: Booleans, sweeps: DatasetRuns) -> NDArray[np.float64]:
-        """(rows, answers): ln P(head | dataset) / P(head), from the sweeps ``allowed`` (rows, sweeps)."""
-        total = np.zeros((len(allowed), len(sweeps.answers)))
-        for link in self.links:
-            comparable = allowed * link.comparable
-            matching = allowed * link.matching
+    def log_ratios(self, places: Integers, allowed: Booleans) -> NDArray[np.float64]:
+        """(places, answers): ln P(head | dataset) / P(head), from the sweeps ``allowed`` (places, sweeps)."""
+        shares = self._sweeps.shares
+        total = np.zeros((len(allowed), shares.shape[1]))
+        for link in self._links:
+            comparable, matching = (allowed * share[places] for share in link)
             average = (matching.sum(axis=1) + _UNSEEN) / (comparable.sum(axis=1) + 2 * _UNSEEN)
             average = average.astype(np.float64)[:, None]
-            share = (matching @ sweeps.shares + SMOOTHING * average) / (comparable @ sweeps.shares + SMOOTHING)
+            share = (matching @ shares + SMOOTHING * average) / (comparable @ shares + SMOOTHING)
             total += np.log(share / average)
         return total
-
-
-def head_matches(heads: Sequence[Head], rows: Integers, sweeps: DatasetRuns) -> HeadMatches:
-    """Compare the heads of ``rows`` with those of every sweep; ``heads`` has an entry for every model."""
-    has_kind = [True if head.kind else None for head in heads]
-    kinds = [head.kind for head in heads]
-    counts = [(head.kind, head.labels) if head.kind else None for head in heads]
-    is_named = [(head.kind, head.labels) if head.kind and head.names else None for head in heads]
-    names = [(head.kind, head.labels, head.names) if head.kind and head.names else None for head in heads]
-    same_kind = _matching(kinds, rows, sweeps)
-    return HeadMatches(
-        links=(
-            _ChainLink(_matching(has_kind, rows, sweeps), same_kind),
-            _ChainLink(same_kind, _matching(counts, rows, sweeps)),
-            _ChainLink(_matching(is_named, rows, sweeps), _matching(names, rows, sweeps, _jaccard)),
-        ),
-        is_known=np.array([heads[row].kind is not None for row in rows], dtype=bool),
-        has_names=np.array([bool(heads[row].kind and heads[row].names) for row in rows], dtype=bool),
-    )
 
 
 def _matching(

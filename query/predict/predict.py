@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,12 @@ from indexer.names import ModelRef
 from query.batches import Answered, answered
 from query.lookup import ResolvedModel, indexed_model, resolve_model
 from query.population import own_datasets, relatives
-from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
+from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit, training_rows
 from query.predict.target import Duplicate, Target, target_of
-from query.predict.training_set import Features, LabelledModelReader, LabelledModels, Reals, TrainingSet
-from query.predict.votes import DatasetRuns
+from query.predict.training_set import DatasetRuns, Features, LabelledModelReader, LabelledModels, TrainingSet
 from query.results import Result, to_frame
 from query.statistics.likeness import similarities
+from query.statistics.neighbours import Floats
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
@@ -224,11 +225,42 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
     sweeps = DatasetRuns(everyone.authors, everyone.datasets)
     own_author = int(sweeps.authors[-1])
     rows = np.append(training_rows(sweeps.of_model, sweeps.authors == own_author), len(everyone.models) - 1)
-    training = TrainingSet.of(everyone, k, rows)
+    training = TrainingSet(everyone, k, rows)
     fitted = fit(training, [own_author])
     features = training.features(np.array([len(rows) - 1]))
+    probabilities = {name: each[0] for name, each in fitted.probabilities(features).items()}
     kind = "head" if target.vector is None else "together" if target.head.kind else "vectors"
-    votes = _votes(training, features)
+    voters = _votes(training, features)
+    votes = np.append(features.votes.toarray()[0], 0.0)
+    present = np.append(features.present[0], True)
+    declared = own_datasets(frozenset(target.declared))
+    answers = []
+    for column, dataset in enumerate([*training.sweeps.answers, NONE_OF_THESE]):
+        if not present[column]:
+            continue
+        agreeing = [voter for voter in voters if dataset in voter.datasets and voter.vote > 0]
+        answers.append(
+            Answer(
+                dataset=dataset,
+                probability=float(probabilities[kind][column]),
+                votes=float(votes[column]),
+                authors=len({voter.author for voter in agreeing}),
+                vectors=float(probabilities["vectors"][column]) if kind != "head" else None,
+                head=float(probabilities["head"][column]) if kind != "vectors" else None,
+                declared=dataset in declared,
+                models=tuple(voter.model for voter in agreeing),
+            )
+        )
+    notes = [*target.notes]
+    if target.declared:
+        notes.append(f"It names {', '.join(target.declared)} itself; the prediction does not use that.")
+    notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
+    if kind == "vectors":
+        notes.append("Nothing is known about its head: the prediction uses only its vector.")
+    if target.vector is not None:
+        notes += _note_on_own_author(models, target.author, target.vector, voters)
+    if not fitted.is_calibrated:
+        notes.append(TOO_FEW)
     return Prediction(
         model=target.name,
         base=target.base,
@@ -238,9 +270,9 @@ def predict_target(target: Target, models: LabelledModels, *, k: int, representa
         calibrated=fitted.is_calibrated,
         declared=target.declared,
         repeats=target.duplicates,
-        answers=_answers(target, fitted, features, training.sweeps, votes, kind),
-        voters=votes,
-        notes=_notes(target, everyone, votes, fitted, kind),
+        answers=tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset))),
+        voters=voters,
+        notes=tuple(notes),
     )
 
 
@@ -253,73 +285,55 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
         members = np.flatnonzero(sweeps.of_model == sweep)
         similarity = similarities(models.vectors[-1:], models.vectors[members], models.blocks)[0]
         nearest = int(members[np.argmax(similarity)])
-        found.append(
-            NeighbourVote(
-                model=models.models[nearest],
-                author=models.authors[nearest],
-                datasets=sweeps.labels[sweep],
-                similarity=float(similarity.max()),
-                vote=float(weight),
-            )
-        )
+        author, datasets = models.authors[nearest], sweeps.labels[sweep]
+        found.append(NeighbourVote(models.models[nearest], author, datasets, float(similarity.max()), float(weight)))
     return tuple(sorted(found, key=lambda voter: (-voter.vote, -voter.similarity, voter.model)))
 
 
-def _answers(
-    target: Target,
-    fitted: FittedClassifiers,
-    features: Features,
-    sweeps: DatasetRuns,
-    voters: Sequence[NeighbourVote],
-    kind: str,
-) -> tuple[Answer, ...]:
-    """All datasets that another author names, and "none of these", the most probable first."""
-    probabilities: dict[str, Reals] = {name: each[0] for name, each in fitted.probabilities(features).items()}
-    votes = np.append(features.votes.toarray()[0], 0.0)
-    present = np.append(features.present[0], True)
-    own = own_datasets(frozenset(target.declared))
-    answers = []
-    for column, dataset in enumerate([*sweeps.answers, NONE_OF_THESE]):
-        if not present[column]:
-            continue
-        agreeing = [voter for voter in voters if dataset in voter.datasets and voter.vote > 0]
-        answers.append(
-            Answer(
-                dataset=dataset,
-                probability=float(probabilities[kind][column]),
-                votes=float(votes[column]),
-                authors=len({voter.author for voter in agreeing}),
-                vectors=float(probabilities["vectors"][column]) if kind != "head" else None,
-                head=float(probabilities["head"][column]) if kind != "vectors" else None,
-                declared=dataset in own,
-                models=tuple(voter.model for voter in agreeing),
-            )
-        )
-    return tuple(sorted(answers, key=lambda answer: (-answer.probability, -answer.votes, answer.dataset)))
+def _note_on_own_author(
+    models: LabelledModels, author: str, vector: Floats, voters: Sequence[NeighbourVote]
+) -> list[str]:
+    """A note if a model by the same author is closer than all that voted."""
+    members = [row for row, name in enumerate(models.authors) if name == author]
+    if not members:
+        return []
+    similarity = similarities(vector[None, :], models.vectors[members], models.blocks)[0]
+    if similarity.max() <= max((voter.similarity for voter in voters), default=-1.0):
+        return []
+    nearest = members[int(np.argmax(similarity))]
+    return [
+        f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
+        f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, because the "
+        "calibration excludes models by the same author."
+    ]
 
 
-def _notes(
-    target: Target,
-    models: LabelledModels,
-    voters: Sequence[NeighbourVote],
-    fitted: FittedClassifiers,
-    kind: str,
-) -> tuple[str, ...]:
-    """What limits the prediction."""
-    notes = list(target.notes)
-    if target.declared:
-        notes.append(f"It names {', '.join(target.declared)} itself; the prediction does not use that.")
-    notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
-    if kind == "vectors":
-        notes.append("Nothing is known about its head: the prediction uses only its vector.")
-    members = [row for row, author in enumerate(models.authors[:-1]) if author == target.author]
-    if target.vector is not None and members:
-        similarity = similarities(target.vector[None, :], models.vectors[members], models.blocks)[0]
-        if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
-            nearest = members[int(np.argmax(similarity))]
-            datasets = ", ".join(own_datasets(models.datasets[nearest]))
-            notes.append(
-                f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on {datasets}), "
-                "is by the same author and was excluded, because the calibration excludes models by the same author."
-            )
-    return (*notes, *(() if fitted.is_calibrated else (TOO_FEW,)))
+def store(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
+    """Store predictions in the atlas in place of earlier ones for the same models; return the number of models.
+
+    Models that the atlas does not contain are skipped. The query layer only reads: the indexer writes, under its lock.
+    ``atlas`` then shows the new state. Raises AtlasError if another process is writing.
+    """
+    from indexer.publish.stored_answers import PREDICTIONS, store_answers
+
+    now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+    stored = 0
+    for base in sorted({one.base for one in predictions}):
+        keys = {
+            row["model"]: row["record_key"]
+            for row in atlas.rows("SELECT model, record_key FROM models WHERE base = ?", [base])
+        }
+        known = [one for one in predictions if one.base == base and one.model in keys]
+        lines = []
+        for one in known:
+            for rank, answer in enumerate(one.shown_answers(), start=1):
+                where = {"model": one.model, "record_key": keys[one.model], "rank": rank}
+                how = {"calibrated": one.calibrated, "representation": one.representation, "k": one.k}
+                agreement = {"agreement": one.agreement(answer), "answered_at": now}
+                lines.append(where | asdict(answer) | how | agreement | {"models": list(answer.models)})
+        if known:
+            store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in known], lines)
+            stored += len(known)
+    if stored:
+        atlas.refresh()
+    return stored

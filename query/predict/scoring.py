@@ -4,86 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from query.predict.training_set import Reals
-from query.statistics.intervals import (
-    FEWEST_AUTHORS,
-    TOO_FEW_AUTHORS,
-    Ends,
-    Uncertainty,
-    independent_changes,
-    uncertainty,
-)
+from query.statistics.intervals import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, independent_changes, uncertainty
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
 BINS = 10  # of probability, equally wide
 MEASURES = ("accuracy", "top3", "brier", "log_loss")
 _TOP = 3
 
+# Scores of single models by name, see ``score_models``; entry i of every column is the same model.
+Columns = dict[str, NDArray[Any]]
 
-@dataclass(frozen=True)
-class ModelScores:
-    """The scores of one way of predicting for each of n models; entry i of every column is the same model.
 
-    These are kept per model, as intervals are calculated over authors; a model's truth may be several datasets.
+def score_models(probabilities: Reals, truth: Reals) -> Columns:
+    """Compare (rows, answers + 1) probabilities with the truth, whose rows sum to 1 too; ties go to the first.
 
-    Attributes:
-        answer: the most probable one, as a column of the probabilities.
-        confidence: its probability.
-        right: its share of the truth.
-        accuracy, top3: 1 if it, or one of the first three, is true at all.
-        brier: Σ (p - truth)² over all answers, from 0 to 2.
-        log_loss: -Σ truth · ln p.
-        none: the probability of "none of these".
+    A model's truth may be several datasets. Columns: ``answer``, the most probable one, as a column of the
+    probabilities, with its probability ``confidence`` and its share of the truth ``right``; ``accuracy`` and ``top3``,
+    1 if it, or one of the first three, is true at all; ``brier``, Σ (p - truth)² over all answers, from 0 to 2;
+    ``log_loss``, -Σ truth · ln p; ``none``, the probability of "none of these".
     """
-
-    answer: Integers
-    confidence: Reals
-    right: Reals
-    accuracy: Reals
-    top3: Reals
-    brier: Reals
-    log_loss: Reals
-    none: Reals
-
-
-def score_models(probabilities: Reals, truth: Reals) -> ModelScores:
-    """Compare (rows, answers + 1) probabilities with the truth, whose rows sum to 1 too; ties go to the first."""
     rows = np.arange(len(truth))
     ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :_TOP]
     top = ranked[:, 0]
-    return ModelScores(
-        answer=top,
-        confidence=probabilities[rows, top],
-        right=truth[rows, top],
-        accuracy=(truth[rows, top] > 0).astype(np.float64),
-        top3=(np.take_along_axis(truth, ranked, axis=1) > 0).max(axis=1).astype(np.float64),
-        brier=np.square(probabilities - truth).sum(axis=1),
-        log_loss=-(truth * np.log(np.maximum(probabilities, 1e-12))).sum(axis=1),
-        none=probabilities[:, -1],
-    )
+    return {
+        "answer": top,
+        "confidence": probabilities[rows, top],
+        "right": truth[rows, top],
+        "accuracy": (truth[rows, top] > 0).astype(np.float64),
+        "top3": (np.take_along_axis(truth, ranked, axis=1) > 0).max(axis=1).astype(np.float64),
+        "brier": np.square(probabilities - truth).sum(axis=1),
+        "log_loss": -(truth * np.log(np.maximum(probabilities, 1e-12))).sum(axis=1),
+        "none": probabilities[:, -1],
+    }
 
 
-def chance_scores(present: Booleans, truth: Reals) -> ModelScores:
+def chance_scores(present: Booleans, truth: Reals) -> Columns:
     """The expected scores of drawing at random from the answers present and "none of these"."""
-    possible = np.concatenate([present, np.ones((len(present), 1), dtype=bool)], axis=1)
-    answers = possible.sum(axis=1).astype(np.float64)
+    answers = present.sum(axis=1) + 1.0
     right = (truth > 0).sum(axis=1)
     missed = np.ones(len(truth))
     for drawn in range(_TOP):
         missed *= np.maximum(answers - right - drawn, 0) / np.maximum(answers - drawn, 1)
-    return ModelScores(
-        answer=np.full(len(truth), -1, dtype=np.intp),
-        confidence=1 / answers,
-        right=1 / answers,
-        accuracy=right / answers,
-        top3=1 - missed,
-        brier=np.square(truth).sum(axis=1) - 1 / answers,
-        log_loss=np.log(answers),
-        none=1 / answers,
-    )
+    return {
+        "answer": np.full(len(truth), -1, dtype=np.intp),
+        "confidence": 1 / answers,
+        "right": 1 / answers,
+        "accuracy": right / answers,
+        "top3": 1 - missed,
+        "brier": np.square(truth).sum(axis=1) - 1 / answers,
+        "log_loss": np.log(answers),
+        "none": 1 / answers,
+    }
 
 
 @dataclass(frozen=True)
@@ -132,32 +109,38 @@ class Bin:
     high: float | None
 
 
-def mean_scores(evidence: str, scores: ModelScores, importance: Reals) -> PredictionScore:
+def mean_scores(evidence: str, scores: Columns, importance: Reals) -> PredictionScore:
     """The mean scores of one way of predicting; ``importance``: how much each model counts."""
-    means = {name: float(np.average(getattr(scores, name), weights=importance)) for name in MEASURES}
+    means = {name: float(np.average(scores[name], weights=importance)) for name in MEASURES}
     return PredictionScore(evidence, **means, calibration_error=calibration_error(scores, importance))
 
 
-def calibration_error(scores: ModelScores, importance: Reals) -> float:
+def calibration_error(scores: Columns, importance: Reals) -> float:
     """Σ over bins of the share of models in the bin × |mean confidence - mean right| (Naeini et al., 2015)."""
     error = 0.0
-    for members in _bins(scores.confidence):
-        gap = np.average(scores.confidence[members] - scores.right[members], weights=importance[members])
+    for members in _bins(scores["confidence"]):
+        gap = np.average(scores["confidence"][members] - scores["right"][members], weights=importance[members])
         error += abs(float(gap)) * float(importance[members].sum())
     return error / float(importance.sum())
 
 
-def reliability(evidence: str, scores: ModelScores, importance: Reals, authors: Integers) -> tuple[Bin, ...]:
+def reliability(evidence: str, scores: Columns, importance: Reals, authors: Integers) -> tuple[Bin, ...]:
     """The bins of one way of predicting, the least probable first."""
     found = []
-    for members in _bins(scores.confidence):
-        weights = importance[members]
-        right = float(np.average(scores.right[members], weights=weights))
-        probability = float(np.average(scores.confidence[members], weights=weights))
-        over = _Authors(authors[members], weights)
-        low, high = over.share(scores.right[members]) if over.count >= FEWEST_AUTHORS else (None, None)
-        share = float(weights.sum() / importance.sum())
-        found.append(Bin(evidence, int(members.sum()), share, probability, right, low, high))
+    for members in _bins(scores["confidence"]):
+        weights, right = importance[members], scores["right"][members]
+        low, high = _interval(right, weights, authors[members]) or (None, None)
+        found.append(
+            Bin(
+                evidence,
+                models=int(members.sum()),
+                share=float(weights.sum() / importance.sum()),
+                probability=float(np.average(scores["confidence"][members], weights=weights)),
+                right=float(np.average(right, weights=weights)),
+                low=low,
+                high=high,
+            )
+        )
     return tuple(found)
 
 
@@ -167,46 +150,33 @@ def _bins(confidence: Reals) -> list[Booleans]:
     return [place == number for number in np.unique(place)]
 
 
-def intervals(scores: Mapping[str, ModelScores], importance: Reals, authors: Integers) -> tuple[Interval, ...]:
+def intervals(scores: Mapping[str, Columns], importance: Reals, authors: Integers) -> tuple[Interval, ...]:
     """The intervals of all measures; ``importance``: how much each model counts."""
-    over = _Authors(authors, importance)
-    if over.count < FEWEST_AUTHORS:
-        return tuple(Interval(name, None, None, None, None, TOO_FEW_AUTHORS) for name in scores)
     found = []
     for evidence, one in scores.items():
-        low, high = over.share(one.brier / 2)
+        of_half = _interval(one["brier"] / 2, importance, authors)
         found.append(
             Interval(
                 evidence,
-                accuracy=over.share(one.accuracy),
-                top3=over.share(one.top3),
-                brier=(2 * low, 2 * high),
-                log_loss=over.loss(one.log_loss),
+                accuracy=_interval(one["accuracy"], importance, authors),
+                top3=_interval(one["top3"], importance, authors),
+                brier=(2 * of_half[0], 2 * of_half[1]) if of_half else None,
+                log_loss=_interval(one["log_loss"], importance, authors, is_share=False),
+                reason=None if of_half else TOO_FEW_AUTHORS,
             )
         )
     return tuple(found)
 
 
-class _Authors:
-    """Models grouped by author, each with its importance: intervals of the means of values of the models."""
-
-    def __init__(self, authors: Integers, importance: Reals) -> None:
-        self.codes = codes_of(authors.tolist())
-        self.count = int(self.codes.max()) + 1
-        self.importance = importance
-        self.weights = np.bincount(self.codes, weights=importance) / importance.sum()
-
-    def share(self, values: Reals) -> Ends:
-        """For values between 0 and 1. A value that is the same for all (that of chance) is not an observation."""
-        mean, found = self._uncertainty(values)
-        return (mean, mean) if np.ptp(values) == 0 and 0 < mean < 1 else found.of_share(mean, self.importance.sum())
-
-    def loss(self, values: Reals) -> Ends:
-        """For values that are not negative."""
-        mean, found = self._uncertainty(values)
-        return found.of_loss(mean)
-
-    def _uncertainty(self, values: Reals) -> tuple[float, Uncertainty]:
-        mean = float(np.average(values, weights=self.importance))
-        sums = np.bincount(self.codes, weights=self.importance * values) / self.importance.sum()
-        return mean, uncertainty(self.weights, independent_changes(self.weights, sums, mean))
+def _interval(values: Reals, importance: Reals, authors: Integers, is_share: bool = True) -> Ends | None:
+    """The interval over authors of the mean of values from 0 to 1, or (else) not negative; None for few authors."""
+    codes = codes_of(authors.tolist())
+    if codes.max() + 1 < FEWEST_AUTHORS:
+        return None
+    mean = float(np.average(values, weights=importance))
+    if is_share and np.ptp(values) == 0 and 0 < mean < 1:
+        return mean, mean  # that of chance, which is not observed
+    weights = np.bincount(codes, weights=importance) / importance.sum()
+    sums = np.bincount(codes, weights=importance * values) / importance.sum()
+    found = uncertainty(weights, independent_changes(weights, sums, mean))
+    return found.of_share(mean, importance.sum()) if is_share else found.of_loss(mean)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from indexer.errors import AtlasError
 from indexer.records.difference import (
     ALIKE,
@@ -20,12 +18,11 @@ from indexer.records.difference import (
 )
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
-from query.lookup import ResolvedModel, thresholds, with_vector
+from query.lookup import ResolvedModel, facts_of_record, thresholds, with_vector
 from query.predict.heads import Head, head_of
-from query.predict.votes import Floats
+from query.statistics.neighbours import Floats
 
 if TYPE_CHECKING:
-    from indexer.records.record import Record
     from query.reader import AtlasReader
 
 
@@ -65,46 +62,25 @@ def target_of(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> 
     Raises AtlasError if neither its change nor its head says anything.
     """
     atlas.published(asked.base, representation)
-    facts = _read_facts(asked) if asked.record else _stored_facts(atlas, asked)
+    if asked.record is None:
+        facts = atlas.rows(
+            "SELECT head_class, label_count, label_names, problem_type, datasets, delta_norm, duplicate_group "
+            "FROM models WHERE model_id = ?",
+            [asked.model_id],
+        )[0]
+    else:
+        facts = facts_of_record(asked.record)
+    head = head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"])
+    declared = tuple(facts["datasets"])
     reason = f"{asked.name} is a copy of {asked.base} (its delta is zero)" if asked.is_copy else asked.unrelated
-    if not reason:
-        asked = with_vector(atlas, asked, representation)
-    elif facts["label_count"] is None:
-        raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
-    return Target(
-        name=asked.name,
-        base=asked.base,
-        author=asked.author,
-        model_id=asked.model_id,
-        vector=None if reason else asked.vector,
-        head=head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"]),
-        declared=tuple(facts["datasets"]),
-        duplicates=() if reason else _duplicates(atlas, asked, facts),
-        notes=(f"{reason}: the prediction uses only its head.",) if reason else (),
-    )
-
-
-def _stored_facts(atlas: AtlasReader, asked: ResolvedModel) -> dict[str, Any]:
-    return atlas.rows(
-        "SELECT head_class, label_count, label_names, problem_type, datasets, delta_norm, "
-        "duplicate_group FROM models WHERE model_id = ?",
-        [asked.model_id],
-    )[0]
-
-
-def _read_facts(asked: ResolvedModel) -> dict[str, Any]:
-    """The same for a model that was just read."""
-    record = asked.record
-    assert record is not None
-    return {
-        "head_class": record.head.get("architecture_class"),
-        "label_count": record.head.get("label_count"),
-        "label_names": record.head.get("label_names"),
-        "problem_type": record.head.get("problem_type"),
-        "datasets": record.card.get("datasets", ()),
-        "delta_norm": float(np.sqrt(sum(delta.norm**2 for delta in record.deltas))),
-        "duplicate_group": None,
-    }
+    if reason:
+        if facts["label_count"] is None:
+            raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
+        note = f"{reason}: the prediction uses only its head."
+        return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
+    asked = with_vector(atlas, asked, representation)
+    duplicates = _duplicates(atlas, asked, facts)
+    return Target(asked.name, asked.base, asked.author, asked.model_id, asked.vector, head, declared, duplicates, ())
 
 
 def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
@@ -132,17 +108,16 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
     default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).choice.budget)
     own = signatures_from([signature_of(default.vector(asked.record))])
     cosines = (signatures_from([row["signature"] for row in rows]) @ own.T).ravel().tolist()
-    return tuple(
-        Duplicate(row["model"], tuple(row["datasets"]))
-        for row, cosine in zip(rows, cosines, strict=True)
-        if cosine >= ALIKE and _is_duplicate(atlas, asked.record, row, cosine, within)
-    )
-
-
-def _is_duplicate(atlas: AtlasReader, record: Record, row: Mapping[str, Any], cosine: float, within: float) -> bool:
-    """The test of a publish; by norm and signature alone if the atlas has no records."""
-    try:
-        return difference_of(record, RecordStore(atlas.folder).read(row["record_key"])) <= within
-    except AtlasError:
-        norm = math.hypot(*(delta.norm for delta in record.deltas))
-        return cosine >= 1 - within and relative_difference(row["delta_norm"], norm) <= within
+    store = RecordStore(atlas.folder)
+    found = []
+    for row, cosine in zip(rows, cosines, strict=True):
+        if cosine < ALIKE:
+            continue
+        try:  # the test of a publish
+            is_duplicate = difference_of(asked.record, store.read(row["record_key"])) <= within
+        except AtlasError:  # the atlas has no records: by norm and signature alone
+            is_close = relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+            is_duplicate = cosine >= 1 - within and is_close
+        if is_duplicate:
+            found.append(Duplicate(row["model"], tuple(row["datasets"])))
+    return tuple(found)

@@ -1,18 +1,25 @@
-"""The models whose datasets are known, and their features, with any choice of authors left out."""
+"""The models whose datasets are known, and their features, with any choice of authors left out.
+
+A *sweep* is all models of one author with one set of datasets. It has one vote, that of its member nearest to the model
+in question, so that a sweep of a hundred runs counts once. Measured on 67 real fine-tunes of seven authors in six
+representations, one vote per sweep had a lower out-of-author log loss than one vote per model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query.population import Population, distinct, read_population
-from query.predict.heads import Head, HeadMatches, head_matches, head_of
-from query.predict.votes import DatasetRuns, Floats, Nearness, cast_votes, nearness
-from query.statistics.neighbours import Booleans, Integers
+from query.population import Population, distinct, own_datasets, read_population
+from query.predict.heads import Head, HeadMatches, head_of
+from query.statistics.author_runs import AuthorRuns
+from query.statistics.likeness import similarities
+from query.statistics.neighbours import Booleans, Floats, Integers, codes_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -21,11 +28,9 @@ if TYPE_CHECKING:
 
 Reals = NDArray[np.float64]
 
-# The share of the votes that is given to datasets by how common they are.
-COMMON_SHARE = 0.2
-
-
-# ---- labelled models ----
+SHARPNESS = 3  # power of a vote; with 1, many distant sweeps outvote a few near ones
+COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common they are
+_BLOCK = 1 << 23  # similarities in memory at a time
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,7 @@ class LabelledModelReader:
             found = self._atlas.rows(
                 "SELECT model_id, head_class, label_count, label_names, problem_type FROM models WHERE base = ?", [base]
             )
-            heads = {
-                row["model_id"]: head_of(row["head_class"], row["label_count"], row["label_names"], row["problem_type"])
-                for row in found
-            }
-            self._read[base] = population, heads
+            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in found}
         population, heads = self._read[base]
         is_out = np.isin(population.ids, list(without))
         chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
@@ -93,7 +94,65 @@ class LabelledModelReader:
         )
 
 
-# ---- features ----
+class DatasetRuns(AuthorRuns):
+    """The sweeps among n models, labelled by their datasets; -1 for a model that names no dataset.
+
+    A model with several datasets gives each an equal share; a collection (``glue``) gets none if one of its tasks
+    (``glue/mrpc``) is named too. ``answers``: all datasets, sorted. ``parents`` maps an answer to the collection it is
+    a task of, if that is an answer too.
+    """
+
+    def __init__(self, authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> None:
+        super().__init__(codes_of(authors), [own_datasets(names) or None for names in datasets])
+        self.answers: tuple[str, ...] = tuple(sorted({name for names in self.labels for name in names}))
+        self._column = {name: number for number, name in enumerate(self.answers)}
+        collections = {number: self._column.get(name.rpartition("/")[0]) for name, number in self._column.items()}
+        self.parents = {task: parent for task, parent in collections.items() if parent is not None}
+
+    @cached_property
+    def shares(self) -> csr_array:
+        """(sweeps, answers): the share of each dataset in the label of a sweep; rows sum to 1."""
+        from scipy.sparse import csr_array
+
+        columns = [self._column[name] for names in self.labels for name in names]
+        sizes = [len(names) for names in self.labels]
+        weights = np.repeat([1 / size for size in sizes], sizes).astype(np.float32)
+        starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.intp)])
+        return csr_array((weights, np.array(columns, dtype=np.intp), starts), (len(self.labels), len(self.answers)))
+
+    @cached_property
+    def related(self) -> csr_array:
+        """(sweeps, sweeps), not zero if two name the same dataset, or one a task of the other's collection."""
+        from scipy.sparse import csr_array, eye_array
+
+        size = len(self.answers)
+        pairs = np.array(list(self.parents.items()), dtype=np.intp).reshape(-1, 2)
+        tasks = csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), (size, size))
+        same_or_task = eye_array(size, dtype=np.float32, format="csr") + tasks + tasks.T
+        return (self.shares @ same_or_task @ self.shares.T).tocsr()
+
+    def allowed(self, rows: Integers, withheld: Sequence[int], is_hidden: bool = False) -> Booleans:
+        """(rows, sweeps): the sweeps that may vote on each model, none by its own author or the authors ``withheld``.
+
+        ``is_hidden``: nor those that name one of its datasets, as if no other author used them.
+        """
+        free = ~np.isin(self.author, np.array(withheld, dtype=np.intp))
+        allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])
+        if is_hidden:
+            own = self.of_model[rows]
+            allowed &= (self.related[own].toarray() == 0) | (own < 0)[:, None]
+        return allowed
+
+    def truth(self, rows: Integers, present: Booleans) -> Reals:
+        """Shares of the answers ``present`` in the models' datasets; an absent task counts as its collection."""
+        own = self.of_model[rows]
+        truth = np.zeros(present.shape)
+        truth[own >= 0] = self.shares[own[own >= 0]].toarray()
+        for task, parent in sorted(self.parents.items(), key=lambda pair: -self.answers[pair[0]].count("/")):
+            missing = np.where(present[:, task], 0, truth[:, task])
+            truth[:, parent] += missing
+            truth[:, task] -= missing
+        return np.where(present, truth, 0)
 
 
 @dataclass(frozen=True)
@@ -107,11 +166,12 @@ class Features:
         log_votes: ln of the share of the votes, a fifth of which is given by how common datasets are.
         head: ln P(head | dataset) / P(head); 0 without a head.
         truth: share of each answer in the model's own datasets; no model that may vote names what a row lacks to 1.
-        prominence: (rows,), see ``Votes``.
+        prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the
+            distance from the median to the lower quartile; 0 if there are no sweeps.
         has_head: (rows,).
         recognised: (rows,), see ``HeadMatches``.
         votes: for each answer, sparse.
-        weights: (rows, sweeps), sparse, see ``Votes``.
+        weights: (rows, sweeps), sparse: the vote of each sweep.
     """
 
     present: Booleans
@@ -133,73 +193,102 @@ class Features:
         return known
 
 
-@dataclass(frozen=True)
 class TrainingSet:
-    """Everything needed for the features of ``rows`` of ``models``, computed once for any choice of authors."""
+    """Everything needed for the features of ``rows`` (default: all) of ``models``, for any choice of authors.
 
-    models: LabelledModels
-    rows: Integers
-    sweeps: DatasetRuns
-    near: Nearness
-    matches: HeadMatches
-    k: int
+    Computed once: one product of vectors and one sort.
+    """
 
-    @classmethod
-    def of(cls, models: LabelledModels, k: int, rows: Integers | None = None) -> TrainingSet:
-        """For ``rows`` (default: all models): one product of vectors and one sort."""
-        chosen = np.arange(len(models.models)) if rows is None else rows
-        sweeps = DatasetRuns(models.authors, models.datasets)
-        return cls(
-            models=models,
-            rows=chosen,
-            sweeps=sweeps,
-            near=nearness(models.vectors, chosen, sweeps, models.blocks),
-            matches=head_matches(models.heads, chosen, sweeps),
-            k=k,
-        )
+    def __init__(self, models: LabelledModels, k: int, rows: Integers | None = None) -> None:
+        self.models, self.k = models, k
+        self.rows = np.arange(len(models.models)) if rows is None else rows
+        self.sweeps = DatasetRuns(models.authors, models.datasets)
+        self._order, self._similarity = self._nearest_sweeps()
+        self._matches = HeadMatches(models.heads, self.rows, self.sweeps)
 
     def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
         """The features of the models in ``places`` of ``rows``, from authors other than their own and ``withheld``.
 
         ``is_hidden``: as if no other model named their datasets.
         """
-        sweeps = self.sweeps
-        allowed = sweeps.allowed(self.rows[places], np.array(withheld, dtype=np.intp), is_hidden)
+
+        def log(shares: Floats) -> Reals:
+            return np.log(np.where(present, shares, 1).astype(np.float64))
+
+        rows, sweeps = self.rows[places], self.sweeps
+        allowed = sweeps.allowed(rows, withheld, is_hidden)
         common = allowed.astype(np.float32) @ sweeps.shares
         present = common > 0
         common /= np.maximum(common.sum(axis=1, keepdims=True), 1)
-        has_vector = np.linalg.norm(self.models.vectors[self.rows[places]], axis=1) > 0
-        cast = cast_votes(self.near.at(places), allowed & has_vector[:, None], self.k)
-        votes = cast.weights @ sweeps.shares
+        has_vector = np.linalg.norm(self.models.vectors[rows], axis=1) > 0
+        weights, prominence = self._cast_votes(places, allowed & has_vector[:, None])
+        votes = weights @ sweeps.shares
         total = votes.sum(axis=1)[:, None]
         share = votes.toarray() / np.where(total > 0, total, 1)
-        head = self.matches.at(places)
         return Features(
             present=present,
-            log_common=_log(common, present),
+            log_common=log(common),
             share=share.astype(np.float64),
-            log_votes=_log((1 - COMMON_SHARE) * share + COMMON_SHARE * common, present),
-            head=np.where(present, head.log_ratios(allowed, sweeps), 0),
-            truth=_truth(sweeps, self.rows[places], present),
-            prominence=cast.prominence,
-            has_head=head.is_known,
-            recognised=head.recognised(allowed),
+            log_votes=log((1 - COMMON_SHARE) * share + COMMON_SHARE * common),
+            head=np.where(present, self._matches.log_ratios(places, allowed), 0),
+            truth=sweeps.truth(rows, present),
+            prominence=prominence,
+            has_head=self._matches.is_known[places],
+            recognised=self._matches.recognised(places, allowed),
             votes=votes,
-            weights=cast.weights,
+            weights=weights,
         )
 
+    def _nearest_sweeps(self) -> tuple[NDArray[np.int32], Floats]:
+        """For each of the rows all sweeps, nearest first: their numbers and similarities, both (rows, sweeps).
 
-def _log(shares: Floats, present: Booleans) -> Reals:
-    return np.log(np.where(present, shares, 1).astype(np.float64))
+        The similarity of a sweep is that of its nearest member. Ties are broken by number.
+        """
+        sweeps, vectors = self.sweeps, self.models.vectors
+        members = np.flatnonzero(sweeps.of_model >= 0)
+        members = members[np.argsort(sweeps.of_model[members], kind="stable")]
+        starts = np.searchsorted(sweeps.of_model[members], np.arange(len(sweeps.labels)))
+        order = np.empty((len(self.rows), len(starts)), dtype=np.int32)
+        similarity = np.empty(order.shape, dtype=np.float32)
+        step = max(1, _BLOCK // max(1, len(members)))
+        for start in range(0, len(self.rows) if len(starts) else 0, step):
+            block = slice(start, start + step)
+            to_members = similarities(vectors[self.rows[block]], vectors[members], self.models.blocks)
+            nearest = np.maximum.reduceat(to_members, starts, axis=1)
+            order[block] = np.argsort(-nearest, axis=1, kind="stable")
+            similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
+        return order, similarity
 
+    def _cast_votes(self, places: Integers, allowed: Booleans) -> tuple[csr_array, Reals]:
+        """The votes of the k nearest sweeps that are ``allowed`` (rows, sweeps), and the prominence of the nearest.
 
-def _truth(sweeps: DatasetRuns, rows: Integers, present: Booleans) -> Reals:
-    """Shares of the answers in the models' datasets; a task that is not an answer counts as its collection."""
-    own = sweeps.of_model[rows]
-    truth = np.zeros(present.shape)
-    truth[own >= 0] = sweeps.shares[own[own >= 0]].toarray()
-    for task, parent in sorted(sweeps.parents.items(), key=lambda pair: -sweeps.answers[pair[0]].count("/")):
-        missing = np.where(present[:, task], 0, truth[:, task])
-        truth[:, parent] += missing
-        truth[:, task] -= missing
-    return np.where(present, truth, 0)
+        A vote is max(0, (s - m) / (s₁ - m))³, with s the similarity of the sweep, s₁ that of the nearest one, and m the
+        median over all allowed sweeps. So the nearest has one vote whatever the level of the similarities, which is
+        lower for adapters than for full fine-tunes. If nothing stands out, every vote is 1.
+        """
+        from scipy.sparse import csr_array
+
+        order, similarity = self._order[places], self._similarity[places]
+        votes = np.take_along_axis(allowed, order, axis=1)
+        rank = np.cumsum(votes, axis=1, dtype=np.int32)
+        counts = votes.sum(axis=1)
+
+        def similarity_at(wanted: Integers) -> Floats:
+            """The similarity of the allowed sweep of this rank (from 1); 0 if there are none."""
+            if not rank.shape[1]:
+                return np.zeros(len(rank), dtype=np.float32)
+            column = np.minimum((rank < wanted[:, None]).sum(axis=1), rank.shape[1] - 1)
+            found: Floats = np.where(rank[:, -1] > 0, similarity[np.arange(len(rank)), column], 0)
+            return found
+
+        first = similarity_at(np.minimum(1, counts))
+        middle = (similarity_at((counts + 1) // 2) + similarity_at(counts // 2 + 1)) / 2
+        low = similarity_at((3 * counts + 3) // 4)
+        row, column = np.nonzero(votes & (rank <= self.k))
+        lead = first - middle
+        above = np.maximum(similarity[row, column] - middle[row], 0)
+        stands_out = lead > 1e-6
+        weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** SHARPNESS, 1)
+        prominence = np.where(counts > 0, np.log((lead + 1e-4) / (middle - low + 1e-4)), 0)
+        weights = csr_array((weight.astype(np.float32), (row, order[row, column])), allowed.shape)
+        return weights, prominence.astype(np.float64)

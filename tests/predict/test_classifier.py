@@ -28,7 +28,7 @@ def fresh_draws(name, seed, is_fitted=True):
     world = WORLDS[name]
     seen = world.draw(200, "a", seed=100 + seed)
     fresh = replace(world, longest_sweep=1).draw(200, "b", seed=200 + seed)
-    training = TrainingSet.of(joined(seen, undocumented(fresh)), 10)
+    training = TrainingSet(joined(seen, undocumented(fresh)), 10)
     fitted = fit(training, [])
     if not is_fitted:
         fitted = FittedClassifiers({kind: uncalibrated(kind, fitted.none) for kind in EVIDENCE}, fitted.none, False)
@@ -201,7 +201,7 @@ def test_a_sweep_weighs_as_one_model():
         datasets=found.datasets + found.datasets[last:] * 40,
         heads=found.heads + found.heads[last:] * 40,
     )
-    once, often = fit(TrainingSet.of(found, 10), []), fit(TrainingSet.of(again, 10), [])
+    once, often = fit(TrainingSet(found, 10), []), fit(TrainingSet(again, 10), [])
     for kind in EVIDENCE:
         np.testing.assert_allclose(often.by_kind[kind].weights, once.by_kind[kind].weights, atol=0.06)
     assert often.none == pytest.approx(once.none)
@@ -213,7 +213,7 @@ def test_a_sweep_weighs_as_one_model():
 
 def test_without_a_head_vectors_decide_and_a_head_says_what_is_true_on_the_whole():
     found = WORLDS["blurred"].draw(60, "a", seed=16)
-    training = TrainingSet.of(found, 10)
+    training = TrainingSet(found, 10)
     fitted = fit(training, [])
     features = training.features(np.arange(len(found.models)))
     headless = np.array([head.kind is None for head in found.heads])

@@ -11,8 +11,7 @@ import pytest
 from query.population import own_datasets
 from query.predict.heads import SMOOTHING, Head, head_of
 from query.predict.predict import predict_target
-from query.predict.training_set import COMMON_SHARE, TrainingSet
-from query.predict.votes import DatasetRuns
+from query.predict.training_set import COMMON_SHARE, DatasetRuns, TrainingSet
 from tests.labelled_worlds import CLASSIFIER, documents
 from tests.predict.targets import answer, target
 
@@ -76,7 +75,7 @@ def tangled(seed=0, count=40):
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
     found = tangled()
-    training = TrainingSet.of(found, K)
+    training = TrainingSet(found, K)
     codes = dict(zip(found.authors, training.sweeps.authors.tolist(), strict=True))
     features = training.features(np.arange(len(found.models)), [codes[author] for author in withheld], is_hidden)
     votes = features.votes.toarray()
@@ -105,7 +104,7 @@ def test_the_truth_is_shared_out_and_a_task_nobody_names_counts_as_its_collectio
         ["ann", "bob", "cyd", "dan", "eve"],
         [{"a", "b"}, {"glue", "glue/mrpc"}, {"glue"}, {"a"}, {"rare"}],
     )
-    training = TrainingSet.of(found, K)
+    training = TrainingSet(found, K)
     answers = training.sweeps.answers
     assert answers == ("a", "b", "glue", "glue/mrpc", "rare")
     truth = training.features(np.arange(5)).truth
@@ -208,7 +207,7 @@ def test_head_ratios_are_those_of_a_loop():
     ]
     heads = [Head() if head.kind is None else head for head in heads]
     found = replace(found, heads=heads)
-    training = TrainingSet.of(found, K)
+    training = TrainingSet(found, K)
     features = training.features(np.arange(len(found.models)))
     for row in range(len(found.models)):
         for column, dataset in enumerate(training.sweeps.answers):
@@ -244,9 +243,9 @@ def test_generic_names_say_only_their_number():
         [Head(CLASSIFIER, 2, frozenset({"no", "yes"})), Head(CLASSIFIER, 2), Head(CLASSIFIER, 3), Head(CLASSIFIER, 3)],
     )
     asked = found.with_unlabelled(np.ones(4, np.float32) / 2, "eve/m", "eve", Head(CLASSIFIER, 2))
-    ratios = TrainingSet.of(asked, K).features(np.array([4])).head[0]
+    ratios = TrainingSet(asked, K).features(np.array([4])).head[0]
     named = replace(asked, heads=[*asked.heads[:4], Head(CLASSIFIER, 2, frozenset({"no", "yes"}))])
-    by_name = TrainingSet.of(named, K).features(np.array([4])).head[0]
+    by_name = TrainingSet(named, K).features(np.array([4])).head[0]
     assert ratios[1] > 0 > ratios[0]
     assert by_name[1] > ratios[1]
 

@@ -123,7 +123,7 @@ def test_none_of_these_is_not_fitted_from_hiding(layout):
     """With a dataset hidden there are fewer to choose from, which makes surer: that must not count as news."""
     for seed in SEEDS:
         found = blind(layout, seed)
-        training = TrainingSet.of(found, 10)
+        training = TrainingSet(found, 10)
         fitted = fit(training, [])
         for calibration in fitted.by_kind.values():
             assert calibration.weights.min() >= 0
@@ -161,5 +161,5 @@ def test_the_majority_is_the_share_of_the_commonest_dataset():
 def test_what_is_common_does_not_drown_the_votes(name):
     """Popular datasets collect votes by being popular: weighed against that, rare ones are found by their vectors."""
     found = WORLDS[name].draw(120, "a", seed=17)
-    weights = fit(TrainingSet.of(found, 10), []).by_kind["vectors"].weights
+    weights = fit(TrainingSet(found, 10), []).by_kind["vectors"].weights
     assert weights[0] > weights[2] > 0

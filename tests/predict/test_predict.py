@@ -115,8 +115,8 @@ def test_nothing_of_the_askers_author_is_fitted_from(population):
     second = predict_target(target(vector, author=author), replace(population, datasets=altered), k=10)
     known = {one.dataset: one.probability for one in second.answers}
     assert {one.dataset: one.probability for one in first.answers} == pytest.approx(known, abs=1e-9)
-    everybody = fit(TrainingSet.of(population, 10), [])
-    others = fit(TrainingSet.of(population, 10), [0])
+    everybody = fit(TrainingSet(population, 10), [])
+    others = fit(TrainingSet(population, 10), [0])
     assert everybody.by_kind["vectors"].weights[0] != others.by_kind["vectors"].weights[0]
 
 

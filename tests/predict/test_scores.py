@@ -25,7 +25,7 @@ from tests.predict.draws import WORLDS
 @pytest.fixture(scope="module")
 def fitted():
     found = WORLDS["blurred"].draw(40, "a", seed=9)
-    training = TrainingSet.of(found, 10)
+    training = TrainingSet(found, 10)
     everyone = np.arange(len(found.models))
     importance = 1 / np.bincount(training.sweeps.of_model)[training.sweeps.of_model]
     shown, hidden = training.features(everyone), training.features(everyone, is_hidden=True)
@@ -171,11 +171,13 @@ def test_chance_is_the_mean_over_all_draws():
     for row in range(2):
         answers = [column for column in range(5) if column == 4 or present[row, column]]
         firsts = list(itertools.permutations(answers, min(3, len(answers))))
-        assert scores.accuracy[row] == pytest.approx(np.mean([truth[row, drawn[0]] > 0 for drawn in firsts]))
-        assert scores.top3[row] == pytest.approx(np.mean([any(truth[row, c] > 0 for c in drawn) for drawn in firsts]))
+        assert scores["accuracy"][row] == pytest.approx(np.mean([truth[row, drawn[0]] > 0 for drawn in firsts]))
+        assert scores["top3"][row] == pytest.approx(
+            np.mean([any(truth[row, c] > 0 for c in drawn) for drawn in firsts])
+        )
         alike = np.array([1 / len(answers) if column in answers else 0 for column in range(5)])
-        assert scores.brier[row] == pytest.approx(np.square(alike - truth[row]).sum())
-        assert scores.log_loss[row] == pytest.approx(-(truth[row] * np.log(np.maximum(alike, 1e-9))).sum())
+        assert scores["brier"][row] == pytest.approx(np.square(alike - truth[row]).sum())
+        assert scores["log_loss"][row] == pytest.approx(-(truth[row] * np.log(np.maximum(alike, 1e-9))).sum())
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.93, 40), (0.2, 7.5)])
@@ -196,9 +198,9 @@ def test_intervals_are_over_whole_authors(guesses):
     means = []
     for _ in range(4000):
         rows = np.concatenate([np.flatnonzero(authors == author) for author in rng.integers(0, 10, size=10)])
-        means.append(np.average(scores.log_loss[rows], weights=importance[rows]))
+        means.append(np.average(scores["log_loss"][rows], weights=importance[rows]))
     low, high = got.log_loss
-    assert low < np.average(scores.log_loss, weights=importance) < high
+    assert low < np.average(scores["log_loss"], weights=importance) < high
     assert 1.0 < (high - low) / (2 * 1.96 * np.std(means)) < 1.5
     alone = intervals({"together": scores}, importance, np.arange(200))[0]
     assert alone.log_loss != got.log_loss
@@ -294,10 +296,10 @@ def test_several_datasets_share_the_truth():
             datasets.append({"a", "b"} if number == 0 else {f"d{number}"})
             vectors.append(centres[number] + 0.2 * rng.normal(size=12))
     found = documents(vectors, authors, datasets)
-    trial = cross_validate(TrainingSet.of(found, 10), 10)
+    trial = cross_validate(TrainingSet(found, 10), 10)
     pairs = np.array([len(found.datasets[row]) == 2 for row in trial.rows])
     scores = trial.scores["vectors"]
-    assert scores.accuracy.mean() == 1
-    assert scores.right[pairs] == pytest.approx(0.5)
-    assert scores.confidence[pairs].mean() == pytest.approx(0.5, abs=0.03)
-    assert scores.confidence[~pairs].mean() > 0.9
+    assert scores["accuracy"].mean() == 1
+    assert scores["right"][pairs] == pytest.approx(0.5)
+    assert scores["confidence"][pairs].mean() == pytest.approx(0.5, abs=0.03)
+    assert scores["confidence"][~pairs].mean() > 0.9
