@@ -13,17 +13,17 @@ import query.cli
 from indexer.errors import AtlasError
 from query import Atlas
 from query.wording import rarity
+from tests.atlas_builder import BASE, Model, write_atlas
 from tests.hub_ground import add_repo, served
-from tests.planted_atlas import BASE, Planted, plant_atlas
 
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     directions = np.random.default_rng(0).normal(size=(4, 8))
     names = ("ann/one", "bob/two", "cyd/three")
-    models = [Planted(name, vector, ("sst2",)) for name, vector in zip(names, directions, strict=False)]
-    models.append(Planted("dan/stranger", directions[3], unrelated=True))
-    return plant_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
+    models = [Model(name, vector, ("sst2",)) for name, vector in zip(names, directions, strict=False)]
+    models.append(Model("dan/stranger", directions[3], is_unrelated=True))
+    return write_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_advice_fits_what_was_asked(asked):
     assert code == 1
     assert "'' is neither a folder here nor a Hub id" in err
     _, _, err = asked("show", "ann/one@main")
-    assert "This atlas holds ann/one at an unknown commit, not at main. Leave @main out." in err
+    assert "This atlas holds ann/one at commit dddddddddddd, not at main. Leave @main out." in err
     _, _, err = asked("show", "ann/won")
     assert "ann/won is not in this atlas; closest ids: ann/one" in err
     assert f"index add ann/won --base {BASE}" in err

@@ -15,8 +15,8 @@ from indexer.vectors.published import read_published
 from indexer.vectors.recall import sample
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import GROWTH, OpenSegment, Vectors, blocks, joined, normalised, to_merge, write_segment
+from tests.atlas_builder import publish_vectors
 from tests.halves import a_few
-from tests.planted_vectors import publish_vectors
 
 
 def unit_rows(count: int, length: int, seed: int = 0) -> Vectors:

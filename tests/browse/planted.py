@@ -10,8 +10,7 @@ import numpy as np
 
 from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION, schema_sql
 from indexer.vectors.segments import Vectors
-from tests.paper_atlas import BASE, BEGAN, Paper, family, write_atlas
-from tests.planted_vectors import publish_vectors
+from tests.atlas_builder import BASE, BEGAN, Model, family, publish_vectors, write_atlas
 from tests.report.planted import BUILDS, EVIL, population
 
 OTHER = "org/other-base"
@@ -45,8 +44,12 @@ def plant(folder: Path) -> Path:
             "UPDATE deltas SET relative_norm = 0.01 * layer + 0.02 * length(family) / 5, norm = 1 + layer"
         )
         connection.executemany(
-            "INSERT INTO null_similarity VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
-            [[BASE, similarity, share] for similarity, share in ((0.95, 0.002), (0.5, 0.1), (-0.5, 0.9))],
+            "INSERT INTO null_similarity VALUES (?, 'input', ?, ?, 999, ?, ?)",
+            [
+                [BASE, *groups, similarity, share]
+                for groups in (("full", "full"), ("adapter", "full"), ("adapter", "adapter"))
+                for similarity, share in ((0.95, 0.002), (0.5, 0.1), (-0.5, 0.9))
+            ],
         )
         connection.execute(
             "INSERT INTO lineage VALUES "
@@ -145,4 +148,4 @@ def indexed(folder: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT model FROM models ORDER BY model_id").fetchall()]
 
 
-__all__ = ["OTHER", "Paper", "indexed", "plant", "plant_many"]
+__all__ = ["OTHER", "Model", "indexed", "plant", "plant_many"]

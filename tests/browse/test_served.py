@@ -14,10 +14,10 @@ import duckdb
 import pytest
 
 from query.browse.site import HEADERS
+from tests.atlas_builder import BASE
 from tests.browse.planted import MERGED, PROFILED, indexed, plant_many
 from tests.browse.served import ENDLESS, Served, children, publish_again, state_of
 from tests.conftest import Shell
-from tests.paper_atlas import BASE
 from tests.patience import PATIENCE, wait_for
 from tests.report.planted import EVIL
 

@@ -5,7 +5,7 @@ import pytest
 
 import indexer.cli
 import query.cli
-from tests.planted_atlas import Planted, plant_atlas
+from tests.atlas_builder import Model, write_atlas
 
 
 @pytest.fixture(scope="session")
@@ -14,10 +14,10 @@ def planted(tmp_path_factory):
     directions = np.random.default_rng(0).normal(size=(5, 8))
     names = ("ann/one", "bob/two-fine-tune", "cyd/twin", "dan/twin", "eve/three")
     models = [
-        Planted(name, vector, ("sst2",) if name != "eve/three" else ())
+        Model(name, vector, ("sst2",) if name != "eve/three" else ())
         for name, vector in zip(names, directions, strict=True)
     ]
-    return plant_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
+    return write_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.names import ModelRef, nearest, without_address
 from query import Atlas
-from tests.planted_atlas import BASE
+from tests.atlas_builder import BASE
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import json
 import numpy as np
 
 from query.schema import schema
+from tests.atlas_builder import Model, write_atlas
 from tests.console.speaking import at_terminal
-from tests.planted_atlas import Planted, plant_atlas
 
 
 def test_all_are_listed_with_comments(run):
@@ -33,10 +33,10 @@ def test_columns_of_one(run):
 def test_views_are_of_the_default_representation_and_can_leave_duplicates_out(tmp_path, run):
     directions = np.random.default_rng(1).normal(size=(3, 8))
     models = [
-        Planted("ann/one", directions[0]), Planted("bob/again", directions[0], duplicate_of=1),
-        Planted("cyd/two", directions[1]),
+        Model("ann/one", directions[0]), Model("bob/again", directions[0], duplicate_of=1),
+        Model("cyd/two", directions[1]),
     ]  # fmt: skip
-    folder = plant_atlas(tmp_path / "atlas", models)
+    folder = write_atlas(tmp_path / "atlas", models)
     import duckdb
 
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:

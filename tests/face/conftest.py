@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.planted_atlas import Planted, plant_atlas
+from tests.atlas_builder import Model, write_atlas
 
 HOSTILE = "<script>alert(1)</script>"
 DATASETS = ("org/one", "org/two")
@@ -17,7 +17,7 @@ def planted(tmp_path_factory):
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(2, 8))
     models = [
-        Planted(
+        Model(
             f"author{number % 6}/model-{number}",
             centres[number % 2] + 0.3 * rng.normal(size=8),
             datasets=() if number == 11 else (DATASETS[number % 2], *((HOSTILE,) if number == 0 else ())),
@@ -26,4 +26,4 @@ def planted(tmp_path_factory):
         )
         for number in range(12)
     ]
-    return plant_atlas(tmp_path_factory.mktemp("face") / "atlas", models)
+    return write_atlas(tmp_path_factory.mktemp("face") / "atlas", models)

@@ -8,7 +8,7 @@ import pytest
 from indexer.errors import AtlasError
 from query import Atlas
 from query.population import components, relatives
-from tests.planted_atlas import BASE, Planted, plant_atlas
+from tests.atlas_builder import BASE, Model, write_atlas
 
 
 def directions(count, length=16):
@@ -35,10 +35,10 @@ def families(tmp_path):
     for tree, centre in enumerate(directions(4)):
         for member in range(3):
             vector = centre + 0.05 * random.standard_normal(len(centre))
-            models.append(Planted(f"a{member}/tree{tree}-{member}", vector, (f"data{tree % 2}",)))
+            models.append(Model(f"a{member}/tree{tree}-{member}", vector, (f"data{tree % 2}",)))
             if member:
                 edges.append((3 * tree + member + 1, 3 * tree + 1))
-    return with_lineage(plant_atlas(tmp_path / "atlas", models), edges)
+    return with_lineage(write_atlas(tmp_path / "atlas", models), edges)
 
 
 def test_purity_without_kin_counts_no_model_of_the_same_tree(families):
@@ -61,8 +61,8 @@ def test_purity_without_kin_counts_no_model_of_the_same_tree(families):
 
 
 def test_purity_without_kin_needs_lineage(tmp_path):
-    models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
-    with Atlas(plant_atlas(tmp_path / "atlas", models)) as atlas, pytest.raises(AtlasError, match="no stored lineage"):
+    models = [Model(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
+    with Atlas(write_atlas(tmp_path / "atlas", models)) as atlas, pytest.raises(AtlasError, match="no stored lineage"):
         atlas.purity(kin=False)
 
 
@@ -74,12 +74,12 @@ def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
     """The parent lies nearest and names another data set: it would decide."""
     near, far, *_ = directions(4)
     random = np.random.default_rng(2)
-    models = [Planted("me/asked", near, ())]
-    models += [Planted("mum/parent", near + 0.01 * random.standard_normal(16), ("parents-data",))]
-    models += [Planted(f"x{n}/own", near + 0.2 * random.standard_normal(16), ("own-data",)) for n in range(4)]
-    models += [Planted(f"y{n}/else", far + 0.2 * random.standard_normal(16), ("parents-data",)) for n in range(4)]
-    plain = plant_atlas(tmp_path / "plain", models)
-    kept = with_lineage(plant_atlas(tmp_path / "kept", models), [(1, 2)])
+    models = [Model("me/asked", near, ())]
+    models += [Model("mum/parent", near + 0.01 * random.standard_normal(16), ("parents-data",))]
+    models += [Model(f"x{n}/own", near + 0.2 * random.standard_normal(16), ("own-data",)) for n in range(4)]
+    models += [Model(f"y{n}/else", far + 0.2 * random.standard_normal(16), ("parents-data",)) for n in range(4)]
+    plain = write_atlas(tmp_path / "plain", models)
+    kept = with_lineage(write_atlas(tmp_path / "kept", models), [(1, 2)])
     with Atlas(plain) as atlas:
         assert any(voter.model == "mum/parent" for voter in atlas.predict("me/asked").voters)
         assert relatives(atlas, 1) == set()
@@ -89,7 +89,7 @@ def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
         assert relatives(atlas, 2) == {1}
     assert not any(voter.model == "mum/parent" for voter in prediction.voters)
     # An edge that is less probable than not takes no vote away.
-    doubted = with_lineage(plant_atlas(tmp_path / "doubted", models), [(1, 2)], 0.3)
+    doubted = with_lineage(write_atlas(tmp_path / "doubted", models), [(1, 2)], 0.3)
     with Atlas(doubted) as atlas:
         assert relatives(atlas, 1) == relatives(atlas, 2) == set()
         assert any(voter.model == "mum/parent" for voter in atlas.predict("me/asked").voters)
@@ -104,8 +104,8 @@ def test_the_report_has_stored_lineage(families, tmp_path):
         section = Section("lineage", "Lineage")
         lineage(Source(atlas, BASE, 0), section)
     assert "continued" in str(section.blocks)
-    models = [Planted(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
-    with Atlas(plant_atlas(tmp_path / "bare", models)) as atlas:
+    models = [Model(f"a/m{n}", vector, ("data",)) for n, vector in enumerate(directions(4))]
+    with Atlas(write_atlas(tmp_path / "bare", models)) as atlas:
         section = Section("lineage", "Lineage")
         lineage(Source(atlas, BASE, 0), section)
     assert "query lineage --base org/base --all" in str(section.blocks)

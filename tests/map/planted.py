@@ -7,7 +7,7 @@ import datetime
 import numpy as np
 
 from query.map.model_map import model_map
-from tests.planted_atlas import BASE, Planted
+from tests.atlas_builder import BASE, Model
 
 RNG = np.random.default_rng(0)
 CENTRES = RNG.normal(size=(3, 32))
@@ -23,19 +23,17 @@ def time(day):
 
 
 MODELS = [
-    Planted("ann/one", near(0), ("glue", "glue/mrpc"), downloads=5, licence="mit", created=time(1), languages=("en",)),
-    Planted(
-        "ann/two", near(0), ("glue/mrpc",), downloads=50_000, licence="mit", created=time(3), languages=("en", "fr")
-    ),
-    Planted("bob/three", near(0), ("glue/mrpc", "imdb"), downloads=0, gated="auto", relation="adapter", label_count=2),
-    Planted("bob/four", near(1), ("imdb",), downloads=120, licence="apache-2.0", partly_frozen=True),
-    Planted("bob/five", near(1), ("imdb",), downloads=None, created=time(9)),
-    Planted("cyd/six", near(1), (), downloads=7, licence="mit"),
-    Planted("cyd/seven", near(2), ("squad",), downloads=3, relation="adapter"),
-    Planted("dan/eight", near(2), ("imdb",), downloads=1),
-    Planted("dan/copy", np.zeros(32), ("squad",)),
-    Planted("dan/stranger", RNG.normal(size=32), ("squad",), unrelated=True),
-    Planted("eve/one-again", CENTRES[0], ("snli",), duplicate_of=1),
+    Model("ann/one", near(0), ("glue", "glue/mrpc"), downloads=5, licence="mit", created=time(1), languages=("en",)),
+    Model("ann/two", near(0), ("glue/mrpc",), downloads=50_000, licence="mit", created=time(3), languages=("en", "fr")),
+    Model("bob/three", near(0), ("glue/mrpc", "imdb"), downloads=0, gated="auto", relation="adapter", label_count=2),
+    Model("bob/four", near(1), ("imdb",), downloads=120, licence="apache-2.0", is_partly_frozen=True),
+    Model("bob/five", near(1), ("imdb",), downloads=None, created=time(9)),
+    Model("cyd/six", near(1), (), downloads=7, licence="mit"),
+    Model("cyd/seven", near(2), ("squad",), downloads=3, relation="adapter"),
+    Model("dan/eight", near(2), ("imdb",), downloads=1),
+    Model("dan/copy", np.zeros(32), ("squad",)),
+    Model("dan/stranger", RNG.normal(size=32), ("squad",), is_unrelated=True),
+    Model("eve/one-again", CENTRES[0], ("snli",), duplicate_of=1),
 ]
 KEPT = [model.model for model in MODELS[:8]]
 DRAWN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".parquet": b"PAR1"}

@@ -16,10 +16,10 @@ from query.figures import THEMES, draw
 from query.map.coloring import cluster_name, scaled
 from query.map.model_map import model_map
 from query.map.projection import usual_method
+from tests.atlas_builder import BASE, Model, write_atlas
 from tests.conftest import run_python
 from tests.map.planted import KEPT, MODELS, near, pca, time
 from tests.patience import PATIENCE
-from tests.planted_atlas import BASE, Planted, plant_atlas
 
 
 def groups_of(drawn):
@@ -141,7 +141,7 @@ def test_neighbours_are_the_nearest_on_the_map(atlas):
 
 
 def test_no_more_neighbours_than_a_page_can_show(tmp_path):
-    with Atlas(plant_atlas(tmp_path / "atlas", [Planted(f"a/{n}", near(n % 2)) for n in range(12)])) as many:
+    with Atlas(write_atlas(tmp_path / "atlas", [Model(f"a/{n}", near(n % 2)) for n in range(12)])) as many:
         assert {len(found) for found in pca(many).neighbours} == {8}
 
 
@@ -158,7 +158,7 @@ def test_rows_of_the_data_frame(atlas):
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_small_atlases(tmp_path, count):
-    with Atlas(plant_atlas(tmp_path / "atlas", [Planted(f"a/{n}", near(n % 3)) for n in range(count)])) as small:
+    with Atlas(write_atlas(tmp_path / "atlas", [Model(f"a/{n}", near(n % 3)) for n in range(count)])) as small:
         assert pca(small).notes == ()
         for color in ("dataset", "downloads", "created"):
             drawn = model_map(small, color=color)
@@ -171,7 +171,7 @@ def test_small_atlases(tmp_path, count):
 
 def test_an_atlas_of_copies_has_no_map(tmp_path):
     with (
-        Atlas(plant_atlas(tmp_path / "atlas", [Planted("a/b", np.zeros(32))])) as empty,
+        Atlas(write_atlas(tmp_path / "atlas", [Model("a/b", np.zeros(32))])) as empty,
         pytest.raises(
             AtlasError, match=r"No model of org/base can be placed on a map \(left out: 1 copy of the base\)"
         ),
@@ -213,8 +213,12 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
     shutil.copytree(folder, other)
     with duckdb.connect(str(other / "atlas.duckdb")) as connection:
         connection.executemany(
-            "INSERT INTO null_similarity VALUES (?, 'input', 'full', 'full', 999, ?, ?)",
-            [[BASE, similarity, share] for similarity, share in ((0.9, 0.002), (0.5, 0.1), (-0.5, 0.9))],
+            "INSERT INTO null_similarity VALUES (?, 'input', ?, ?, 999, ?, ?)",
+            [
+                [BASE, *groups, similarity, share]
+                for groups in (("full", "full"), ("adapter", "full"), ("adapter", "adapter"))
+                for similarity, share in ((0.9, 0.002), (0.5, 0.1), (-0.5, 0.9))
+            ],
         )
         connection.execute(
             "INSERT INTO lineage VALUES (2, 'k', 1, 'continued', NULL, 1, 0.1, 'confirmed', 'unknown', '', [], 9, now(), 0.99), "

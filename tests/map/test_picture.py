@@ -15,9 +15,9 @@ from query.figures import THEMES, draw, label
 from query.map.coloring import LEGEND, grouped
 from query.map.groups import group_discs, room_for_names
 from query.map.model_map import checked_map_file
+from tests.atlas_builder import BASE, Model, write_atlas
 from tests.halves import a_few
 from tests.map.planted import DRAWN, SVG, near, pca
-from tests.planted_atlas import BASE, Planted, plant_atlas
 
 
 def test_the_rest_shares_a_grey():
@@ -194,10 +194,10 @@ HOSTILE = [
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
     models = [
-        Planted(f"{text}/{number}", near(number % 3), (text,) if text else (), author=text, licence=text)
+        Model(f"{text}/{number}", near(number % 3), (text,) if text else (), author=text, licence=text)
         for number, text in enumerate(HOSTILE)
     ]
-    with Atlas(plant_atlas(tmp_path_factory.mktemp("hostile") / "atlas", models)) as opened:
+    with Atlas(write_atlas(tmp_path_factory.mktemp("hostile") / "atlas", models)) as opened:
         yield opened
 
 

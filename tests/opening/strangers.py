@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.planted_atlas import Planted, plant_atlas
+from tests.atlas_builder import Model, write_atlas
 
 SECRET = "the secret of another file"
 
@@ -132,8 +132,8 @@ NAMES = [f"org/model-{number}" for number in range(6)]
 def planted(tmp_path_factory) -> Path:
     """An atlas of six models; tests must leave it as it is."""
     draws = np.random.default_rng(0).normal(size=(len(NAMES), 12))
-    models = [Planted(name, vector, ("glue/mrpc",)) for name, vector in zip(NAMES, draws, strict=True)]
-    return plant_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
+    models = [Model(name, vector, ("glue/mrpc",)) for name, vector in zip(NAMES, draws, strict=True)]
+    return write_atlas(tmp_path_factory.mktemp("planted") / "atlas", models)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from indexer.publish.maintenance import status
 from indexer.publish.previous_atlas import published_rank
 from indexer.publish.staging import staged_database
 from query import Atlas
+from tests.atlas_builder import BASE
 from tests.halves import a_few
 from tests.opening.strangers import IGNORED, NAMES, REFUSED, SECRET, attack
-from tests.planted_atlas import BASE
 
 HAS_TRIGGERS = duckdb.__version__ >= "2"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from tests.paper_atlas import BASE, family, write_atlas
+from tests.atlas_builder import BASE, family, write_atlas
 
 LAYERS = 4
 BASE_RECOVERED = (1.0, 0.98, 0.95, 0.9)

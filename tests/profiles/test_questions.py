@@ -15,7 +15,7 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.depth.depth import sentence
 from query.figures import draw
-from tests.paper_atlas import BASE, family, write_atlas
+from tests.atlas_builder import BASE, family, write_atlas
 from tests.profiles.planted_profiles import BASE_RECOVERED, profiled_atlas
 
 

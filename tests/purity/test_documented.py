@@ -9,7 +9,7 @@ from query import Atlas
 from query.population import Population, read_population, representatives
 from query.predict.training_set import LabelledModelReader
 from query.purity.study import purity
-from tests.planted_atlas import BASE, Planted, plant_atlas
+from tests.atlas_builder import BASE, Model, write_atlas
 
 NUMBERS = np.random.default_rng(5).normal(size=(40, 12))
 
@@ -18,16 +18,16 @@ NUMBERS = np.random.default_rng(5).normal(size=(40, 12))
 def atlas(tmp_path_factory):
     """Every third model names a dataset; of two groups of repeats one member does, the first upload or a later one."""
     models = [
-        Planted(
+        Model(
             f"author{number % 7}/model{number}",
             NUMBERS[number] * (number != 9),  # a copy, though it names a dataset
             datasets=(f"data{number % 4}",) if number % 3 == 0 else (),
-            unrelated=number == 12,
+            is_unrelated=number == 12,
             duplicate_of={3: 3, 4: 3, 5: 3, 19: 19, 21: 19}.get(number + 1),
         )
         for number in range(40)
     ]
-    with Atlas(plant_atlas(tmp_path_factory.mktemp("atlas"), models)) as opened:
+    with Atlas(write_atlas(tmp_path_factory.mktemp("atlas"), models)) as opened:
         yield opened
 
 

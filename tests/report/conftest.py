@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from query import Atlas
-from tests.paper_atlas import write_atlas
+from tests.atlas_builder import write_atlas
 from tests.report.planted import BUILDS, EVIL, HOSTILE_BASE, hostile_models, population
 from tests.report_reader import Page
 

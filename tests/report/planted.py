@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.paper_atlas import DELTAS, Paper, family
+from tests.atlas_builder import DELTAS, Model, family
 
 SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "rank", "depth", "duplicates", "lineage", "pairs",
             "claims", "method", "models"]  # fmt: skip
 
 
-def skipped(name: str, reason: str, detail: str = "because") -> Paper:
-    return Paper(name, status="skipped", reason=reason, detail=detail)
+def skipped(name: str, reason: str, detail: str = "because") -> Model:
+    return Model(name, status="skipped", reason=reason, detail=detail)
 
 
-def population() -> list[Paper]:
+def population() -> list[Model]:
     """Three tight groups, and one of everything that a report speaks of."""
     models = family(each=7, tightness=0.9)
     # Ranks that rise by one a layer for queries and stay for values: their laws are known.
@@ -27,20 +27,20 @@ def population() -> list[Paper]:
     )
     adapter = replace(models[7], model="eve/lora", relation="adapter", vector=models[7].vector + models[8].vector,
                       base_cosine=None, ranks=ranks[:3] + (0,) * (len(DELTAS) - 3))  # fmt: skip
-    again = replace(models[14], model="kim/again", author="kim", duplicate_of=14, datasets=("data/other",))
+    again = replace(models[14], model="kim/again", author="kim", duplicate_of=15, datasets=("data/other",))
     stranger = replace(models[5], model="kim/stranger", is_unrelated=True, base_cosine=-0.0123, downloads=7)
-    copies = [Paper(f"kim/copy{n}", is_copy=True, ranks=(0,) * len(DELTAS), base_cosine=1.0) for n in range(2)]
+    copies = [Model(f"kim/copy{n}", is_copy=True, ranks=(0,) * len(DELTAS), base_cosine=1.0) for n in range(2)]
     lost = [
         skipped("kim/gguf", "unreadable_format", "only as GGUF"),
         skipped("kim/flax", "unreadable_format", "only as flax"),
         skipped("kim/odd", "a_reason_of_tomorrow"),
-        Paper("kim/later", status="listed"),
-        Paper("kim/slow", status="failed", reason="timeout", detail="no answer"),
+        Model("kim/later", status="listed"),
+        Model("kim/slow", status="failed", reason="timeout", detail="no answer"),
     ]
     return [*models, silent, adapter, again, stranger, *copies, *lost]
 
 
-def indexed(models) -> list[Paper]:
+def indexed(models) -> list[Model]:
     return [one for one in models if one.status == "indexed"]
 
 
@@ -57,7 +57,7 @@ EVIL = (
 )  # fmt: skip
 
 
-def hostile_models() -> list[Paper]:
+def hostile_models() -> list[Model]:
     models = []
     for place, one in enumerate(family(each=5, tightness=0.9)):
         evil = EVIL[place]
@@ -76,7 +76,7 @@ def hostile_models() -> list[Paper]:
     flags = (
         dict(is_copy=True, vector=None),
         dict(is_unrelated=True),
-        dict(duplicate_of=2),
+        dict(duplicate_of=3),
         dict(datasets=(), raw=None),
     )
     for number, flag in enumerate(flags):

@@ -10,9 +10,9 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
+from tests.atlas_builder import BASE, Model, family, write_atlas
 from tests.conftest import Shell
 from tests.halves import a_few
-from tests.paper_atlas import BASE, Paper, family, write_atlas
 from tests.report.planted import BUILDS, SECTIONS, indexed, skipped
 from tests.report_reader import Page
 
@@ -32,7 +32,7 @@ def odd_atlases():
         "two of one dataset": (models[:2], {"clusters", "rank"}),
         "five": ([*models[:3], *models[6:8]], {"clusters", "rank"}),
         "only a copy": (
-            [Paper("a/b", is_copy=True)],
+            [Model("a/b", is_copy=True)],
             {"names", "purity", "map", "clusters", "prediction", "rank", "pairs"},
         ),
         "no datasets": (silent, {"names", "purity", "prediction", "rank"}),

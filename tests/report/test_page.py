@@ -12,8 +12,8 @@ import pytest
 
 from query import Atlas, wording
 from query.report.reasons import REASONS
+from tests.atlas_builder import BASE, DELTAS, family, vectors_of, write_atlas
 from tests.conftest import ROOT
-from tests.paper_atlas import BASE, DELTAS, author_of, family, vectors_of, write_atlas
 from tests.report.planted import BUILDS, SECTIONS, indexed, population
 from tests.report_reader import Page
 
@@ -128,7 +128,7 @@ def test_datasets_with_spellings_merged_and_the_share_of_the_largest_author(page
     counts = Counter(name for one in models for name in set(one.datasets))
     assert {name: int(row["models"]) for name, row in table.items()} == counts
     for name, row in table.items():
-        authors = Counter(author_of(one) for one in models if name in one.datasets)
+        authors = Counter(one.owner for one in models if name in one.datasets)
         assert int(row["authors"]) == len(authors)
         assert row["share of its largest author"] == wording.percent(max(authors.values()) / counts[name])
     assert table["data/set0"]["as spelt"] == "Data/SET0, data/set0"
@@ -141,12 +141,12 @@ def test_datasets_with_spellings_merged_and_the_share_of_the_largest_author(page
 
 def test_authors(page):
     models = indexed(population())
-    counts = Counter(author_of(one) for one in models)
+    counts = Counter(one.owner for one in models)
     table = page.table("Authors by number of models").by_first()
     assert {name: int(row["models"]) for name, row in table.items()} == counts
     downloads = Counter()
     for one in models:
-        downloads[author_of(one)] += one.downloads
+        downloads[one.owner] += one.downloads
     assert {name: int(row["downloads"].replace(",", "")) for name, row in table.items()} == downloads
     largest = wording.percent(max(counts.values()) / len(models))
     assert page.key_numbers[f"authors; the largest uploaded {largest} of the models"] == str(len(counts))
@@ -157,7 +157,7 @@ def brute_purity(models, representation, across):
     ids, vectors = vectors_of(models, representation)
     united = {}
     for place, one in enumerate(models):
-        leader = place if one.duplicate_of is None else one.duplicate_of
+        leader = place if one.duplicate_of is None else one.duplicate_of - 1
         if one.vector is not None and not one.is_unrelated:
             united.setdefault(leader, set()).update(one.datasets)
     places = [place for place in sorted(united) if united[place]]
@@ -166,7 +166,7 @@ def brute_purity(models, representation, across):
     for place in places:
         others = [
             other for other in places
-            if other != place and not (across and author_of(models[other]) == author_of(models[place]))
+            if other != place and not (across and models[other].owner == models[place].owner)
         ]  # fmt: skip
         matching = [other for other in others if united[other] & united[place]]
         if not matching:
@@ -278,7 +278,7 @@ def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
     pairs = [
         (float(vectors[a] @ vectors[b]), models[ids[a] - 1].model, models[ids[b] - 1].model)
         for a in usable for b in usable
-        if a < b and author_of(models[ids[a] - 1]) != author_of(models[ids[b] - 1])
+        if a < b and models[ids[a] - 1].owner != models[ids[b] - 1].owner
     ]  # fmt: skip
     best = sorted(pairs, reverse=True)
     table = page.table("The most similar pairs by different authors")

@@ -12,7 +12,7 @@ from query import Atlas, wording
 from query.figures import new_figure
 from query.reader import CrawlSource
 from query.report.page import Section, code, model_link
-from tests.paper_atlas import Paper, write_atlas
+from tests.atlas_builder import Model, write_atlas
 from tests.report_reader import Page
 
 
@@ -91,7 +91,7 @@ def test_the_options_of_a_build_are_those_typed():
 
 def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)
-    models = [Paper(f"a{n}/m", datasets=(f"set{n:02}",)) for n in range(40)]
+    models = [Model(f"a{n}/m", datasets=(f"set{n:02}",)) for n in range(40)]
     folder = write_atlas(tmp_path, models, base="o'rg/base")
     with Atlas(folder) as atlas:
         page = Page(atlas.report().html)

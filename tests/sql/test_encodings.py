@@ -11,8 +11,8 @@ import pytest
 
 from indexer.errors import AtlasError
 from query.sql import check_condition, run_sql
+from tests.atlas_builder import Model, write_atlas
 from tests.conftest import ROOT
-from tests.planted_atlas import Planted, plant_atlas
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in every locale that is named, en_US.UTF-8 say
@@ -27,7 +27,7 @@ print(ascii(found), len(check_condition(pathlib.Path(sys.argv[1]), sys.argv[3]))
 
 @pytest.fixture(scope="module")
 def atlas(tmp_path_factory):
-    return str(plant_atlas(tmp_path_factory.mktemp("planted"), [Planted("ann/one", np.ones(4))]))
+    return str(write_atlas(tmp_path_factory.mktemp("planted"), [Model("ann/one", np.ones(4))]))
 
 
 def asked(*words: str | bytes, stdin: bytes = b"", **environment: str):

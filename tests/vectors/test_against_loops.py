@@ -13,47 +13,47 @@ from indexer.vectors.centre import FULL, Centre, centre_of, cosine_of_strangers
 from query import Atlas
 from query.lookup import resolve_model
 from query.similar import similarity_of
-from tests.planted_blocks import BASE, Tuned, family, plant, publish, unit
+from tests.atlas_builder import BASE, Model, block_family, publish, unit, write_atlas
 from tests.vectors import loops
 
 # Vectors are kept in 16 bits.
 CLOSE = 1e-3
 
 
-def expected(models: list[Tuned]) -> list[np.ndarray]:
+def expected(models: list[Model]) -> list[np.ndarray]:
     middles = {}
     for group in ("full", "adapter"):
         members = [
             one for one in models
-            if one.group == group and one.blocks.any() and not one.unrelated and one.duplicate_of is None
+            if one.group == group and one.vector.any() and not one.is_unrelated and one.duplicate_of is None
         ]  # fmt: skip
-        middles[group] = loops.centre([one.blocks for one in members], [one.author for one in members])
-    return [loops.centred(one.blocks, middles[one.group]) if one.blocks.any() else one.blocks for one in models]
+        middles[group] = loops.centre([one.vector for one in members], [one.owner for one in members])
+    return [loops.centred(one.vector, middles[one.group]) if one.vector.any() else one.vector for one in models]
 
 
 @pytest.fixture(scope="module")
-def models() -> list[Tuned]:
+def models() -> list[Model]:
     rng = np.random.default_rng(1)
     odd = [
-        Tuned("eve/unrelated", unit(rng.normal(size=(6, 24))), ("data-0",), unrelated=True),
-        Tuned("eve/copy", np.zeros((6, 24)), ("data-0",)),
-        Tuned("eve/again", family(0)[0].blocks, ("data-0",), duplicate_of=1),
+        Model("eve/unrelated", unit(rng.normal(size=(6, 24))), ("data-0",), is_unrelated=True),
+        Model("eve/copy", np.zeros((6, 24)), ("data-0",)),
+        Model("eve/again", block_family(0)[0].vector, ("data-0",), duplicate_of=1),
     ]
     one_matrix = np.zeros((6, 24))
     one_matrix[2] = unit(rng.normal(size=(1, 24)))
-    return [*family(0), *odd, Tuned("eve/little", one_matrix, ("data-1",), "adapter")]
+    return [*block_family(0), *odd, Model("eve/little", one_matrix, ("data-1",), relation="adapter")]
 
 
 @pytest.fixture(scope="module")
 def atlas(models, tmp_path_factory):
-    with Atlas(plant(tmp_path_factory.mktemp("blocks") / "atlas", models)) as opened:
+    with Atlas(write_atlas(tmp_path_factory.mktemp("blocks") / "atlas", models)) as opened:
         yield opened
 
 
 def test_vectors_are_blocks_minus_the_centre_of_their_group(atlas, models):
     vectors = atlas.index(BASE).vectors()
     wanted = expected(models)
-    assert vectors.ids.tolist() == [number for number, one in enumerate(models, 1) if one.blocks.any()]
+    assert vectors.ids.tolist() == [number for number, one in enumerate(models, 1) if one.vector.any()]
     for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
         np.testing.assert_allclose(vector.reshape(6, 24), wanted[model_id - 1], atol=CLOSE)
 
@@ -68,7 +68,7 @@ def test_neighbours_are_the_nearest_by_the_mean_cosine_of_shared_blocks(atlas, m
         exact = {
             other: loops.similarity(wanted[model_id - 1], wanted[other - 1])
             for other, one in enumerate(models, 1)
-            if other != model_id and one.blocks.any()
+            if other != model_id and one.vector.any()
         }
         best = sorted(exact.values(), reverse=True)[:50]
         np.testing.assert_allclose([value for _, value in found], best, atol=CLOSE)
@@ -84,7 +84,7 @@ def test_a_search_finds_what_brute_force_finds(atlas, models, model, where):
         (
             loops.similarity(wanted[mine - 1], wanted[number - 1])
             for number, one in enumerate(models, 1)
-            if number != mine and one.blocks.any() and (where is None or number % 3 == 0)
+            if number != mine and one.vector.any() and (where is None or number % 3 == 0)
         ),
         reverse=True,
     )
@@ -112,13 +112,13 @@ def test_the_background_is_the_share_of_strangers_at_least_as_similar(atlas, mod
     wanted = expected(models)
     people = [
         place for place, one in enumerate(models)
-        if one.blocks.any() and not one.unrelated and one.duplicate_of is None and one.datasets
+        if one.vector.any() and not one.is_unrelated and one.duplicate_of is None and one.datasets
     ]  # fmt: skip
     for groups in (("full", "full"), ("adapter", "full"), ("adapter", "adapter")):
         exact = np.array([
             loops.similarity(wanted[one], wanted[other])
             for one, other in itertools.combinations(people, 2)
-            if models[one].author != models[other].author and not set(models[one].datasets) & set(models[other].datasets)
+            if models[one].owner != models[other].owner and not set(models[one].datasets) & set(models[other].datasets)
             and tuple(sorted((models[one].group, models[other].group))) == groups
         ])  # fmt: skip
         for value in (-0.9, -0.2, 0.0, 0.1, 0.3, 0.95):
@@ -146,15 +146,15 @@ def test_two_models_compared_are_told_as_neighbours_are(atlas):
     assert matrices == near.matrices
 
 
-def nearest_of(asked: Tuned, others: list[Tuned], voters: list[Tuned] | None) -> Tuned:
+def nearest_of(asked: Model, others: list[Model], voters: list[Model] | None) -> Model:
     """The most similar, with the centre of ``voters``, or without a centre."""
 
-    def placed(one: Tuned) -> np.ndarray:
+    def placed(one: Model) -> np.ndarray:
         if voters is None:
-            return one.blocks
+            return one.vector
         members = [each for each in voters if each.group == one.group]
         return loops.centred(
-            one.blocks, loops.centre([each.blocks for each in members], [each.author for each in members])
+            one.vector, loops.centre([each.vector for each in members], [each.owner for each in members])
         )
 
     mine = placed(asked)
@@ -163,7 +163,7 @@ def nearest_of(asked: Tuned, others: list[Tuned], voters: list[Tuned] | None) ->
 
 def test_centring_finds_the_data_and_needs_no_model_of_it():
     """With the asked data set's models left out of the centre the nearest are of that data set all the same."""
-    models = family(0, datasets=4, authors=3)
+    models = block_family(0, datasets=4, authors=3)
     found = dict.fromkeys(("before", "after", "without"), 0)
     for asked in models:
         others = [one for one in models if one is not asked]
@@ -175,9 +175,9 @@ def test_centring_finds_the_data_and_needs_no_model_of_it():
 
 
 def test_the_centre_stays_until_its_group_has_grown_by_half_and_then_all_vectors_are_new(tmp_path):
-    start, more = family(2, authors=4), family(3, authors=4)
-    folder = plant(tmp_path / "atlas", start)
-    kept = [Tuned(f"z{number}/x", one.blocks, one.datasets, one.group) for number, one in enumerate(more)]
+    start, more = block_family(2, authors=4), block_family(3, authors=4)
+    folder = write_atlas(tmp_path / "atlas", start)
+    kept = [Model(f"z{number}/x", one.vector, one.datasets, relation=one.relation) for number, one in enumerate(more)]
     adapters, full = ([one for one in kept if one.group == group] for group in ("adapter", "full"))
     with Atlas(folder) as atlas:
         first = atlas.centre(BASE)
@@ -200,28 +200,28 @@ def test_the_centre_stays_until_its_group_has_grown_by_half_and_then_all_vectors
         np.testing.assert_array_equal(now.groups["full"].blocks, first.groups["full"].blocks)
         assert {row["centre"] for row in atlas.rows("SELECT centre FROM internal.segments")} == {now.version}
         middle = loops.centre(
-            *zip(*((one.blocks, one.author) for one in everyone if one.group == "adapter"), strict=True)
+            *zip(*((one.vector, one.owner) for one in everyone if one.group == "adapter"), strict=True)
         )
         np.testing.assert_allclose(now.groups["adapter"].blocks, middle, atol=CLOSE)
         for number, one in enumerate(everyone, 1):
             if one.group == "adapter":
-                wanted = loops.centred(one.blocks, middle)
+                wanted = loops.centred(one.vector, middle)
                 np.testing.assert_allclose(vectors.row(number).reshape(6, 24), wanted, atol=2 * CLOSE)
 
 
 def test_uncentred_blocks_come_back_from_published_ones(models):
-    plain = [one for one in models if one.blocks.any()]
-    raw = np.stack([one.blocks.ravel() for one in plain])
+    plain = [one for one in models if one.vector.any()]
+    raw = np.stack([one.vector.ravel() for one in plain])
     from indexer.vectors.centre import Centre
 
-    middle = Centre({"full": centre_of(raw, [one.author for one in plain], 6)})
+    middle = Centre({"full": centre_of(raw, [one.owner for one in plain], 6)})
     np.testing.assert_allclose(middle.uncentred(middle.centred(raw, "full"), "full"), raw, atol=1e-5)
 
 
 def test_a_block_that_is_its_centre_gives_no_nan(models):
     from indexer.vectors.centre import Centre, GroupCentre
 
-    blocks = models[0].blocks.astype(np.float32)
+    blocks = models[0].vector.astype(np.float32)
     same = Centre({"full": GroupCentre(blocks, np.full(6, 9), 9)})
     assert not same.centred(blocks.reshape(1, -1), "full").any()
     assert np.isfinite(same.uncentred(blocks.reshape(1, -1), "full")).all()

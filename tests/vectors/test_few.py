@@ -9,20 +9,24 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
+from tests.atlas_builder import BASE, Model, block_family, unit, write_atlas
 from tests.halves import a_few
-from tests.planted_blocks import BASE, Tuned, family, plant, unit
 
-MANY = family(5, datasets=3, authors=3, each=2, adapters=1)
-
-
-def one_matrix() -> list[Tuned]:
-    return [replace(one, blocks=unit(np.where(one.blocks[:1].any(), one.blocks[:1], 1.0))) for one in MANY]
+MANY = block_family(5, datasets=3, authors=3, each=2, adapters=1)
 
 
-def no_common_matrix() -> list[Tuned]:
+def one_matrix() -> list[Model]:
+    return [replace(one, vector=unit(np.where(one.vector[:1].any(), one.vector[:1], 1.0))) for one in MANY]
+
+
+def no_common_matrix() -> list[Model]:
     upper, lower = (np.zeros((6, 24)) for _ in range(2))
-    upper[:2], lower[4:] = MANY[0].blocks[:2], MANY[1].blocks[4:]
-    return [Tuned("a/upper", upper, ("x",), "adapter"), Tuned("b/lower", lower, ("x",), "adapter"), *MANY[:4]]
+    upper[:2], lower[4:] = MANY[0].vector[:2], MANY[1].vector[4:]
+    return [
+        Model("a/upper", upper, ("x",), relation="adapter"),
+        Model("b/lower", lower, ("x",), relation="adapter"),
+        *MANY[:4],
+    ]
 
 
 POPULATIONS = {
@@ -36,7 +40,7 @@ POPULATIONS = {
     "one author": [replace(one, model=f"ann/{number}") for number, one in enumerate(MANY)],
     "one matrix": one_matrix(),
     "no common matrix": no_common_matrix(),
-    "only copies": [Tuned(f"a/{number}", np.zeros((6, 24))) for number in range(2)],
+    "only copies": [Model(f"a/{number}", np.zeros((6, 24))) for number in range(2)],
     "nobody": [],
 }  # fmt: skip
 
@@ -44,7 +48,7 @@ POPULATIONS = {
 @pytest.fixture(scope="module", params=a_few(POPULATIONS, 4), ids=str)
 def few(request, tmp_path_factory):
     models = POPULATIONS[request.param]
-    with Atlas(plant(tmp_path_factory.mktemp("few") / "atlas", models)) as atlas:
+    with Atlas(write_atlas(tmp_path_factory.mktemp("few") / "atlas", models)) as atlas:
         yield models, atlas
 
 
@@ -52,10 +56,10 @@ def test_every_similarity_is_a_number_between_minus_one_and_one(few):
     models, atlas = few
     vectors = atlas.index(BASE).vectors()
     assert np.isfinite(vectors.matrix).all()
-    assert len(vectors) == sum(bool(one.blocks.any()) for one in models)
+    assert len(vectors) == sum(bool(one.vector.any()) for one in models)
     for row in atlas.rows("SELECT similarity FROM neighbours"):
         assert -1 <= row["similarity"] <= 1
-    for one in (one for one in models[:2] if one.blocks.any()):
+    for one in (one for one in models[:2] if one.vector.any()):
         for found in (atlas.similar(one.model, 5), atlas.similar(one.model, 5, where="true", explain=True)):
             assert len(found) == min(5, len(vectors) - 1)
             for near in found:
@@ -85,6 +89,6 @@ def test_studies_answer_or_say_why_not(few, ask):
 
 
 def test_models_without_a_common_matrix_have_nothing_in_common(tmp_path):
-    with Atlas(plant(tmp_path / "atlas", no_common_matrix())) as atlas:
+    with Atlas(write_atlas(tmp_path / "atlas", no_common_matrix())) as atlas:
         (near,) = [one for one in atlas.similar("a/upper", 9) if one.model == "b/lower"]
     assert (near.similarity, near.matrices, near.is_shrunk) == (0.0, 0, True)

@@ -21,14 +21,14 @@ from indexer.vectors.centre import (
     initialisation_group,
 )
 from query import Atlas
-from tests.planted_blocks import BASE, Tuned, plant, publish, unit
+from tests.atlas_builder import BASE, Model, publish, unit, write_atlas
 from tests.vectors import loops
 
 SHAPE = (6, 64)
 CLOSE = 2e-3
 
 
-def adapters(datasets: int = 5, seeds: int = 2, each: int = 2, *, said: float = 1.0, rng: int = 0) -> list[Tuned]:
+def adapters(datasets: int = 5, seeds: int = 2, each: int = 2, *, said: float = 1.0, rng: int = 0) -> list[Model]:
     """Adapters of every data set and seed by other authors; a seed says twice as much as the data (times ``said``)."""
     draw = np.random.default_rng(rng)
     common, of_seed, of_data = (draw.normal(size=(count, *SHAPE)) for count in (1, seeds, datasets))
@@ -37,15 +37,15 @@ def adapters(datasets: int = 5, seeds: int = 2, each: int = 2, *, said: float = 
         own = 0.7 * draw.normal(size=SHAPE)
         blocks = unit(common[0] + 2 * of_seed[seed] + said * of_data[dataset] + own)
         name = f"a{len(found)}/d{dataset}-s{seed}-{run}"
-        found.append(Tuned(name, blocks, (f"data-{dataset}",), "adapter", initialisation=1 + seed * each))
+        found.append(Model(name, blocks, (f"data-{dataset}",), relation="adapter", initialisation=1 + seed * each))
     return found
 
 
-def unrecognised(models: list[Tuned]) -> list[Tuned]:
+def unrecognised(models: list[Model]) -> list[Model]:
     return [dataclasses.replace(one, initialisation=None) for one in models]
 
 
-def right_triples(folder, models: list[Tuned]) -> float:
+def right_triples(folder, models: list[Model]) -> float:
     """How often same data and another seed is more similar than other data and the same seed."""
     with Atlas(folder) as atlas:
         vectors = atlas.index(BASE).vectors()
@@ -62,8 +62,8 @@ def right_triples(folder, models: list[Tuned]) -> float:
 
 def test_data_decide_and_not_seeds(tmp_path):
     models = adapters()
-    assert right_triples(plant(tmp_path / "before", unrecognised(models)), models) < 0.05
-    after = plant(tmp_path / "after", models)
+    assert right_triples(write_atlas(tmp_path / "before", unrecognised(models)), models) < 0.05
+    after = write_atlas(tmp_path / "after", models)
     assert right_triples(after, models) > 0.95
     with Atlas(after) as atlas, Atlas(tmp_path / "before") as before:
         assert before.purity(BASE).purity < 0.4
@@ -71,7 +71,7 @@ def test_data_decide_and_not_seeds(tmp_path):
         assert set(atlas.centre(BASE).groups) == {"adapter", "full", "initialisation 1", "initialisation 3"}
 
 
-def chances(folder, models: list[Tuned]) -> list[float]:
+def chances(folder, models: list[Model]) -> list[float]:
     """How far purity is above chance, of all and across authors."""
     with Atlas(folder) as atlas:
         found = atlas.purity(BASE)
@@ -85,7 +85,7 @@ def test_where_seeds_alone_say_anything_purity_stays_at_chance(tmp_path):
         models = adapters(datasets=4, seeds=3, each=4, said=0.0, rng=number)
         labels = np.random.default_rng(10 + number).permutation([one.datasets[0] for one in models])
         dealt = [dataclasses.replace(one, datasets=(label,)) for one, label in zip(models, labels, strict=True)]
-        above.append(chances(plant(tmp_path / f"{number}", dealt), dealt))
+        above.append(chances(write_atlas(tmp_path / f"{number}", dealt), dealt))
     assert np.abs(np.mean(above, axis=0)).max() < 0.04
 
 
@@ -100,8 +100,8 @@ def test_a_label_that_often_is_a_seed_in_disguise_is_not_found(tmp_path):
             dataclasses.replace(one, datasets=(f"data-{draw.choice([one.initialisation] * 4 + seeds)}",))
             for one in models
         ]
-        was.append(chances(plant(tmp_path / f"before-{number}", unrecognised(dealt)), dealt))
-        now.append(chances(plant(tmp_path / f"after-{number}", dealt), dealt))
+        was.append(chances(write_atlas(tmp_path / f"before-{number}", unrecognised(dealt)), dealt))
+        now.append(chances(write_atlas(tmp_path / f"after-{number}", dealt), dealt))
     assert np.mean(was, axis=0).min() > 0.15
     assert np.mean(now, axis=0).max() < 0.05
 
@@ -114,7 +114,7 @@ def test_an_initialisation_of_one_data_set_has_no_centre_of_its_own(tmp_path, na
     few[1] = dataclasses.replace(few[1], datasets=few[0].datasets if named else ())
     vectors = []
     for name, planted in (("before", unrecognised(few)), ("after", few)):
-        with Atlas(plant(tmp_path / name, planted)) as atlas:
+        with Atlas(write_atlas(tmp_path / name, planted)) as atlas:
             vectors.append(atlas.index(BASE).vectors().matrix)
     np.testing.assert_array_equal(*vectors)
 
@@ -126,15 +126,15 @@ def test_two_data_sets_are_enough_and_an_author_alone_needs_a_third_vote(tmp_pat
         dataclasses.replace(one, initialisation=1 if place < 2 + unnamed else None) for place, one in enumerate(models)
     ]
     few[1 + unnamed] = dataclasses.replace(few[1 + unnamed], datasets=() if unnamed else few[1].datasets)
-    with Atlas(plant(tmp_path / "atlas", few)) as atlas:
+    with Atlas(write_atlas(tmp_path / "atlas", few)) as atlas:
         centre = atlas.centre(BASE)
         assert set(centre.groups) == {"adapter", "full", "initialisation 1"}
         assert (centre.groups["initialisation 1"].votes == 2 + unnamed).all()
 
 
-def own_centre(members: list[Tuned], above: np.ndarray) -> np.ndarray:
+def own_centre(members: list[Model], above: np.ndarray) -> np.ndarray:
     """One vote a data set, drawn towards the adapters' centre by half a model."""
-    votes = {names: [one.blocks for one in members if one.datasets == names] for names in {m.datasets for m in members}}
+    votes = {names: [one.vector for one in members if one.datasets == names] for names in {m.datasets for m in members}}
     assert len(votes) >= FEWEST_VOTES
     weights = [len(blocks) / (len(blocks) + FEW_MODELS) for blocks in votes.values()]
     mean = np.average([np.mean(blocks, axis=0) for blocks in votes.values()], axis=0, weights=weights)
@@ -163,11 +163,15 @@ def test_how_far_an_adapter_moved_from_its_start_says_little(tmp_path):
         own = 0.4 * draw.normal(size=SHAPE)
         blocks = unit(common[0] + 2 * of_seed[seed] + moved * of_data[dataset] + own)
         models.append(
-            Tuned(
-                f"a{len(models)}/d{dataset}-s{seed}", blocks, (f"data-{dataset}",), "adapter", initialisation=1 + seed
+            Model(
+                f"a{len(models)}/d{dataset}-s{seed}",
+                blocks,
+                (f"data-{dataset}",),
+                relation="adapter",
+                initialisation=1 + seed,
             )
         )
-    assert right_triples(plant(tmp_path / "atlas", models), models) > 0.95
+    assert right_triples(write_atlas(tmp_path / "atlas", models), models) > 0.95
 
 
 def test_what_was_subtracted_can_be_restored():
@@ -253,7 +257,7 @@ def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow
     everyone[2:4] = [dataclasses.replace(one, datasets=everyone[0].datasets) for one in everyone[2:4]]
     single = everyone[4]  # the third of its initialisation: until then that is of one data set
     first, later = everyone[:4], everyone[4:]
-    folder = plant(tmp_path / "atlas", first)
+    folder = write_atlas(tmp_path / "atlas", first)
     said: list[str] = []
     with Atlas(folder) as atlas:
         assert set(atlas.centre(BASE).groups) == {"adapter", "full"}
@@ -261,19 +265,19 @@ def test_models_that_come_later_are_centred_like_those_before_and_vectors_follow
         publish(connection, folder, [single], 5, said)  # a quarter more adapters: their centre stays
     assert len(said) == 1
     assert "of 1 initialisations moves" in said[0]
-    above = loops.centre([one.blocks for one in first], [one.author for one in first])
+    above = loops.centre([one.vector for one in first], [one.owner for one in first])
     with Atlas(folder) as atlas:
         np.testing.assert_allclose(atlas.centre(BASE).groups["adapter"].blocks, above, atol=CLOSE)
         mine = [one for one in everyone[:5] if one.initialisation == single.initialisation]
         middle = own_centre(mine, above)
         vectors = atlas.index(BASE).vectors()
         for number, one in enumerate(everyone[:5], 1):
-            wanted = along_the_seed_counts_less(one.blocks, middle, above) if one in mine else None
-            wanted = loops.centred(one.blocks, above) if wanted is None else wanted
+            wanted = along_the_seed_counts_less(one.vector, middle, above) if one in mine else None
+            wanted = loops.centred(one.vector, above) if wanted is None else wanted
             np.testing.assert_allclose(vectors.row(number).reshape(SHAPE), wanted, atol=3 * CLOSE)
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         publish(connection, folder, later[1:], 6, said)
-    again = plant(tmp_path / "again", everyone)
+    again = write_atlas(tmp_path / "again", everyone)
     with Atlas(folder) as atlas, Atlas(again) as fresh:
         assert set(atlas.centre(BASE).groups) == set(fresh.centre(BASE).groups)
         np.testing.assert_allclose(

@@ -13,16 +13,16 @@ from query import Atlas
 from query.population import Population
 from query.purity.study import purity
 from query.statistics.likeness import similarities
-from tests.planted_blocks import BASE, Tuned, family, plant
+from tests.atlas_builder import BASE, Model, block_family, write_atlas
 from tests.vectors import loops
 
 DRAWS = range(8)
 DRAWN = 70  # models of a group that a background is made of
 
 
-def _shares(folder, models: list[Tuned], groups: tuple[str, str]) -> tuple[list[float], list[float]]:
+def _shares(folder, models: list[Model], groups: tuple[str, str]) -> tuple[list[float], list[float]]:
     """Shares of all pairs of strangers that the background was not made of; and of pairs with the same data."""
-    with Atlas(plant(folder, models)) as atlas:
+    with Atlas(write_atlas(folder, models)) as atlas:
         vectors = atlas.index(BASE).vectors()
         rows = atlas.rows(
             "SELECT pairs, similarity, share FROM null_similarity WHERE one_group = ? AND other_group = ? "
@@ -38,7 +38,7 @@ def _shares(folder, models: list[Tuned], groups: tuple[str, str]) -> tuple[list[
     strangers, kin = [], []
     for one, other in itertools.product(free[groups[0]], free[groups[1]]):
         mine, theirs = models[one - 1], models[other - 1]
-        if mine.author != theirs.author and (groups[0] != groups[1] or one < other):
+        if mine.owner != theirs.owner and (groups[0] != groups[1] or one < other):
             share = known.share(float(alike[one - 1, other - 1]))
             (kin if mine.datasets == theirs.datasets else strangers).append(share)
     return strangers, kin
@@ -54,7 +54,7 @@ def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_
     low: dict[float, list[float]] = {0.1: [], 0.01: []}
     of_kin = []
     for seed in DRAWS:
-        models = family(100 + seed, datasets=8, authors=10, each=2, adapters=2)
+        models = block_family(100 + seed, datasets=8, authors=10, each=2, adapters=2)
         strangers, kin = _shares(tmp_path / str(seed), models, groups)
         assert len(strangers) > 2_000
         for level, found in low.items():
@@ -67,30 +67,30 @@ def test_of_pairs_that_a_background_was_not_made_of_one_in_a_hundred_has_one_of_
     assert np.mean(of_kin) > 0.2  # pairs on the same data are no strangers
 
 
-def _purity(models: list[Tuned], vectors: np.ndarray) -> dict[str, float]:
+def _purity(models: list[Model], vectors: np.ndarray) -> dict[str, float]:
     count = len(models)
     population = Population(
         base=BASE, representation="input", vectors=vectors.reshape(count, -1).astype(np.float32),
-        ids=np.arange(1, count + 1), models=[one.model for one in models], authors=[one.author for one in models],
+        ids=np.arange(1, count + 1), models=[one.model for one in models], authors=[one.owner for one in models],
         datasets=[frozenset(one.datasets) for one in models], relations=["finetune"] * count,
         is_copy=np.zeros(count, bool), is_unrelated=np.zeros(count, bool), group=[None] * count,
-        representative=np.ones(count, bool), blocks=len(models[0].blocks),
+        representative=np.ones(count, bool), blocks=len(models[0].vector),
     )  # fmt: skip
     return {row.model: row.purity for row in purity(population, draws=1).cross_author.by_model}
 
 
-def _centred(models: list[Tuned], voters: list[Tuned]) -> np.ndarray:
+def _centred(models: list[Model], voters: list[Model]) -> np.ndarray:
     middles = {}
     for group in ("full", "adapter"):
         members = [one for one in voters if one.group == group]
-        middles[group] = loops.centre([one.blocks for one in members], [one.author for one in members])
-    return np.stack([loops.centred(one.blocks, middles[one.group]) for one in models])
+        middles[group] = loops.centre([one.vector for one in members], [one.owner for one in members])
+    return np.stack([loops.centred(one.vector, middles[one.group]) for one in models])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_purity_does_not_live_on_the_asked_models_share_in_the_centre(seed):
-    models = family(seed, datasets=6, authors=5, each=2, adapters=1)
-    plain = np.mean(list(_purity(models, np.stack([one.blocks for one in models])).values()))
+    models = block_family(seed, datasets=6, authors=5, each=2, adapters=1)
+    plain = np.mean(list(_purity(models, np.stack([one.vector for one in models])).values()))
     published = np.mean(list(_purity(models, _centred(models, models)).values()))
     left_out = []
     for dataset in sorted({one.datasets for one in models}):
