@@ -1,72 +1,42 @@
-"""The measuring machinery of ``scripts.bench``: what it makes of numbers, and what it refuses. No long measurement."""
+"""``scripts.bench``: what it makes of numbers, and what it refuses. No long measurement."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import sys
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
+from indexer.deltas.base import BaseMatrices
+from indexer.deltas.rounding import narrowest_dtype
 from scripts.bench import __main__ as bench
-from scripts.bench import pipeline, spectra, weightwatcher
-from scripts.bench.machine import this_machine
-from scripts.bench.measure import NotMeasuredError, Repeats, Stopwatch, Table, interleaved, interleaved_over
-
-
-def test_the_median_and_the_range_are_those_of_what_was_measured():
-    seconds = Repeats([5.0, 1.0, 2.0])
-    assert (seconds.median, seconds.lowest, seconds.highest) == (2.0, 1.0, 5.0)
-    assert Repeats([1.0, 2.0, 4.0, 9.0]).median == 3.0
-    assert seconds.times(12).values == [60.0, 12.0, 24.0]
-    assert str(seconds) == "2 (1–5)"
-    assert str(Repeats([0.12345])) == "0.123"
+from scripts.bench import pipeline, reading, vectors
+from scripts.bench.measure import NotMeasuredError, Repeats, Table, interleaved, made_once
 
 
 def test_ratios_are_taken_within_each_repeat():
     # The machine was ten times slower in the second repeat: the ratio of medians would be 15 / 10.
     mine, other = Repeats([2.0, 20.0, 15.0]), Repeats([1.0, 10.0, 15.0])
     assert mine.ratio_to(other).values == [2.0, 2.0, 1.0]
-    assert mine.ratio_to(other).median == 2.0
-    assert Repeats([1.0, 5.0]).larger_of(Repeats([3.0, 2.0])).values == [3.0, 5.0]
+    assert str(Repeats([5.0, 1.0, 2.0])) == "2 (1–5)"
+    assert str(Repeats([0.12345])) == "0.123"
+    with pytest.raises(ValueError, match="longer"):
+        Repeats([1.0, 2.0]).ratio_to(Repeats([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]], ids=["none", "nan", "infinite"])
-def test_a_number_that_was_not_measured_is_refused_whatever_is_asked_of_it(values):
-    nothing, something = Repeats(values), Repeats([1.0] * len(values))
-    for ask in (
-        lambda: nothing.median,
-        lambda: nothing.lowest,
-        lambda: nothing.highest,
-        lambda: str(nothing),
-        lambda: nothing.as_json(),
-        lambda: nothing.ratio_to(something),
-        lambda: something.ratio_to(nothing),
-        lambda: nothing.larger_of(something),
-    ):
-        with pytest.raises(NotMeasuredError):
-            ask()
-
-
-def test_a_ratio_of_what_was_not_measured_together_is_refused():
-    with pytest.raises(NotMeasuredError, match="3 times, the other 2"):
-        Repeats([1.0, 2.0, 3.0]).ratio_to(Repeats([1.0, 2.0]))
-    with pytest.raises(NotMeasuredError, match="3 times, the other 2"):
-        Repeats([1.0, 2.0, 3.0]).larger_of(Repeats([1.0, 2.0]))
-    with pytest.raises(NotMeasuredError, match="no time at all"):
-        Repeats([1.0]).ratio_to(Repeats([0.0]))
-
-
-def test_a_table_refuses_cells_without_a_measurement_and_names_them():
+def test_a_number_that_was_not_measured_is_refused(values):
+    with pytest.raises(NotMeasuredError):
+        Repeats(values)
     table = Table("title", ["method", "s"])
-    for cell in (math.nan, math.inf, Repeats([]), Repeats([1.0, math.nan])):
+    for value in values[-1:]:
         with pytest.raises(NotMeasuredError, match="s of ours"):
-            table.add("ours", cell)
-    with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        table.add("ours")
+            table.add("ours", value)
     assert table.rows == []
 
 
@@ -76,25 +46,20 @@ def test_text_and_json_of_a_table_say_the_same():
     table.add("theirs", "", 0.12345, "")
     table.promises |= {"fast": True, "small": False}
     lines = table.text().splitlines()
-    assert lines[0] == "title"
     assert lines[1].split() == ["method", "s", "÷", "ours", "requests"]
     assert lines[3].split() == ["ours", "2", "(1–3)", "1", "7"]
     assert lines[4].split() == ["theirs", "0.123"]
     assert lines[5:] == ["a note", "kept: fast", "NOT KEPT: small"]
     found = json.loads(json.dumps(table.as_json()))
+    seconds = {"median": 2.0, "lowest": 1.0, "highest": 3.0, "repeats": 3}
     assert found["rows"] == [
-        {
-            "method": "ours",
-            "s": {"median": 2.0, "lowest": 1.0, "highest": 3.0, "repeats": 3},
-            "÷ ours": 1.0,
-            "requests": 7,
-        },
+        {"method": "ours", "s": seconds, "÷ ours": 1.0, "requests": 7},
         {"method": "theirs", "÷ ours": 0.12345},
     ]
     assert found["promises"] == {"fast": True, "small": False}
 
 
-def test_methods_have_their_turns_round_by_round_in_changing_order_and_the_warm_up_counts_for_nothing():
+def test_methods_run_round_by_round_in_changing_order_and_the_warm_up_is_not_counted():
     calls = []
 
     def method(name):
@@ -108,57 +73,55 @@ def test_methods_have_their_turns_round_by_round_in_changing_order_and_the_warm_
     rounds = [calls[start : start + 3] for start in range(0, 12, 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
     assert len({tuple(one) for one in rounds[1:]}) == 3
-    for name, values in found.items():
-        assert values.values == [float(3 * number + one.index(name) + 1) for number, one in enumerate(rounds)][1:]
-    calls.clear()
-    assert len(interleaved({"a": method("a")}, 2, warm_up=False)["a"].values) == len(calls) == 2
+    for name, repeats in found.items():
+        assert repeats.values == [float(3 * number + one.index(name) + 1) for number, one in enumerate(rounds)][1:]
 
 
-def test_turns_on_items_add_up_to_one_value_a_repeat(monkeypatch):
-    calls = []
-    clock = iter(range(1000))
-    monkeypatch.setattr("scripts.bench.measure.time.perf_counter", lambda: float(next(clock)))
-    methods = {name: lambda item, name=name: calls.append((item, name)) for name in "ab"}
-    found = interleaved_over(methods, [10, 20, 30], 2)
-    assert [item for item, _ in calls] == [10, 10, 20, 20, 30, 30] * 2
-    assert {name for item, name in calls[:2]} == {"a", "b"}
-    assert calls[0][1] != calls[2][1]
-    # Each turn takes one tick of the clock.
-    assert found["a"].values == found["b"].values == [3.0, 3.0]
+def test_an_input_is_made_once_per_version_of_its_code_and_never_found_incomplete(tmp_path):
+    code, work, calls = tmp_path / "code", tmp_path / "work", []
+    code.mkdir()
+    (code / "maker.py").write_text("one", encoding="ascii")
 
+    def make(folder):
+        calls.append(folder)
+        (folder / "part").write_bytes((code / "maker.py").read_bytes())
+        if len(calls) == 1:
+            raise OSError("the disk is full")
 
-def test_a_stopwatch_counts_what_it_is_told_to_even_where_that_fails(monkeypatch):
-    ticks = iter([1.0, 3.0, 10.0, 15.0])
-    monkeypatch.setattr("scripts.bench.measure.time.perf_counter", lambda: next(ticks))
-    watch = Stopwatch()
-    with watch.running():
-        pass
-    with pytest.raises(KeyError), watch.running():
-        raise KeyError
-    assert watch.seconds == 7.0
-
-
-def _measured(value, kept):
-    table = Table("title", ["method", "s"])
-    table.add("ours", value)
-    table.promises["quick"] = kept
-    return [table]
+    with pytest.raises(OSError, match="full"):
+        made_once(work / "input", make, [code])
+    assert not list(work.glob("input*"))
+    for _ in range(2):
+        assert (made_once(work / "input", make, [code]) / "part").read_text(encoding="ascii") == "one"
+    assert len(calls) == 2
+    (code / "maker.py").write_text("two", encoding="ascii")
+    assert (made_once(work / "input", make, [code]) / "part").read_text(encoding="ascii") == "two"
+    assert len(list(work.iterdir())) == 1
 
 
 @pytest.fixture
 def rows(monkeypatch):
-    """Rows that take no time: one keeps its promise, one does not, one was not measured."""
+    """Rows that take no time: kept, not kept, not measured, failed."""
 
-    def refusing(work):
-        return _measured(math.nan, True)
+    def measured(value, kept):
+        def measure(work):
+            table = Table("title", ["method", "s"], promises={"quick": kept})
+            table.add("ours", value)
+            return [table]
 
-    made = {
-        "good": lambda work: _measured(1.0, True),
-        "bad": lambda work: _measured(2.0, False),
-        "none": refusing,
+        return measure
+
+    def failing(work):
+        raise KeyError("one\nline\nis enough")
+
+    ways = {
+        "good": measured(1.0, True),
+        "bad": measured(2.0, False),
+        "none": measured(math.nan, True),
+        "wrong": failing,
     }
-    monkeypatch.setattr(bench, "ROWS", {name: ("module", name, "what it shows") for name in made})
-    monkeypatch.setattr(bench, "_measurement", lambda name: made[name])
+    monkeypatch.setattr(bench, "ROWS", {name: ("module", name, "what it shows") for name in ways})
+    monkeypatch.setattr(bench, "import_module", lambda name: SimpleNamespace(**ways))
 
 
 @pytest.mark.parametrize(("names", "code"), [(["good"], 0), (["good", "bad"], 1), (["none"], 1), ([], 1)])
@@ -166,75 +129,28 @@ def test_the_exit_code_says_whether_everything_was_measured_and_kept(rows, names
     assert bench.main([*names, "--work", str(tmp_path)]) == code
 
 
-def test_a_row_that_was_not_measured_has_no_figure_and_costs_no_other_row(rows, tmp_path, capsys):
+def test_a_row_that_fails_or_was_not_measured_has_no_number_and_stops_no_other(rows, tmp_path, capsys):
     file = tmp_path / "bench.json"
-    assert bench.main(["none", "bad", "good", "--json", str(file), "--work", str(tmp_path)]) == 1
+    assert bench.main(["none", "wrong", "bad", "good", "--json", str(file), "--work", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert "none: not measured: s of ours" in shown
+    assert "wrong: failed: KeyError: 'one\\nline\\nis enough'\n" in shown
     assert "NOT KEPT: quick" in shown
     assert "\nkept: quick" in shown
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert set(found["rows"]["none"]) == {"not_measured", "seconds"}
-    assert found["rows"]["bad"]["tables"][0]["rows"] == [{"method": "ours", "s": 2.0}]
-    assert len(found["machine"]["load"]) == 3
-    assert found["machine"]["started"].endswith("+00:00")
+    found = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert set(found["none"]) == {"not_measured", "seconds"}
+    assert set(found["wrong"]) == {"failed", "seconds"}
+    assert found["bad"]["tables"][0]["rows"] == [{"method": "ours", "s": 2.0}]
 
 
-def test_json_is_written_row_by_row(rows, tmp_path, monkeypatch):
-    file = tmp_path / "bench.json"
-    before = bench._measurement
-
-    def stopped(name):
-        if name == "bad":
-            raise KeyboardInterrupt
-        return before(name)
-
-    monkeypatch.setattr(bench, "_measurement", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        bench.main(["good", "bad", "--json", str(file), "--work", str(tmp_path)])
-    assert list(json.loads(file.read_text(encoding="utf-8"))["rows"]) == ["good"]
-
-
-def test_an_unknown_row_is_a_usage_error_that_names_the_rows(rows, capsys):
+def test_an_unknown_row_is_a_usage_error_and_every_row_exists(rows, capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         bench.main(["god"])
     assert ended.value.code == 2
-    assert "no such row: god (there are good, bad, none)" in capsys.readouterr().err
-
-
-def test_every_row_of_the_bench_is_there():
-    for name in bench.ROWS:
-        assert callable(bench._measurement(name))
-
-
-def test_the_machine_is_described_by_what_the_system_says():
-    found = this_machine()
-    assert found.cores == len(os.sched_getaffinity(0))
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert found.versions["numpy"] == np.__version__
-    assert f"{found.load[0]:.2f}" in found.text()
-    json.dumps(found.as_json())
-
-
-def test_a_row_that_fails_costs_no_other_row_and_is_told_in_a_line(rows, tmp_path, monkeypatch, capsys):
-    file = tmp_path / "bench.json"
-    before = bench._measurement
-
-    def failing(work):
-        raise KeyError("one\nline\nis enough")
-
-    monkeypatch.setattr(bench, "_measurement", lambda name: failing if name == "bad" else before(name))
-    assert bench.main(["bad", "good", "--json", str(file), "--work", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
-    assert [line for line in shown.splitlines() if line.startswith("bad")] == [
-        "bad: failed: KeyError: 'one\\nline\\nis enough'"
-    ]
-    found = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert set(found["bad"]) == {"failed", "seconds"}
-    assert found["good"]["tables"][0]["promises"] == {"quick": True}
-
-
-# --- rows: what they make of what was measured
+    assert "no such row: god (there are good, bad, none, wrong)" in capsys.readouterr().err
+    monkeypatch.undo()
+    for module, function, _ in bench.ROWS.values():
+        assert callable(getattr(import_module(f"scripts.bench.{module}"), function))
 
 
 @pytest.mark.parametrize(("both", "kept"), [([11.0, 23.0, 11.4], True), ([12.0, 23.2, 11.0], False)])
@@ -244,46 +160,71 @@ def test_the_pipeline_is_compared_with_the_slower_of_the_two_in_each_repeat(both
         "transfer alone": Repeats([8.0, 19.0, 10.0]),
         "both at once": Repeats(both),
     }
-    table = pipeline._table(times, 227.0)
+    table = pipeline.pipeline_table(times, 227.0)
     assert list(table.promises.values()) == [kept]
-    assert table.rows[2][2].values == [one / larger for one, larger in zip(both, (10.0, 20.0, 10.0), strict=True)]
     assert table.rows[1][2].values == [0.8, 0.95, 1.0]
 
 
-def test_the_clock_of_the_pipeline_runs_from_the_first_start_to_the_last_result():
-    assert pipeline._from_first_to_last([(5.0, 9.0), (3.0, 7.0), (7.0, 11.5)]) == 8.5
-
-
-def test_singular_values_are_compared_where_they_are_notable():
+def test_a_rank_that_is_off_by_two_and_a_rival_that_is_nearly_as_fast_break_the_promises_of_spectra():
+    flat, steep = torch.ones(10), torch.tensor([1.0] + [0.0] * 9)
+    ours, lapack = vectors.OURS, vectors.LAPACK
+    good = vectors.spectra_table("x", {ours: [1.0], lapack: [4.5]}, {ours: [flat], lapack: [flat]}, [flat])
+    assert list(good.promises.values()) == [True, True]
+    assert any("WeightWatcher: not measured" in note for note in good.notes)
+    bad = vectors.spectra_table("x", {ours: [1.0], lapack: [1.0]}, {ours: [steep], lapack: [flat]}, [flat])
+    assert list(bad.promises.values()) == [False, False]
     true = [torch.tensor([100.0, 10.0, 0.5]), torch.tensor([1.0, 0.5, 0.25])]
     mine = [torch.tensor([100.0, 10.1, 50.0]), torch.tensor([1.0, 0.49, 0.25])]
-    assert spectra.largest_difference(mine, true) == pytest.approx(0.02)
+    assert vectors.largest_difference(mine, true) == pytest.approx(0.02)
 
 
-def test_a_rank_that_is_off_by_two_breaks_the_promise_of_spectra():
-    flat, steep = torch.ones(10), torch.tensor([1.0] + [0.0] * 9)
-    times = {title: Repeats([1.0]) for title in (spectra.OURS, spectra.LAPACK)}
-    promise = "same ranks ±1 at 50/80/90/95/99 % of the energy"
-    good = spectra._table("x", times, {spectra.OURS: [flat], spectra.LAPACK: [flat]}, [flat])
-    assert good.promises == {promise: True, "at least 4 × faster than torch.linalg.svdvals": False}
-    times[spectra.LAPACK] = Repeats([4.5])
-    bad = spectra._table("x", times, {spectra.OURS: [steep], spectra.LAPACK: [flat]}, [flat])
-    assert bad.promises == {promise: False, "at least 4 × faster than torch.linalg.svdvals": True}
-
-
-def test_where_weightwatcher_is_missing_the_row_says_so_and_has_no_figure_of_it(monkeypatch):
-    monkeypatch.setattr(weightwatcher, "find_spec", lambda name: None)
-    assert weightwatcher.spectra_by_weightwatcher() is None
-    values = torch.ones(4)
-    times = {title: Repeats([1.0]) for title in (spectra.OURS, spectra.LAPACK)}
-    table = spectra._table("x", times, {title: [values] for title in times}, [values])
-    assert len(table.rows) == 2
-    assert any("WeightWatcher: not measured" in note for note in table.notes)
-
-
-@pytest.mark.skipif(weightwatcher.find_spec("weightwatcher") is None, reason="weightwatcher is not installed")
-def test_weightwatcher_is_asked_for_the_singular_values():
-    find = weightwatcher.spectra_by_weightwatcher()
+@pytest.mark.filterwarnings("ignore:Passing a dict")  # of WeightWatcher's own use of pandas
+def test_weightwatcher_gives_the_singular_values():
+    pytest.importorskip("weightwatcher")
     matrix = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
-    exact = torch.linalg.svdvals(matrix.double())
-    assert torch.allclose(find(matrix).double(), exact, rtol=1e-6)
+    assert torch.allclose(vectors.by_weightwatcher(matrix).double(), torch.linalg.svdvals(matrix.double()), rtol=1e-6)
+
+
+def test_sparse_checkpoints_differ_in_the_number_of_layers_only(tmp_path):
+    """If some matrices were zero, content would be measured instead of size."""
+    for layers in (1, 2):
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        reading.make_layers(layers, folder)
+        base = BaseMatrices(folder / "base-matrices.safetensors")
+        assert len(base.layout.matrices) == 6 * layers
+        assert not any(base.matrix(matrix.key).any() for matrix in base.layout.matrices)
+        base.close()
+        file = folder / "fine-tune" / "model.safetensors"
+        assert file.stat().st_blocks * 512 < file.stat().st_size / 2
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                tensor = opened.get_tensor(name)
+                assert narrowest_dtype(tensor) == torch.float32
+                assert np.array_equal(np.flatnonzero((tensor != 0).any(dim=1)), np.arange(reading.ROWS))
+
+
+@pytest.mark.parametrize(
+    ("like", "large", "kept"),
+    [
+        ([110.0, 112.0, 111.0], 164.0, True),  # 53 MiB more, of which 37 are the record
+        ([110.0, 112.0, 111.0], 164.5, False),
+        ([110.0, 150.0, 111.0], 165.0, False),  # one high repeat of the small file is no excuse
+    ],
+)
+def test_the_larger_file_is_compared_with_one_of_the_same_content(like, large, kept):
+    table = Table("title", ["reading"])
+    over = {reading.ON_DISK: (Repeats([20.0]), 2.5), reading.LIKE: (Repeats(like), 4.0)}
+    reading.compare_memory(table, over | {reading.LARGE: (Repeats([large]), 41.0)})
+    *bounds, growth = table.promises.values()
+    assert bounds == [True] * 3
+    assert growth is kept
+    reading.compare_memory(table, over | {reading.LARGE: (Repeats([251.0]), 41.0)})
+    assert not table.promises["on disk, 176 layers: ≤ 250 MiB + the base where it is held"]
+
+
+def test_a_reading_that_took_nothing_is_not_measured(monkeypatch, tmp_path):
+    printed = json.dumps({"rise": 1, "base": 0, "kept": 1})
+    monkeypatch.setattr(reading, "run_python", lambda *words: (1.0, printed))
+    with pytest.raises(NotMeasuredError, match=r"0 bytes \(base\)"):
+        reading.read_model("a/b", tmp_path, "resident")

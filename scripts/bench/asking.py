@@ -1,111 +1,137 @@
-"""Rows ``start`` and ``search``: how long a question takes, on an atlas of 10,000 roberta-base-sized models."""
+"""Rows ``start`` and ``search``: how long a question takes, on a synthetic atlas of 10,000 models.
+
+Vectors are of the length of roberta-base's (scripts.scale), and all models changed all matrices, so that bare FAISS finds
+the same neighbours.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from query import Atlas
-from scripts.bench.measure import NotMeasuredError, Table, interleaved, say
-from scripts.bench.population import BASE, LENGTH, MODELS, Model, ten_thousand
-from scripts.terminal import PROJECT
+from scripts.bench.measure import NotMeasuredError, Table, interleaved, made_once, say
+from scripts.child import PROJECT, run_module, run_python
+from scripts.scale.making import BASE, Maker, record_all
+from scripts.scale.population import EVERY_FAMILY, Population, draw_labels
 
+MODELS = 10_000
 SHELL_REPEATS = 7
 SEARCH_REPEATS = 21
 NEAREST = 10
 TIMES_BARE = 1.2
 RIVAL = "python -c 'import faiss, duckdb'"
+# What decides how the atlas turns out: its records, its tables, its vectors and their index.
+CODE = (
+    Path(__file__),
+    PROJECT / "scripts" / "scale",
+    PROJECT / "schema.sql",
+    *(PROJECT / "indexer" / name for name in ("publish", "vectors", "records")),
+)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command after ``python``, and the seconds it may take."""
+def ten_thousand(work: Path) -> Path:
+    """The folder of the atlas, made if there is none of this code (minutes)."""
 
-    arguments: tuple[str, ...]
-    bar: float | None = None
+    def make(folder: Path) -> None:
+        labels = draw_labels(MODELS, 0)
+        labels = replace(
+            labels,
+            changed=np.full(MODELS, EVERY_FAMILY, dtype=np.uint8),
+            original=np.arange(MODELS, dtype=np.int32),
+            is_adapter=np.zeros(MODELS, dtype=bool),
+        )
+        maker = Maker(folder / "atlas", Population(labels, 0))
+        maker.crawl(range(MODELS))
+        record_all(maker, MODELS)
+        run_module("indexer", "publish", "--base", BASE, "--atlas", str(maker.folder.root), "--json")
+
+    return made_once(work / f"atlas-{MODELS}", make, CODE) / "atlas"
 
 
 def measure_start(work: Path) -> list[Table]:
     """Whole commands from the shell, compared with a Python that only imports faiss and duckdb."""
-    where = ("--atlas", str(ten_thousand(work)))
-    similar = ("-m", "query", "similar", Model(MODELS // 2).name, *where)
-    commands = {
-        RIVAL: Command(("-c", "import faiss, duckdb")),
-        "query --help": Command(("-m", "query", "--help"), 0.15),
-        "query similar <indexed id>": Command(similar, 0.5),
-        "query similar --where": Command((*similar, "--where", "downloads > 5000"), 0.7),
-        "query similar --other-authors": Command((*similar, "--other-authors"), 0.7),
+    folder = ten_thousand(work)
+    with Atlas(folder) as atlas:
+        model = atlas.rows("SELECT model FROM models ORDER BY hash(model) LIMIT 1")[0]["model"]
+    similar = ("-m", "query", "similar", model, "--atlas", str(folder))
+    # Each command after ``python``, and the seconds it may take.
+    commands: dict[str, tuple[tuple[str, ...], float | None]] = {
+        RIVAL: (("-c", "import faiss, duckdb"), None),
+        "query --help": (("-m", "query", "--help"), 0.15),
+        "query similar <indexed id>": (similar, 0.5),
+        "query similar --where": ((*similar, "--where", "downloads > 20"), 0.7),
+        "query similar --other-authors": ((*similar, "--other-authors"), 0.7),
     }
     say(f"start: {SHELL_REPEATS} repeats of {len(commands)} commands")
-    times = interleaved({name: partial(_seconds_of, command) for name, command in commands.items()}, SHELL_REPEATS)
+    methods = {name: lambda words=words: run_python(*words)[0] for name, (words, _) in commands.items()}
+    times = interleaved(methods, SHELL_REPEATS)
     table = Table(
-        f"start: a question from the shell, {MODELS:,} models of {LENGTH:,} numbers; {SHELL_REPEATS} interleaved "
-        "repeats, median (range)",
+        f"start: a question from the shell, {MODELS:,} models; {SHELL_REPEATS} interleaved repeats, median (range)",
         ["command", "s", "÷ import faiss, duckdb", "bar, s"],
     )
-    for name, command in commands.items():
-        bar = command.bar
+    for name, (_, bar) in commands.items():
         table.add(name, times[name], times[name].ratio_to(times[RIVAL]), "" if bar is None else bar)
         if bar is not None:
             table.promises[f"{name} ≤ {bar} s"] = times[name].median <= bar
     return [table]
 
 
-def _seconds_of(command: Command) -> float:
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled, and so are the rivals
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *command.arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
-        raise NotMeasuredError(f"{' '.join(command.arguments)} ended with exit code {done.returncode}: {said}")
-    return seconds
-
-
 def measure_search(work: Path) -> list[Table]:
-    """One query in process, compared with bare FAISS and NumPy on the same vectors; all must find the same models."""
+    """One query in process, compared with bare FAISS and NumPy on the same vectors.
+
+    Raises NotMeasuredError if they do not find the same models: then there is nothing to compare.
+    """
     import faiss
 
     faiss.omp_set_num_threads(1)
     with Atlas(ten_thousand(work)) as atlas:
         index, vectors = atlas.index(BASE), atlas.index(BASE).vectors()
         matrix = np.ascontiguousarray(vectors.matrix)
-        bare = faiss.IndexFlatIP(LENGTH)
+        bare = faiss.IndexFlatIP(matrix.shape[1])
         bare.add(matrix)
         names = {row["model_id"]: row["model"] for row in atlas.rows("SELECT model_id, model FROM fine_tunes")}
-        ways: dict[str, Callable[[int], set[int]]] = {
+
+        def by_numpy(place: int) -> set[int]:
+            similarities = matrix @ matrix[place]
+            best = np.argpartition(-similarities, NEAREST)[:NEAREST]
+            return set(vectors.ids[best[np.argsort(-similarities[best])]].tolist())
+
+        ways: dict[str, Callable[[int], object]] = {
             "ours": lambda place: {found for found, _ in index.search(matrix[place], NEAREST)},
             "bare FAISS": lambda place: set(
                 vectors.ids[bare.search(matrix[place : place + 1], NEAREST)[1][0]].tolist()
             ),
-            "NumPy": lambda place: set(vectors.ids[_nearest(matrix, matrix[place])].tolist()),
+            "NumPy": by_numpy,
         }
-        _check(ways)
-        asked = "whole question: Atlas.similar(other_authors=True)"
-        questions: dict[str, Callable[[int], object]] = ways | {
-            asked: lambda place: atlas.similar(names[int(vectors.ids[place])], NEAREST, other_authors=True)
-        }
-        times = interleaved({name: _timed(ask) for name, ask in questions.items()}, SEARCH_REPEATS)
+        for place in range(0, len(matrix), len(matrix) // 5):
+            found = {name: ask(place) for name, ask in ways.items()}
+            if any(one != found["ours"] for one in found.values()):
+                raise NotMeasuredError(f"not all find the same models: {found}")
+        ways["whole question: Atlas.similar(other_authors=True)"] = lambda place: atlas.similar(
+            names[int(vectors.ids[place])], NEAREST, other_authors=True
+        )
+
+        def timed(ask: Callable[[int], object]) -> Callable[[], float]:
+            places = itertools.count(step=37)  # another model each time
+
+            def once() -> float:
+                place = next(places)
+                started = time.perf_counter()
+                ask(place)
+                return time.perf_counter() - started
+
+            return once
+
+        times = interleaved({name: timed(ask) for name, ask in ways.items()}, SEARCH_REPEATS)
     table = Table(
-        f"search: one query among {MODELS:,} vectors of {LENGTH:,} numbers, one thread; {SEARCH_REPEATS} interleaved "
-        "repeats, median (range)",
+        f"search: one query among {len(matrix):,} vectors of {matrix.shape[1]:,} numbers, one thread; {SEARCH_REPEATS} "
+        "interleaved repeats, median (range)",
         ["method", "ms", "÷ bare FAISS"],
     )
     for name, seconds in times.items():
@@ -113,30 +139,3 @@ def measure_search(work: Path) -> list[Table]:
     ratio = times["ours"].ratio_to(times["bare FAISS"])
     table.promises[f"within {TIMES_BARE} × bare FAISS"] = ratio.median <= TIMES_BARE
     return [table]
-
-
-def _timed(ask: Callable[[int], object]) -> Callable[[], float]:
-    """Another model each time."""
-    places = count()
-
-    def once() -> float:
-        place = 37 * next(places)
-        started = time.perf_counter()
-        ask(place)
-        return time.perf_counter() - started
-
-    return once
-
-
-def _nearest(matrix: np.ndarray[Any, Any], query: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    similarities = matrix @ query
-    best = np.argpartition(-similarities, NEAREST)[:NEAREST]
-    return best[np.argsort(-similarities[best])]
-
-
-def _check(ways: dict[str, Callable[[int], set[int]]]) -> None:
-    """Raises NotMeasuredError where the ways disagree: then there is nothing to compare."""
-    for place in range(0, MODELS, MODELS // 5):
-        found = {name: ask(place) for name, ask in ways.items()}
-        if len({frozenset(ids) for ids in found.values()}) != 1:
-            raise NotMeasuredError(f"not all find the same models: {found}")

@@ -1,8 +1,7 @@
-"""A roberta-base-sized base model and fine-tunes of it on disk, made once.
+"""A base model of roberta-base's size and fine-tunes of it on disk, made once; nothing is downloaded.
 
-No weights are downloaded. The base is drawn at random; of its fine-tunes one has deltas with the spectra that were
-measured on real ones, the other was really trained, for a few steps of AdamW, whose first deltas are nearly
-sign matrices and have the flattest spectra that fine-tuning makes.
+The base is drawn at random. One fine-tune has deltas with the spectra of real ones. The other is trained for a few steps
+of AdamW, whose first deltas are nearly sign matrices and have the flattest spectra that fine-tuning makes.
 """
 
 from __future__ import annotations
@@ -22,24 +21,33 @@ import transformers
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.names import ModelRef
 from indexer.weights.checkpoint import open_checkpoint
-from scripts.bench.inputs import made_once, warm
-from scripts.terminal import PROJECT
+from scripts.bench.measure import made_once
+from scripts.child import PROJECT
 
-# Share of the energy held by the top 1, 2, 4, 8, 16 singular values of real deltas, by the end of a tensor's name.
+# The block matrices of a layer: module and family.
+MODULES = {
+    "attention.self.query": "query",
+    "attention.self.key": "key",
+    "attention.self.value": "value",
+    "attention.output.dense": "output",
+    "intermediate.dense": "feedforward1",
+    "output.dense": "feedforward2",
+}
+# Share of the energy held by the top 1, 2, 4, 8, 16 singular values of real deltas.
 ENERGY = {
-    "attention.self.query.weight": (0.35, 0.47, 0.57, 0.66, 0.75),
-    "attention.self.key.weight": (0.26, 0.38, 0.49, 0.61, 0.72),
-    "attention.self.value.weight": (0.44, 0.60, 0.70, 0.77, 0.83),
-    "attention.output.dense.weight": (0.51, 0.67, 0.75, 0.81, 0.86),
-    "intermediate.dense.weight": (0.33, 0.47, 0.57, 0.64, 0.71),
-    "output.dense.weight": (0.51, 0.66, 0.75, 0.81, 0.86),
+    "attention.self.query": (0.35, 0.47, 0.57, 0.66, 0.75),
+    "attention.self.key": (0.26, 0.38, 0.49, 0.61, 0.72),
+    "attention.self.value": (0.44, 0.60, 0.70, 0.77, 0.83),
+    "attention.output.dense": (0.51, 0.67, 0.75, 0.81, 0.86),
+    "intermediate.dense": (0.33, 0.47, 0.57, 0.64, 0.71),
+    "output.dense": (0.51, 0.66, 0.75, 0.81, 0.86),
 }
 # ‖δW‖ / ‖W‖ of real fine-tunes is half a percent to one percent.
 RELATIVE_NORM = 0.008
 STEPS = 6
 # Layers of the smaller models.
 FEW = 4
-# What decides how these checkpoints, and the base's block matrices turn out.
+# What decides how these checkpoints and the base's block matrices turn out.
 CODE = (
     Path(__file__),
     *(
@@ -71,12 +79,11 @@ def few_layers(work: Path) -> Checkpoints:
 
 def _opened(made: Path) -> Checkpoints:
     for path in made.rglob("*.safetensors"):
-        warm(path)
-    return Checkpoints(
-        made / "base",
-        {name: made / name for name in ("planted", "trained") if (made / name).is_dir()},
-        BaseMatrices(made / "base-matrices.safetensors"),
-    )
+        with path.open("rb") as file:  # read once, so that it is in the page cache
+            while file.read(1 << 24):
+                pass
+    fine_tunes = {name: made / name for name in ("planted", "trained") if (made / name).is_dir()}
+    return Checkpoints(made / "base", fine_tunes, BaseMatrices(made / "base-matrices.safetensors"))
 
 
 def _make(config: transformers.RobertaConfig, with_trained: bool, folder: Path) -> None:
@@ -100,21 +107,21 @@ def _make(config: transformers.RobertaConfig, with_trained: bool, folder: Path) 
 @torch.no_grad()
 def _plant(model: transformers.RobertaForSequenceClassification) -> None:
     for number, (name, weight) in enumerate(model.named_parameters()):
-        family = next((ending for ending in ENERGY if name.endswith(ending)), None)
-        if family is None or weight.ndim != 2:
+        module = next((one for one in ENERGY if name.endswith(f"{one}.weight")), None)
+        if module is None:
             continue
         generator = torch.Generator().manual_seed(number)
         rows, columns = weight.shape
         count = min(rows, columns)
         left = torch.linalg.qr(torch.randn(rows, count, generator=generator)).Q
         right = torch.linalg.qr(torch.randn(columns, count, generator=generator)).Q
-        values = torch.from_numpy(spectrum_of(ENERGY[family], count)).float()
+        values = torch.from_numpy(_spectrum(ENERGY[module], count)).float()
         norm = RELATIVE_NORM * torch.linalg.vector_norm(weight)
         weight.add_(norm * (left * values) @ right.T)
 
 
-def spectrum_of(shares: tuple[float, ...], count: int) -> np.ndarray:
-    """``count`` singular values, with squares that add up to 1 and to ``shares`` at 1, 2, 4, 8, 16."""
+def _spectrum(shares: tuple[float, ...], count: int) -> np.ndarray:
+    """``count`` singular values whose squares add up to ``shares`` at 1, 2, 4, 8, 16, and to 1 at the end."""
     at = np.log2(1 + np.array([0, 1, 2, 4, 8, 16, count]))
     energy = np.interp(np.log2(1 + np.arange(count + 1)), at, [0, *shares, 1])
     return np.sqrt(np.sort(np.diff(energy))[::-1])

@@ -1,109 +1,88 @@
-"""Timing and tables: interleaved repeats, medians with their range, and nothing that was not measured."""
+"""Timing and tables: interleaved repeats, medians with their range, and no number that was not measured."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import platform
+import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-import torch
-from threadpoolctl import threadpool_limits
-
-Item = TypeVar("Item")
+PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "duckdb", "scikit-learn", "weightwatcher")
+_DIGITS = 10  # of the code's checksum in the name of an input
+_CODE = (".py", ".sql", ".toml")
 
 
 class NotMeasuredError(Exception):
-    """A number was asked for that no measurement stands behind."""
+    """A number that was not measured."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Repeats:
-    """What was measured of one thing in several repeats: seconds, bytes, or ratios of two of them."""
+    """Several measurements of one thing: seconds, bytes, or ratios. Raises NotMeasuredError unless all are numbers."""
 
-    values: list[float] = field(default_factory=list)
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not self.values or not all(map(math.isfinite, self.values)):
+            raise NotMeasuredError(f"not measured: {list(self.values)}")
 
     @property
     def median(self) -> float:
-        """The middle of the measurements. Raises NotMeasuredError if there are none, or one that is no number."""
-        return statistics.median(self._measured())
-
-    @property
-    def lowest(self) -> float:
-        """The smallest of them; raises as ``median`` does."""
-        return min(self._measured())
-
-    @property
-    def highest(self) -> float:
-        """The largest of them; raises as ``median`` does."""
-        return max(self._measured())
+        """The middle of the measurements."""
+        return statistics.median(self.values)
 
     def times(self, factor: float) -> Repeats:
-        """The same thing done ``factor`` times, by proportion."""
+        """The same, done ``factor`` times."""
         return Repeats([value * factor for value in self.values])
 
     def ratio_to(self, other: Repeats) -> Repeats:
-        """The ratio within each repeat: what slows a machine down slows both.
-
-        Raises NotMeasuredError unless both were measured in the same repeats.
-        """
-        mine, its = self._measured(), other._measured()
-        if len(mine) != len(its):
-            raise NotMeasuredError(f"one was measured {len(mine)} times, the other {len(its)} times")
-        if not all(its):
-            raise NotMeasuredError("the other took no time at all")
-        return Repeats([one / another for one, another in zip(mine, its, strict=True)])
-
-    def larger_of(self, other: Repeats) -> Repeats:
-        """The larger of the two within each repeat; raises as ``ratio_to`` does."""
-        mine, its = self._measured(), other._measured()
-        if len(mine) != len(its):
-            raise NotMeasuredError(f"one was measured {len(mine)} times, the other {len(its)} times")
-        return Repeats([max(pair) for pair in zip(mine, its, strict=True)])
+        """The ratio within each repeat: what slows the machine down slows both. Raises ValueError on another number."""
+        return Repeats([one / another for one, another in zip(self.values, other.values, strict=True)])
 
     def as_json(self) -> dict[str, float]:
         """Median, range and number of repeats."""
-        return {"median": self.median, "lowest": self.lowest, "highest": self.highest, "repeats": len(self.values)}
+        low, high = min(self.values), max(self.values)
+        return {"median": self.median, "lowest": low, "highest": high, "repeats": len(self.values)}
 
     def __str__(self) -> str:
-        if len(self._measured()) == 1:
+        if len(self.values) == 1:
             return f"{self.median:.3g}"
-        return f"{self.median:.3g} ({self.lowest:.3g}–{self.highest:.3g})"
-
-    def _measured(self) -> list[float]:
-        if not self.values:
-            raise NotMeasuredError("nothing was measured")
-        if not all(math.isfinite(value) for value in self.values):
-            raise NotMeasuredError(f"not every measurement is a number: {self.values}")
-        return self.values
+        return f"{self.median:.3g} ({min(self.values):.3g}–{max(self.values):.3g})"
 
 
-Cell = str | int | float | Repeats
+def interleaved(methods: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True) -> dict[str, Repeats]:
+    """What each method returns (mostly the seconds it took), ``repeats`` times.
 
-
-class Stopwatch:
-    """Adds up the time spent within ``with stopwatch.running():``."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time of the block."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - started
+    Every method runs once per round, in another order each round. With ``warm_up`` there is a first round that is not
+    counted.
+    """
+    names = list(methods)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-1 if warm_up else 0, repeats):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            value = methods[name]()
+            if number >= 0:
+                found[name].append(value)
+    return {name: Repeats(values) for name, values in found.items()}
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch and for whatever BLAS NumPy and SciPy brought along."""
+    """One thread for torch and for the BLAS of NumPy and SciPy."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -113,47 +92,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def interleaved(methods: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True) -> dict[str, Repeats]:
-    """What each method says of itself (mostly the seconds it took), ``repeats`` times.
-
-    Every method has its turn before any of them has another, each round in another order. With ``warm_up`` there
-    is one round more, the first, which counts for nothing.
-    """
-    names = list(methods)
-    found = {name: Repeats() for name in names}
-    for number in range(-1 if warm_up else 0, repeats):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            value = methods[name]()
-            if number >= 0:
-                found[name].values.append(value)
-    return found
-
-
-def interleaved_over(
-    methods: Mapping[str, Callable[[Item], object]], items: Sequence[Item], repeats: int
-) -> dict[str, Repeats]:
-    """Seconds that each method takes for all ``items``, ``repeats`` times; on one item all have their turn.
-
-    For what takes long: the shorter the turns, the less does it matter what else the machine does meanwhile.
-    """
-    names = list(methods)
-    found = {name: Repeats() for name in names}
-    for number in range(repeats):
-        watches = {name: Stopwatch() for name in names}
-        for position, item in enumerate(items):
-            turn = (number + position) % len(names)
-            for name in names[turn:] + names[:turn]:
-                with watches[name].running():
-                    methods[name](item)
-        for name, watch in watches.items():
-            found[name].values.append(watch.seconds)
-    return found
+Cell = str | int | float | Repeats
 
 
 @dataclass
 class Table:
-    """The result of a row: a table, what is worth saying about it, and whether it keeps what was promised."""
+    """The result of a row of the bench: a table, notes, and whether each promise is kept."""
 
     title: str
     columns: Sequence[str]
@@ -162,55 +106,90 @@ class Table:
     promises: dict[str, bool] = field(default_factory=dict)
 
     def add(self, *cells: Cell) -> None:
-        """Add a row; an empty cell is what was not measured. Raises NotMeasuredError for a number that is none."""
+        """Add a row; what was not measured is an empty cell. Raises NotMeasuredError on NaN and infinity."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         for column, cell in zip(self.columns, cells, strict=True):
-            try:
-                if isinstance(cell, float):
-                    cell = Repeats([cell])
-                if isinstance(cell, Repeats):
-                    str(cell)
-            except NotMeasuredError as error:
-                raise NotMeasuredError(f"{column} of {cells[0]}: {error}") from error
+            if isinstance(cell, float) and not math.isfinite(cell):
+                raise NotMeasuredError(f"{column} of {cells[0]}")
         self.rows.append(cells)
 
     def text(self) -> str:
         """The table for people."""
-        lines = [list(self.columns), *([_shown(cell) for cell in row] for row in self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
+        shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in self.rows]
+        lines = [list(self.columns), *shown]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
         body = [
             "  ".join(
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
+                [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]
+            ).rstrip()  # numbers to the right
             for line in lines
         ]
-        body.insert(1, "  ".join("-" * width for width in widths))
         kept = [f"{'kept' if value else 'NOT KEPT'}: {promise}" for promise, value in self.promises.items()]
         return "\n".join([self.title, *body, *self.notes, *kept])
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs; what was not measured is not there."""
-        return {
-            "title": self.title,
-            "rows": [
-                {
-                    column: cell.as_json() if isinstance(cell, Repeats) else cell
-                    for column, cell in zip(self.columns, row, strict=True)
-                    if cell != ""
-                }
-                for row in self.rows
-            ],
-            "notes": self.notes,
-            "promises": self.promises,
-        }
+        """The same for programs, without empty cells."""
+        rows = [
+            {
+                column: cell.as_json() if isinstance(cell, Repeats) else cell
+                for column, cell in zip(self.columns, row, strict=True)
+                if cell != ""
+            }
+            for row in self.rows
+        ]
+        return {"title": self.title, "rows": rows, "notes": self.notes, "promises": self.promises}
+
+
+def this_machine() -> dict[str, str]:
+    """Where and when a bench ran: seconds depend on it."""
+    from indexer.machine import processors
+
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    found = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": next(names, platform.machine()),
+        "cores": str(processors()),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "load of the last 1, 5 and 15 minutes": ", ".join(f"{value:.2f}" for value in os.getloadavg()),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "(not installed)"
+    return found
+
+
+def made_once(folder: Path, make: Callable[[Path], None], code: Sequence[Path]) -> Path:
+    """A large input: a folder called ``folder`` and a checksum of ``code``, filled by ``make`` if it does not exist.
+
+    ``code``: the files, and folders of files, on which the input depends. The folder gets its name when it is complete;
+    then those that other versions of the code made are removed.
+    """
+    digest = hashlib.sha256()
+    for given in code:
+        below = sorted(path for path in given.rglob("*") if path.suffix in _CODE) if given.is_dir() else [given]
+        for path in below:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    stem, state = folder.name, digest.hexdigest()[:_DIGITS]
+    folder = folder.with_name(f"{stem}-{state}")
+    if not folder.is_dir():
+        say(f"making {folder.name} in {folder.parent} (once)")
+        unfinished = folder.with_name(f"unfinished-{folder.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        make(unfinished)
+        unfinished.rename(folder)
+        for other in folder.parent.glob(f"{stem}-{'[0-9a-f]' * _DIGITS}"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
 
 
 def say(text: str) -> None:
     """Progress, on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _shown(cell: Cell) -> str:
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)

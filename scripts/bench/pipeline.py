@@ -1,10 +1,10 @@
-"""How well reading and computing overlap: a build at a throttled Hub against each of the two alone.
+"""Row ``pipeline``: how well reading and computing overlap in a build, compared with each of the two alone.
 
-The Hub serves one float16 fine-tune under several names. "Compute alone" is the same work on the same files from a
-warm disk, "transfer alone" the same requests with nothing done to what comes; each runs in as many processes of its
-own. The clock runs from the moment the first process begins its first model to the last result: what a process
-takes to start is in none of the three. In each repeat the line is throttled so that the transfer takes as long as
-computing just did, the hardest case: where one of them is the bottleneck by far, there is little to overlap.
+A throttled Hub serves one float16 fine-tune under several names. "Compute alone" is the same work on the same files from
+a warm disk, "transfer alone" the same requests with nothing done to the answers; each runs in the same number of
+processes. The clock runs from the moment the first process begins its first model to the last result: the start of
+processes is in none of the three. In each repeat the bandwidth is set so that the transfer takes as long as computing
+just did, the hardest case: if one of them is the bottleneck by far, there is little to overlap.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from indexer.names import ModelRef
 from indexer.records.identity import SPECTRA_FORM, SVD_METHOD, Spec, Unit
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.checkpoints import CODE, FEW, Checkpoints, few_layers
-from scripts.bench.hub import served
-from scripts.bench.inputs import made_once
-from scripts.bench.measure import NotMeasuredError, Repeats, Table, say
-from scripts.loopback_hub import LoopbackHub
+from scripts.bench.measure import NotMeasuredError, Repeats, Table, made_once, say
+from scripts.bench.reading import served
 
 WORKERS = 2
 MODELS = 4
@@ -52,29 +50,36 @@ _TEMPLATE = Unit(
 
 
 def measure(work: Path) -> list[Table]:
-    """One table: compute alone (with spectra, which are the most work there is), transfer alone, both at once."""
+    """One table: compute alone (with spectra, the most work there is), transfer alone, both at once."""
     made = few_layers(work)
     store = made_once(work / f"pipeline-{MODELS}-of-{FEW}-layers", partial(_make_store, made), [Path(__file__), *CODE])
-    here = _units_on_disk(store)
-    names, size = _block_tensors(made, here[0])
+    folders = sorted(folder for folder in (store / "bench").iterdir() if folder.is_dir())
+    here = [replace(_TEMPLATE, model=ModelRef.parse(str(folder))) for folder in folders]
+    checkpoint = open_checkpoint(here[0].model)
+    names = list(layout_against(checkpoint, made.matrices).tensors)
+    size = MODELS * sum(checkpoint.tensors[name].nbytes for name in names)
+    checkpoint.close()
+    found: dict[str, list[float]] = {COMPUTE: [], TRANSFER: [], BOTH: []}
     with served(store) as hub:
-        there = _units_on_hub(store, hub)
+        there = []  # with the commit and the file names of a listing
+        for folder in folders:
+            info = HfApi(endpoint=hub.endpoint).model_info(f"bench/{folder.name}")
+            files = tuple(path.name for path in folder.iterdir())
+            there.append(replace(_TEMPLATE, model=ModelRef(info.id), commit=str(info.sha), filenames=files))
         say(f"pipeline: {REPEATS} repeats")
-        times = {name: Repeats() for name in (COMPUTE, TRANSFER, BOTH)}
         for number in range(REPEATS):
-            alone = _run(here, made)
-            times[COMPUTE].values.append(alone)
-            # Anew each time: what slows the machine down must not make one of the two the bottleneck.
-            hub.bandwidth = MODELS * size / alone
+            found[COMPUTE].append(_run(here, made))
+            # Set in each repeat: what slows the machine down must not make one of the two the bottleneck.
+            hub.bandwidth = size / found[COMPUTE][-1]
             ways = [(TRANSFER, lambda: _drain(there, names)), (BOTH, lambda: _run(there, made))]
             for name, way in ways if number % 2 else reversed(ways):
-                times[name].values.append(way())
-        return [_table(times, MODELS * size / 1e6)]
+                found[name].append(way())
+    return [pipeline_table({name: Repeats(seconds) for name, seconds in found.items()}, size / 1e6)]
 
 
-def _table(times: Mapping[str, Repeats], megabytes: float) -> Table:
-    """Of the seconds of the three, and the megabytes that were transferred in them."""
-    larger = times[COMPUTE].larger_of(times[TRANSFER])
+def pipeline_table(times: Mapping[str, Repeats], megabytes: float) -> Table:
+    """The seconds of the three, and their ratio to the larger of the two alone in each repeat."""
+    larger = Repeats(list(map(max, times[COMPUTE].values, times[TRANSFER].values)))
     table = Table(
         f"pipeline: {MODELS} float16 fine-tunes of {FEW} layers ({megabytes:.0f} MB), with spectra, {WORKERS} workers; "
         f"{REPEATS} repeats, median (range); the start of the workers not counted",
@@ -88,6 +93,7 @@ def _table(times: Mapping[str, Repeats], megabytes: float) -> Table:
 
 
 def _run(units: Sequence[Unit], made: Checkpoints) -> float:
+    """Seconds of a build, from the first start to the last result."""
     spans = []
     with tempfile.TemporaryDirectory() as atlas:
         worker = RecordWorker(Path(atlas), made.matrices.path, Resources(WORKERS))
@@ -95,55 +101,24 @@ def _run(units: Sequence[Unit], made: Checkpoints) -> float:
             if result.error is not None:
                 raise NotMeasuredError(f"{result.unit.model}: {result.error}")
             spans.append((time.monotonic() - result.seconds, time.monotonic()))
-    return _from_first_to_last(spans)
+    return max(stop for _, stop in spans) - min(start for start, _ in spans)
 
 
 def _drain(units: Sequence[Unit], names: Sequence[str]) -> float:
+    """Seconds of the same requests, from the first start to the last byte."""
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        return _from_first_to_last(list(pool.map(partial(_read_all, names), units)))
-
-
-def _from_first_to_last(spans: Sequence[tuple[float, float]]) -> float:
+        spans = list(pool.map(partial(_read_all, names), units))
     return max(stop for _, stop in spans) - min(start for start, _ in spans)
 
 
 def _read_all(names: Sequence[str], unit: Unit) -> tuple[float, float]:
-    """When it began and when it was over; all processes of a machine share this clock."""
+    """When it began and ended, by the clock that all processes of a machine share."""
     started = time.monotonic()
     checkpoint = open_checkpoint(unit.model, commit=unit.commit, filenames=unit.filenames)
     for _ in checkpoint.stream(names):
         pass
     checkpoint.close()
     return started, time.monotonic()
-
-
-def _block_tensors(made: Checkpoints, unit: Unit) -> tuple[list[str], int]:
-    """Names of the tensors that are read, and their bytes."""
-    checkpoint = open_checkpoint(unit.model)
-    try:
-        names = list(layout_against(checkpoint, made.matrices).tensors)
-        return names, sum(checkpoint.tensors[name].nbytes for name in names)
-    finally:
-        checkpoint.close()
-
-
-def _units_on_disk(store: Path) -> list[Unit]:
-    return [replace(_TEMPLATE, model=ModelRef.parse(str(folder))) for folder in _folders(store)]
-
-
-def _units_on_hub(store: Path, hub: LoopbackHub) -> list[Unit]:
-    """Each with the commit and the file names that a listing tells of it."""
-    api = HfApi(endpoint=hub.endpoint)
-    units = []
-    for folder in _folders(store):
-        found = api.model_info(f"bench/{folder.name}")
-        names = tuple(path.name for path in folder.iterdir())
-        units.append(replace(_TEMPLATE, model=ModelRef(found.id), commit=str(found.sha), filenames=names))
-    return units
-
-
-def _folders(store: Path) -> list[Path]:
-    return sorted(folder for folder in (store / "bench").iterdir() if folder.is_dir())
 
 
 def _make_store(made: Checkpoints, folder: Path) -> None:

@@ -1,7 +1,6 @@
-"""The row ``profiles``: the default measures of a depth profile on a model of roberta-base's shape, one thread.
+"""Row ``profiles``: the default measures of a depth profile on a model of roberta-base's shape, one thread.
 
-The limit is the forward passes that they are made of, times what one costs; measured in a process of its own, so that
-its peak memory is its own.
+The limit is the time of the forward passes that they need. Measured in a process of its own, because of its peak memory.
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from scripts.bench.measure import Table, say
-from scripts.scale.child import peak_bytes
+from scripts.child import peak_bytes, run_python
 
 MOST_SECONDS, MOST_BYTES, MOST_RATIO = 90, 1.5e9, 1.5
 CONFIG = {
@@ -26,29 +23,26 @@ CONFIG = {
 
 
 def measure(work: Path) -> list[Table]:
-    """Run the child, and set what it took against the forward passes alone."""
+    """Run the child, and compare what it took with the forward passes alone."""
     say("profiles: the default measures at roberta-base's shape")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench.profiles"], env=environment, capture_output=True, text=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    limit = sum(found["limits"].values())
-    total = sum(found["parts"].values())
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found: dict[str, Any] = json.loads(run_python("-m", "scripts.bench.profiles")[1].splitlines()[-1])
+    limit, total = sum(found["limits"].values()), sum(found["parts"].values())
     table = Table(
         "profiles: default measures, 12 layers of 768, 16 × 16 random tokens, CPU seconds of one thread, one run",
         ("part", "CPU s", "its forward passes alone", "ratio"),
     )
     for name, seconds in found["parts"].items():
         alone = found["limits"].get(name)
-        table.add(name, f"{seconds:.1f}", "" if alone is None else f"{alone:.1f}",
-                  "" if alone is None else f"{seconds / alone:.2f}")  # fmt: skip
-    table.add("all", f"{total:.1f}", f"{limit:.1f}", f"{total / limit:.2f}")
+        table.add(name, seconds, *((alone, seconds / alone) if alone else ("", "")))
+    table.add("all", total, limit, total / limit)
     table.promises[f"at most {MOST_SECONDS} CPU s"] = total <= MOST_SECONDS
     table.promises[f"at most {MOST_RATIO} × its forward passes"] = total / limit <= MOST_RATIO
     table.promises[f"at most {MOST_BYTES / 1e9:g} GB"] = found["peak"] <= MOST_BYTES
-    table.notes.append(f"Peak resident memory {found['peak'] / 1e9:.2f} GB; a backward pass to the input counts as one "
-                       "forward pass of the layers below.")  # fmt: skip
+    table.notes.append(
+        f"Peak resident memory {found['peak'] / 1e9:.2f} GB; a backward pass to the input counts as one forward pass of "
+        "the layers below."
+    )
     return [table]
 
 
@@ -92,16 +86,12 @@ def child() -> None:
     marks: list[tuple[str, float]] = []
     started = time.process_time()
     profile(layers, probe, ProfileRequest(), progress=lambda what, layer: marks.append((what, time.process_time())))
-    marks = [("probe", started), *(mark for mark in marks if mark[0] != "layer" or mark[1] == _first(marks)),
+    first_layer = min(when for what, when in marks if what == "layer")
+    marks = [("probe", started), *(mark for mark in marks if mark[0] != "layer" or mark[1] == first_layer),
              ("end", time.process_time())]  # fmt: skip
     names = {"layer": "decoding, likeness"}
     parts = {names.get(what, what): after - before for (what, before), (_, after) in itertools.pairwise(marks)}
-    peak = peak_bytes()  # ru_maxrss of a child begins with what its parent held
-    print(json.dumps({"parts": parts, "limits": limits, "peak": peak}))
-
-
-def _first(marks: list[tuple[str, float]]) -> float:
-    return min(when for what, when in marks if what == "layer")
+    print(json.dumps({"parts": parts, "limits": limits, "peak": peak_bytes()}))
 
 
 if __name__ == "__main__":

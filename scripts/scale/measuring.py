@@ -4,170 +4,149 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import numpy as np
 
 from indexer.listing.listing import Listing
-from scripts.scale.cards import BASE
-from scripts.scale.child import Ran, run_module, time_module
-from scripts.scale.figures import Figures
-from scripts.scale.labels import draw_labels
-from scripts.scale.making import Maker, make_checkpoint, record_all
-from scripts.scale.population import Population
+from scripts.child import run_module, run_python
+from scripts.scale.making import BASE, Maker, make_checkpoint, record_all
+from scripts.scale.population import Population, draw_labels
+from scripts.scale.steps import QUERIES, WHERE
 
 # Models that are added to, replaced in and withdrawn from a finished atlas.
 FEW = 10
-QUERIES = 200
-# Each condition is judged in a process of its own.
-CONDITIONS = 100
+# Questions by kind; each condition is judged in a process of its own, which takes longer.
+QUESTIONS = {"stored": QUERIES, "search": QUERIES, "other_authors": QUERIES, "where": 100}
 SHELL_REPEATS = 5
 
+Figures = dict[str, float | str]
 Say = Callable[[str], None]
 
 
-def measure_atlas(work: Path, count: int, seed: int, say: Say) -> Figures:
-    """Make an atlas of so many models in ``work`` and measure it."""
-    figures = Figures()
-    labels = draw_labels(count + 2 * FEW, seed)
+def measure_atlas(work: Path, count: int, say: Say) -> Figures:
+    """Make an atlas of ``count`` models in ``work`` and measure it; the figures have the names of ``report.MEASURED``."""
     atlas = work / "atlas"
+    maker = Maker(atlas, Population(draw_labels(count + 2 * FEW, 0), 0))
+    figures: Figures = {}
+
     say(f"{count:,} models: listing and records")
-    maker = Maker(atlas, Population(labels, seed))
-    _make(maker, count, figures)
+    started = time.perf_counter()
+    maker.crawl(range(count))
+    figures["listing_seconds"] = time.perf_counter() - started
+    started = time.perf_counter()
+    record_all(maker, count)
+    figures["records_a_second"] = count / (time.perf_counter() - started)
+    started = time.perf_counter()
+    assert len(Listing(maker.listing.path).models()) == count
+    figures["listing_read_seconds"] = time.perf_counter() - started
+
     say(f"{count:,} models: publishing from nothing")
-    published = _publish(atlas)
-    figures.put("publish_seconds", published.seconds)
-    figures.put("publish_peak", published.peak_bytes)
-    _sizes(maker, figures)
+    publish = ("indexer", "publish", "--base", BASE, "--atlas", str(atlas), "--json")
+    published = run_module(*publish)
+    figures |= {"publish_seconds": published.seconds, "publish_peak": published.peak_bytes, **sizes(maker)}
+
     say(f"{count:,} models: adding, replacing and withdrawing {FEW}")
-    _changes(maker, work, count, figures)
+    steps: dict[str, Callable[[], None]] = {
+        "nothing": lambda: None,
+        "add": lambda: maker.add(range(count, count + FEW)),
+        "replace": lambda: maker.replace(range(FEW), by=range(count + FEW, count + 2 * FEW)),
+        "withdraw": lambda: maker.withdraw(range(FEW, 2 * FEW)),
+    }
+    before = work / "before.duckdb"
+    for name, change in steps.items():
+        change()
+        before.unlink(missing_ok=True)
+        os.link(maker.folder.database, before)  # a publish replaces the file and does not change it
+        published = run_module(*publish)
+        changed = rows_changed(before, maker.folder.database)
+        figures |= {f"{name}_seconds": published.seconds, f"{name}_peak": published.peak_bytes,
+                    f"{name}_rows": sum(changed.values()), f"{name}_neighbours": changed["main.neighbours"]}  # fmt: skip
+
     say(f"{count:,} models: questions")
-    _questions(atlas, work, figures)
+    for question, number in QUESTIONS.items():
+        asked = run_module("scripts.scale.steps", question, str(atlas), str(number))
+        figures |= {f"{question}_{name}": value for name, value in asked.output.items()}
+        figures[f"{question}_peak"] = asked.peak_bytes
+    figures |= run_module("scripts.scale.steps", "recall", str(atlas), str(QUERIES)).output
+    with duckdb.connect(str(maker.folder.database), read_only=True) as connection:
+        ((model,),) = connection.execute(
+            "SELECT model FROM models WHERE NOT is_copy ORDER BY hash(model) LIMIT 1"
+        ).fetchall()
+    for name, words in {
+        "shell_stored": [model],
+        "shell_where": [model, "--where", WHERE],
+        "shell_other_authors": [model, "--other-authors"],
+        "shell_folder": [str(make_checkpoint(work / "newcomer", seed=1))],
+    }.items():
+        command = ("-m", "query", "similar", *words, "--atlas", str(atlas), "--json")
+        seconds = [run_python(*command)[0] for _ in range(1 + SHELL_REPEATS)]
+        figures[f"{name}_seconds"] = float(np.median(seconds[1:]))
+
     say(f"{count:,} models: purity")
     asked = run_module("query", "purity", "--base", BASE, "--atlas", str(atlas), "--json")
-    figures.put("purity_seconds", asked.seconds)
-    figures.put("purity_peak", asked.peak_bytes)
-    figures.put("purity_models", asked.output["models"])
+    return figures | {
+        "purity_seconds": asked.seconds, "purity_peak": asked.peak_bytes, "purity_models": asked.output["models"]
+    }  # fmt: skip
+
+
+def measure_vectors(root: Path, count: int, say: Say) -> Figures:
+    """Write ``count`` vectors without models into ``root`` and search them."""
+    root.mkdir(parents=True, exist_ok=True)
+    figures: Figures = {}
+    for name, step in (("write", "vectors_written"), ("search", "vectors_searched")):
+        say(f"{count:,} vectors: {name}")
+        ran = run_module("scripts.scale.steps", step, str(root), str(count))
+        figures |= {**ran.output, f"{name}_peak": ran.peak_bytes}
     return figures
 
 
-def _make(maker: Maker, models: int, figures: Figures) -> None:
-    started = time.perf_counter()
-    maker.crawl(range(models))
-    figures.put("listing_seconds", time.perf_counter() - started)
-    started = time.perf_counter()
-    record_all(maker, range(models))
-    figures.put("records_a_second", models / (time.perf_counter() - started))
-    started = time.perf_counter()
-    listed = Listing(maker.listing.path).models()
-    figures.put("listing_read_seconds", time.perf_counter() - started)
-    assert len(listed) == models
-
-
-def _publish(atlas: Path) -> Ran:
-    return run_module("indexer", "publish", "--base", BASE, "--atlas", str(atlas), "--json")
-
-
-def _sizes(maker: Maker, figures: Figures) -> None:
-    root = maker.folder.root
-    figures.put("database_bytes", maker.folder.database.stat().st_size)
-    figures.put("listing_bytes", maker.listing.path.stat().st_size)
-    figures.put("record_bytes", sum(path.stat().st_size for path in _records(maker)))
-    with duckdb.connect(str(maker.folder.database), read_only=True) as connection:
+def sizes(maker: Maker) -> Figures:
+    """Bytes of files, rows of large tables, and the index of a published atlas."""
+    root, database = maker.folder.root, maker.folder.database
+    with duckdb.connect(str(database), read_only=True) as connection:
         compressed = connection.execute(
             "SELECT faiss_file, factory, recall_at_10 FROM internal.compressed_indexes"
-        ).fetchall()
-        for table in ("deltas", "neighbours"):
-            (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
-            figures.put(f"{table}_rows", rows[0])
-    figures.put("index_type", compressed[0][1] if compressed else "exact")
-    if compressed:
-        figures.put("recall_at_publish", compressed[0][2])
-        if compressed[0][0]:  # none is kept where no compression found enough
-            figures.put("compressed_bytes", (root / compressed[0][0]).stat().st_size)
-    exact = [path for path in root.glob("*.faiss") if path.name not in {row[0] for row in compressed}]
-    figures.put("vectors_bytes", sum(path.stat().st_size for path in exact))
-
-
-def _records(maker: Maker) -> Iterator[Path]:
-    return maker.folder.records.glob("??/*.safetensors")
-
-
-def _changes(maker: Maker, work: Path, models: int, figures: Figures) -> None:
-    """Publish again: with nothing new, with a few models more, others at another commit, others gone."""
-    few = range(models, models + FEW)
-    steps: dict[str, Callable[[], None]] = {
-        "nothing": lambda: None,
-        "add": lambda: maker.add(few),
-        "replace": lambda: maker.replace(range(FEW), by=range(models + FEW, models + 2 * FEW)),
-        "withdraw": lambda: maker.withdraw(range(FEW, 2 * FEW)),
+        ).fetchone()
+        ((deltas,),) = connection.execute("SELECT count(*) FROM deltas").fetchall()
+        ((neighbours,),) = connection.execute("SELECT count(*) FROM neighbours").fetchall()
+    file, factory, recall = compressed or (None, "exact", None)
+    figures: Figures = {
+        "listing_bytes": maker.listing.path.stat().st_size,
+        "record_bytes": sum(path.stat().st_size for path in maker.folder.records.glob("??/*.safetensors")),
+        "database_bytes": database.stat().st_size,
+        "vectors_bytes": sum(path.stat().st_size for path in root.glob("*.faiss") if path.name != file),
+        "deltas_rows": deltas,
+        "neighbours_rows": neighbours,
+        "index_type": factory,
     }
-    database = maker.folder.database
-    before = work / "before.duckdb"
-    for name, step in steps.items():
-        step()
-        before.unlink(missing_ok=True)
-        os.link(database, before)  # a publish puts another file in its place and leaves this one as it is
-        published = _publish(maker.folder.root)
-        figures.put(f"{name}_seconds", published.seconds)
-        figures.put(f"{name}_peak", published.peak_bytes)
-        changed = rows_changed(before, database)
-        figures.put(f"{name}_rows", sum(changed.values()))
-        figures.put(f"{name}_neighbours", changed["main.neighbours"])
-    before.unlink()
+    if recall is not None:
+        figures["recall_at_publish"] = recall
+    if file:  # no file is kept if neither compression found enough
+        figures["compressed_bytes"] = (root / file).stat().st_size
+    return figures
 
 
 def rows_changed(before: Path, after: Path) -> dict[str, int]:
-    """Rows that are in one of two databases and not in the other, by table with its schema ("main.deltas")."""
+    """Rows that are in only one of two databases, by table with its schema ("main.deltas")."""
     with duckdb.connect() as connection:
         connection.execute("SET memory_limit = '4GB'")
-        for name, path in (("before", before), ("after", after)):
-            connection.execute(f"ATTACH '{path}' AS {name}_atlas (READ_ONLY)")
+        connection.execute(f"ATTACH '{before}' AS before_atlas (READ_ONLY)")
+        connection.execute(f"ATTACH '{after}' AS after_atlas (READ_ONLY)")
         tables = connection.execute(
             "SELECT schema_name || '.' || table_name FROM duckdb_tables() WHERE database_name = 'after_atlas' ORDER BY ALL"
         ).fetchall()
         counts = {}
         for (table,) in tables:
-            sides = [
-                f"(SELECT hash(t) AS h, count(*) AS n FROM {name}_atlas.{table} AS t GROUP BY h)"
-                for name in ("before", "after")
-            ]
-            (row,) = connection.execute(
+            one, other = (
+                f"(SELECT hash(t) AS h, count(*) AS n FROM {name}.{table} AS t GROUP BY h)"
+                for name in ("before_atlas", "after_atlas")
+            )
+            ((rows,),) = connection.execute(
                 "SELECT coalesce(sum(abs(coalesce(one.n, 0) - coalesce(other.n, 0))), 0) "
-                f"FROM {sides[0]} AS one FULL JOIN {sides[1]} AS other USING (h)"
+                f"FROM {one} AS one FULL JOIN {other} AS other USING (h)"
             ).fetchall()
-            counts[table] = int(row[0])
+            counts[table] = int(rows)
     return counts
-
-
-def _questions(atlas: Path, work: Path, figures: Figures) -> None:
-    for question, count in (
-        ("stored", QUERIES),
-        ("search", QUERIES),
-        ("other_authors", QUERIES),
-        ("where", CONDITIONS),
-    ):
-        asked = run_module("scripts.scale.asking", str(atlas), question, str(count))
-        milliseconds = 1000 * np.array(asked.output["seconds"])
-        figures.put(f"{question}_p50", float(np.percentile(milliseconds, 50)))
-        figures.put(f"{question}_p99", float(np.percentile(milliseconds, 99)))
-        figures.put(f"{question}_peak", asked.peak_bytes)
-    recall = run_module("scripts.scale.asking", str(atlas), "recall", str(QUERIES))
-    figures.put("recall_at_10", recall.output["recall"])
-    with duckdb.connect(str(atlas / "atlas.duckdb"), read_only=True) as connection:
-        (row,) = connection.execute(
-            "SELECT model FROM models WHERE NOT is_copy ORDER BY hash(model) LIMIT 1"
-        ).fetchall()
-    newcomer = make_checkpoint(work / "newcomer", seed=1)
-    for name, words in {
-        "shell_stored": [row[0]],
-        "shell_where": [row[0], "--where", "downloads > 20"],
-        "shell_other_authors": [row[0], "--other-authors"],
-        "shell_folder": [str(newcomer)],
-    }.items():
-        runs = [
-            time_module("query", "similar", *words, "--atlas", str(atlas), "--json") for _ in range(1 + SHELL_REPEATS)
-        ]
-        figures.put(f"{name}_seconds", float(np.median(runs[1:])))

@@ -1,9 +1,10 @@
-"""An atlas of synthetic models is what the indexer would have made of them."""
+"""A synthetic atlas is what the indexer would have made of these models, and changes are counted by content."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import numpy as np
@@ -13,23 +14,23 @@ from indexer.builds.commands import publish_records
 from indexer.builds.options import BuildOptions
 from indexer.builds.report import Watcher
 from indexer.names import RELATIONS
+from indexer.vectors.search import VectorIndex
+from indexer.vectors.segments import OpenSegment, Vectors, write_segment
 from query import Atlas
-from scripts.scale import likeness
-from scripts.scale.cards import BASE, Cards
 from scripts.scale.facts import BLOCK
-from scripts.scale.labels import draw_labels
-from scripts.scale.making import Maker
+from scripts.scale.making import BASE, Maker
 from scripts.scale.measuring import rows_changed
-from scripts.scale.population import Population
-from tests.scale.centred import published
+from scripts.scale.population import Population, draw_labels
+from scripts.scale.steps import recall_of
+from tests.vectors import loops
 
-# Published blocks of unit norm are kept in 16 bits, eleven of them for digits.
+# Published blocks of unit norm are stored in 16 bits, eleven of them for digits.
 IN_16_BITS = 2**-11
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """An atlas of 80 models, published, and its maker; tests that change it come last in this file."""
+    """An atlas of 80 models, published, and its maker; the test that changes it is the last one."""
     root = tmp_path_factory.mktemp("scale") / "atlas"
     maker = Maker(root, Population(draw_labels(100, 1), 1))
     maker.crawl(range(80))
@@ -42,36 +43,45 @@ def _publish(root: Path) -> None:
     publish_records(str(root), [], BuildOptions(relations=RELATIONS), Watcher())
 
 
-def _expected(maker: Maker, root: Path, models: range, drawn_as: range | None = None) -> np.ndarray:
-    """What is published of some models (with the vectors of others); the centre is that of the 80 in the atlas."""
-    labels = maker.population.labels
+def _expected(maker: Maker, root: Path, models: range, drawn_as: range) -> np.ndarray:
+    """Unit blocks minus the centre of their group, in plain loops; the centre is that of the 80 models in the atlas."""
+    labels = maker.labels
     with Atlas(root) as atlas:
         rows = atlas.rows("SELECT id, is_copy OR is_unrelated OR duplicate_of IS NOT NULL AS is_out FROM models")
     is_out = {row["id"]: row["is_out"] for row in rows}
-    numbers = [*range(80), *models]
-    votes = np.array([place < 80 and not is_out[maker.cards.model(number)] for place, number in enumerate(numbers)])
-    drawn = np.concatenate([maker.population.vectors(one.start, one.stop) for one in (range(80), drawn_as or models)])
-    authors = labels.author.astype(str)
-    return published(drawn, 72, labels.is_adapter[numbers], authors[numbers].tolist(), votes)[80:]
+    numbers = np.array([*range(80), *models])
+    votes = np.array([place < 80 and not is_out[maker.model(number)] for place, number in enumerate(numbers)])
+    drawn = np.concatenate([maker.population.vectors(one.start, one.stop) for one in (range(80), drawn_as)])
+    shaped = drawn.astype(np.float64).reshape(len(drawn), 72, -1)
+    norms = np.linalg.norm(shaped, axis=2, keepdims=True)
+    unit = np.divide(shaped, norms, out=np.zeros_like(shaped), where=norms > 0)
+    found = np.zeros_like(unit)
+    is_adapter, authors = labels.is_adapter[numbers], labels.author[numbers].astype(str)
+    for of_group in (is_adapter, ~is_adapter):
+        members = np.flatnonzero(of_group & votes)
+        middle = loops.centre([unit[row] for row in members], [authors[row] for row in members])
+        for row in np.flatnonzero(of_group):
+            found[row] = loops.centred(unit[row], middle) if unit[row].any() else 0
+    return found.reshape(len(drawn), -1)[80:]
 
 
 @pytest.mark.slow
 def test_an_atlas_is_what_the_indexer_would_have_made(made):
     maker, root = made
-    labels, cards = maker.population.labels, maker.cards
+    labels = maker.labels
     with Atlas(root) as atlas:
         rows = {row["id"]: row for row in atlas.rows("FROM models")}
         vectors = atlas.vectors(BASE)
         ids = {row["model_id"]: row["id"] for row in rows.values()}
-    assert set(rows) == {cards.model(number) for number in range(80)}
+    assert set(rows) == {maker.model(number) for number in range(80)}
     drawn = maker.population.vectors(0, 80)
-    expected = _expected(maker, root, range(80))
-    by_name = {cards.model(number): expected[number] for number in range(80)}
+    expected = _expected(maker, root, range(80), range(80))
+    by_name = {maker.model(number): expected[number] for number in range(80)}
     assert len(vectors.ids) == drawn.any(axis=1).sum()
     for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
         assert np.allclose(vector, by_name[ids[model_id]], atol=IN_16_BITS)
     for number in range(80):
-        row = rows[cards.model(number)]
+        row = rows[maker.model(number)]
         assert bool(row["datasets"]) == bool(labels.named[number])
         assert row["relation"] == ("adapter" if labels.is_adapter[number] else "finetune")
         assert row["author"] == f"author-{labels.author[number]}"
@@ -83,14 +93,15 @@ def test_an_atlas_is_what_the_indexer_would_have_made(made):
         assert connection.execute("SELECT count(*) FROM rejected_listing_rows").fetchall() == [(0,)]
         (energy,) = connection.execute("SELECT avg(energy) FROM deltas WHERE family = 'value' AND norm > 0").fetchall()
     assert energy[0] == pytest.approx(0.77, abs=0.01)
+    assert 900 < np.mean([len(json.dumps(maker.row(number))) for number in range(80)]) < 1_500  # 1,164 bytes in 2022
 
 
 def test_repeats_are_found_as_duplicates(made):
     maker, root = made
-    originals = maker.population.labels.original[:80]
-    is_copy = maker.population.labels.changed[:80] == 0
+    originals = maker.labels.original[:80]
+    is_copy = maker.labels.changed[:80] == 0
     groups = [np.flatnonzero((originals == one) & ~is_copy) for one in np.unique(originals)]
-    expected = {frozenset(maker.cards.model(int(number)) for number in group) for group in groups if len(group) > 1}
+    expected = {frozenset(maker.model(int(number)) for number in group) for group in groups if len(group) > 1}
     assert expected
     with Atlas(root) as atlas:
         rows = atlas.rows(
@@ -99,33 +110,29 @@ def test_repeats_are_found_as_duplicates(made):
     assert {frozenset(row["ids"]) for row in rows} == expected
 
 
-def test_rows_look_like_the_hubs(made):
-    maker, _ = made
-    rows = [maker.cards.row(number) for number in range(80)]
-    assert 900 < np.mean([len(json.dumps(row)) for row in rows]) < 1_500  # 1,164 bytes in 2022
-    assert len({row["id"] for row in rows}) == 80
-    assert Cards(maker.population.labels, 1).row(7) == rows[7]
+def test_rows_that_changed_are_counted_by_content(tmp_path):
+    paths = [tmp_path / "one.duckdb", tmp_path / "two.duckdb"]
+    for path, rows in zip(paths, ([(1, "a"), (1, "a"), (2, "b")], [(2, "b"), (1, "a"), (3, "c")]), strict=True):
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("CREATE TABLE kept (x INTEGER)")
+            connection.execute("CREATE TABLE things (n INTEGER, name VARCHAR)")
+            connection.executemany("INSERT INTO things VALUES (?, ?)", rows)
+    assert rows_changed(*paths) == {"main.kept": 0, "main.things": 2}
 
 
-def test_the_figures_of_an_atlas_are_those_of_its_vectors(made):
-    maker, root = made
-    labels = maker.population.labels
-    real = likeness.measured_figures(root)
-    chosen = np.flatnonzero((labels.changed[:80] > 0) & (labels.original[:80] == np.arange(80)))
-    assert real.layers == 12
-    assert len(json.loads(json.dumps(likeness.as_json(real)))["models"]) == len(chosen) == len(real.labels)
-    with Atlas(root) as atlas:
-        rows = atlas.rows("SELECT id FROM models WHERE NOT is_copy AND duplicate_of IS NULL ORDER BY model_id")
-    by_name = {maker.cards.model(number): number for number in range(80)}
-    order = [by_name[row["id"]] for row in rows]
-    assert np.array_equal(real.labels.changed, labels.changed[order])
-    assert np.array_equal(real.labels.is_adapter, labels.is_adapter[order])
-    same_author = labels.author[order][:, None] == labels.author[order]
-    assert np.array_equal(real.labels.author[:, None] == real.labels.author, same_author)
-    expected = _expected(maker, root, range(80))[order]
-    assert likeness.figures_of(expected, real.labels, 72) == pytest.approx(real.figures, abs=2e-4)
-    compared = {row.name for row in likeness.compare(real, 2)}
-    assert compared == set(likeness.FIGURES) & set(real.figures)
+def test_recall_is_measured_against_brute_force(tmp_path):
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(500, 16)).astype(np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    ids = np.arange(1, 501)
+    parts = [Vectors(ids[:300], matrix[:300]), Vectors(ids[300:], matrix[300:])]
+    opened = [OpenSegment(tmp_path, write_segment(tmp_path, BASE, "input", part)) for part in parts]
+    index = VectorIndex(opened, 16)
+    assert recall_of(index, matrix[:20]) == 1.0
+    # An index that sees only the first segment finds those of the ten nearest that are in it.
+    nearest = np.argsort(-(matrix[:20] @ matrix.T), axis=1)[:, :10]
+    half = SimpleNamespace(segments=opened, search=VectorIndex(opened[:1], 16).search, masks=index.masks)
+    assert recall_of(half, matrix[:20]) == pytest.approx((nearest < 300).mean())
 
 
 def test_added_replaced_and_withdrawn_models_are_published(made):
@@ -147,7 +154,7 @@ def test_added_replaced_and_withdrawn_models_are_published(made):
         rows = {row["model"]: row for row in atlas.rows("SELECT model, model_id, status FROM fine_tunes")}
     by_id = dict(zip(vectors.ids.tolist(), vectors.matrix, strict=True))
     for number in range(4):
-        found = by_id.get(rows[maker.cards.model(number)]["model_id"])
+        found = by_id.get(rows[maker.model(number)]["model_id"])
         assert (found is None and not expected[number].any()) or np.allclose(found, expected[number], atol=IN_16_BITS)
-    assert {rows[maker.cards.model(number)]["status"] for number in range(4, 8)} == {"listed"}
-    assert {rows[maker.cards.model(number)]["status"] for number in range(80, 84)} == {"indexed"}
+    assert {rows[maker.model(number)]["status"] for number in range(4, 8)} == {"listed"}
+    assert {rows[maker.model(number)]["status"] for number in range(80, 84)} == {"indexed"}
