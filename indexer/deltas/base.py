@@ -24,8 +24,7 @@ from indexer.network.hub import BaseFacts
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.safetensors_index import SafetensorsIndex, read_index
-from indexer.weights.stored_tensor import DTYPE_NAMES
+from indexer.weights.stored_tensor import DTYPE_NAMES, TensorIndex, read_safetensors
 
 
 @dataclass
@@ -45,14 +44,14 @@ class BaseMatrices(StoredBase):
         return LocalFile(self.path)
 
     @cached_property
-    def _index(self) -> SafetensorsIndex:
-        return read_index(self._file)
+    def _index(self) -> TensorIndex:
+        return read_safetensors(self._file)
 
     def matrix(self, key: DeltaKey) -> torch.Tensor:
         """One matrix, (out, in), in the base's own dtype. Do not write to it."""
         held = self._held.get(key)
         if held is None:
-            held = self._index.read(self._file, str(key))
+            held = self._index.read(str(key))
             if self.resident:
                 self._held[key] = held
         return held

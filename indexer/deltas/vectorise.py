@@ -32,7 +32,7 @@ from indexer.listing.untagged import YES, path_verdict
 from indexer.names import DeltaKey
 from indexer.network.hub import model_row
 from indexer.records.identity import ROW_NAMES, AdapterBase, Parent, Traffic, Unit
-from indexer.records.record import DeltaRecord, Record, StoredFile
+from indexer.records.record import DeltaRecord, Record
 from indexer.records.representation import representation_named
 from indexer.records.row_space import row_space, row_space_of
 from indexer.untrusted import printable
@@ -101,7 +101,7 @@ def vectorise(
             moved=reader.moved,
             row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,
             precision=reader.roundings.widest,
-            files=tuple(StoredFile(facts.name, facts.size, facts.sha256, facts.format) for facts in checkpoint.files),
+            files=checkpoint.files,
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
             dtype=_dtype_of(checkpoint),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 Item = TypeVar("Item")
 
@@ -19,80 +19,64 @@ def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes
     A larger item passes alone. Errors of ``items`` are raised at their place. A consumer that stops early stops the
     thread.
     """
-    store: _Store[Item] = _Store(size_of, most_bytes)
-    thread = threading.Thread(target=store.fill, args=(items,), name="read-ahead", daemon=True)
-    thread.start()
-    try:
-        yield from store.take()
-    finally:
-        store.stop()
-        thread.join(LEAVE_SECONDS)
+    ready: deque[Item] = deque()
+    changed = threading.Condition()
+    ready_bytes = 0
+    is_stopped = is_finished = False
+    problem: BaseException | None = None
 
+    def may_fetch() -> bool:
+        return is_stopped or ready_bytes < most_bytes
 
-class _Store(Generic[Item]):
-    """Items between the thread and the consumer."""
+    def may_take() -> bool:
+        return is_finished or bool(ready)
 
-    def __init__(self, size_of: Callable[[Item], int], most_bytes: int) -> None:
-        self._size_of = size_of
-        self._most_bytes = most_bytes
-        self._ready: deque[Item] = deque()
-        self._bytes = 0
-        self._is_stopped = False
-        self._is_finished = False
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-
-    def fill(self, items: Iterator[Item]) -> None:
-        """Run by the thread."""
-        error: BaseException | None = None
+    def fetch() -> None:
+        nonlocal ready_bytes, is_finished, problem
         try:
-            while self._wait_for_room():
+            while True:
+                with changed:
+                    changed.wait_for(may_fetch)
+                    if is_stopped:
+                        break
                 try:
                     item = next(items)
                 except StopIteration:
                     break
-                self._put(item)
+                with changed:
+                    if not is_stopped:
+                        ready.append(item)
+                        ready_bytes += size_of(item)
+                        changed.notify_all()
                 del item  # only the consumer keeps it alive
         except BaseException as raised:  # raised again in the consumer
-            error = raised
+            problem = raised
         finally:
             close = getattr(items, "close", None)
             if close is not None:
                 close()
-        with self._changed:
-            self._error, self._is_finished = error, True
-            self._changed.notify_all()
+            with changed:
+                is_finished = True
+                changed.notify_all()
 
-    def take(self) -> Iterator[Item]:
-        """Run by the consumer."""
+    thread = threading.Thread(target=fetch, name="read-ahead", daemon=True)
+    thread.start()
+    try:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._is_finished)
-                if not self._ready:
+            with changed:
+                changed.wait_for(may_take)
+                if not ready:
                     break
-                item = self._ready.popleft()
-                self._bytes -= self._size_of(item)
-                self._changed.notify_all()
+                item = ready.popleft()
+                ready_bytes -= size_of(item)
+                changed.notify_all()
             yield item
             del item
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_stopped = True
-            self._ready.clear()
-            self._changed.notify_all()
-
-    def _wait_for_room(self) -> bool:
-        """Wait for room before the next item is fetched. False if the consumer has stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or self._bytes < self._most_bytes)
-            return not self._is_stopped
-
-    def _put(self, item: Item) -> None:
-        with self._changed:
-            if not self._is_stopped:
-                self._ready.append(item)
-                self._bytes += self._size_of(item)
-                self._changed.notify_all()
+        if problem is not None:
+            raise problem
+    finally:
+        with changed:
+            is_stopped = True
+            ready.clear()
+            changed.notify_all()
+        thread.join(LEAVE_SECONDS)

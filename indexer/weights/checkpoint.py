@@ -7,7 +7,7 @@ with as few requests as make sense and holds one at a time. ``indexer.weights.ch
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from indexer.names import ModelRef
 from indexer.network.byterange import ByteSource
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
+from indexer.records.record import StoredFile
 from indexer.untrusted import shown
 from indexer.weights.ahead import read_ahead
 from indexer.weights.checkpoint_files import (
@@ -32,27 +33,21 @@ from indexer.weights.checkpoint_files import (
     read_config,
     refuse_quantised_tensors,
 )
-from indexer.weights.repository import Repository, open_repository, open_revision, read_json_object
-from indexer.weights.safetensors_index import read_index
-from indexer.weights.stored_tensor import Buffers, StoredTensor, TensorIndex, TensorInfo, check_readable
-from indexer.weights.torch_index import read_torch_index
-
-__all__ = ["Checkpoint", "FileFacts", "TensorInfo", "open_checkpoint", "plan_runs"]
+from indexer.weights.repository import Repository, open_repository
+from indexer.weights.stored_tensor import (
+    Buffers,
+    StoredTensor,
+    TensorIndex,
+    TensorInfo,
+    check_readable,
+    read_safetensors,
+)
+from indexer.weights.torch_files import read_torch_index
 
 MOST_SHARD_INDEX = 16 << 20
 MOST_SHARDS = 1000
 # Unused bytes that may be fetched, as a share of the used ones: a small gap costs less than a request.
 GAP_SHARE = 0.01
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """A weight file. ``sha256`` is its LFS id if known; an adapter's ``format`` begins with "adapter"."""
-
-    name: str
-    size: int
-    sha256: str | None
-    format: str
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class Checkpoint:
         files: Sequence[_WeightFile],
         config: dict[str, Any],
         adapter_config: dict[str, Any] | None,
-        names_of_file: Mapping[str, Collection[str]] | None = None,
+        shards: Mapping[str, Collection[str]] | None,
     ) -> None:
         self.kind: Kind = choice.kind
         self.folder = choice.folder
@@ -88,19 +83,18 @@ class Checkpoint:
         self._file_of: dict[str, _WeightFile] = {}
         tensors: dict[str, TensorInfo] = {}
         for file in files:
-            names = file.index.tensors if names_of_file is None else names_of_file[file.name]
-            for name in names:
+            for name in file.index.tensors if shards is None else shards[file.name]:
                 if name in file.index.tensors:
                     tensors[name] = file.index.tensors[name]
                     self._file_of[name] = file
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
 
     @property
-    def files(self) -> tuple[FileFacts, ...]:
-        """The weight files."""
+    def files(self) -> tuple[StoredFile, ...]:
+        """The weight files; the format of an adapter's begins with "adapter"."""
         prefix = "adapter-" if self.kind == "adapter" else ""
         return tuple(
-            FileFacts(file.name, file.source.size, file.source.sha256, prefix + file.index.format)
+            StoredFile(file.name, file.source.size, file.source.sha256, prefix + file.index.format)
             for file in self._files
         )
 
@@ -123,34 +117,40 @@ class Checkpoint:
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
         """
+        wanted: dict[str, range | None] = dict.fromkeys(names)
+        self._check(wanted)
+        if not (ahead_bytes and self.is_remote and wanted):
+            yield from self._read(wanted, Buffers())
+            return
+        largest = max(self.tensors[name].nbytes for name in wanted)
+        buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
+        yield from read_ahead(self._read(wanted, buffers), lambda item: item[1].nbytes, ahead_bytes)
+
+    def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Some rows of each of these matrices, reading little more of the files. Raises like ``stream``."""
+        self._check(rows)
+        yield from self._read(rows, Buffers())
+
+    def _check(self, names: Collection[str]) -> None:
         for name in names:
             if name not in self.tensors:
                 raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
             check_readable(self.tensors[name])
-        if not (ahead_bytes and self.is_remote and names):
-            yield from self._read(names, Buffers())
-            return
-        largest = max(self.tensors[name].nbytes for name in names)
-        buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
-        yield from read_ahead(self._read(names, buffers), lambda item: item[1].nbytes, ahead_bytes)
 
-    def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Some rows of each of these matrices, reading little more of the files. Raises like ``stream``."""
-        for name in rows:
-            if name not in self.tensors:
-                raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
-            check_readable(self.tensors[name])
+    def _read(self, wanted: Mapping[str, range | None], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, or the given rows of them, run by run."""
         for file in self._files:
-            located = [file.index.locate_rows(name, rows[name]) for name in rows if self._file_of[name] is file]
+            located = [file.index.locate(name, rows) for name, rows in wanted.items() if self._file_of[name] is file]
             for tensors in plan_runs(located):
-                yield from _read_run(file.source, tensors, Buffers())
-            file.source.close()
-
-    def _read(self, names: Collection[str], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
-        for file in self._files:
-            located = [file.index.locate(name) for name in set(names) if self._file_of[name] is file]
-            for tensors in plan_runs(located):
-                yield from _read_run(file.source, tensors, buffers)
+                stop = tensors[-1].stop
+                run = file.source.run(tensors[0].start, stop)
+                try:
+                    for tensor in tensors:
+                        run.skip_to(tensor.start)
+                        yield tensor.span.info.name, tensor.load(run, buffers)
+                    run.skip_to(stop)
+                finally:
+                    run.close()
             file.source.close()
 
     def read_small(self, name: str, limit: int) -> bytes | None:
@@ -214,17 +214,23 @@ def open_checkpoint(
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
     try:
-        repository = open_repository(reference, commit=commit, filenames=filenames, endpoint=endpoint, retries=retries)
-        if most_small is not None:
-            repository.most_small = most_small
+        repository = open_repository(
+            reference, commit=commit, filenames=filenames, endpoint=endpoint, retries=retries, most_small=most_small
+        )
         choice = choose(repository.filenames, relation)
         found_config = read_config(repository, choice, config)
-        if choice.kind == "adapter":
-            return _open(repository, choice, found_config, read_adapter_config(repository, choice))
+        adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
         if choice.is_pickle and conversion is not None and reference.folder is None:
-            converted = _converted(reference, choice, conversion, endpoint, retries)
-            repository, choice = converted or (repository, choice)
-        return _open(repository, choice, found_config, None)
+            try:
+                if (revision := conversion()) is not None:
+                    other = open_repository(
+                        replace(reference, revision=revision), endpoint=endpoint, retries=retries, most_small=most_small
+                    )
+                    if (converted := choose_conversion(other.filenames, choice.folder)) is not None:
+                        repository, choice = other, converted
+            except ModelError:  # it cannot be read now: the pickle can
+                pass
+        return _open(repository, choice, found_config, adapter_config)
     except Skipped as skip:
         if reference.folder is None and is_offline_mode():
             # The cache may lack files of the repository, so this is not permanent.
@@ -235,38 +241,33 @@ def open_checkpoint(
 def _open(
     repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
 ) -> Checkpoint:
-    names_of_file = _shards(repository, choice) if choice.is_index else None
+    shards = _shards(repository, choice) if choice.is_index else None
     files: list[_WeightFile] = []
+    sources: list[ByteSource] = []
     try:
-        for path in names_of_file or [choice.folder + choice.name]:
-            files.append(_open_file(repository, path))
-            if names_of_file:
-                files[-1].source.close()
-        checkpoint = Checkpoint(repository, choice, files, config, adapter_config, names_of_file)
+        for path in shards or [choice.folder + choice.name]:
+            source = repository.open(path)
+            sources.append(source)
+            if path.endswith(".safetensors"):
+                index = read_safetensors(source, repository.most_small)
+            else:
+                index = read_torch_index(source)
+            files.append(_WeightFile(path, source, index))
+            if shards:
+                source.close()
+        checkpoint = Checkpoint(repository, choice, files, config, adapter_config, shards)
         if checkpoint.kind == "full":
             refuse_quantised_tensors(checkpoint.tensors)
     except ModelError:
-        for file in files:
-            file.source.close()
+        for source in sources:
+            source.close()
         raise
     return checkpoint
 
 
-def _open_file(repository: Repository, path: str) -> _WeightFile:
-    source = repository.open(path)
-    try:
-        index: TensorIndex = (
-            read_index(source, repository.most_small) if path.endswith(".safetensors") else read_torch_index(source)
-        )
-    except ModelError:
-        source.close()
-        raise
-    return _WeightFile(path, source, index)
-
-
 def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     """The shards in order, with the tensors that the (untrusted) index says they hold."""
-    found = read_json_object(repository, choice.folder + choice.name, MOST_SHARD_INDEX).get("weight_map")
+    found = repository.read_json(choice.folder + choice.name, MOST_SHARD_INDEX).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise Skipped("malformed", f"{choice.name} has no weight_map")
     shards: dict[str, list[str]] = {}
@@ -282,36 +283,3 @@ def _shards(repository: Repository, choice: Choice) -> dict[str, list[str]]:
     if missing:
         raise Skipped("corrupt_file", f"{len(missing)} of {len(shards)} shards are missing, {shown(missing[0])} first")
     return dict(sorted(shards.items()))
-
-
-def _read_run(
-    source: ByteSource, tensors: Sequence[StoredTensor], buffers: Buffers
-) -> Iterator[tuple[str, torch.Tensor]]:
-    stop = tensors[-1].stop
-    run = source.run(tensors[0].start, stop)
-    try:
-        for tensor in tensors:
-            run.skip_to(tensor.start)
-            yield tensor.info.name, tensor.load(run, buffers)
-        run.skip_to(stop)
-    finally:
-        run.close()
-
-
-def _converted(
-    reference: ModelRef,
-    choice: Choice,
-    conversion: Callable[[], str | None],
-    endpoint: str | None,
-    retries: RetryPolicy | None,
-) -> tuple[Repository, Choice] | None:
-    """The conversion and its files; None if there is none or it cannot be read now."""
-    try:
-        revision = conversion()
-        if revision is None:
-            return None
-        repository = open_revision(reference, revision, endpoint, retries)
-    except ModelError:
-        return None
-    found = choose_conversion(repository.filenames, choice.folder)
-    return (repository, found) if found else None

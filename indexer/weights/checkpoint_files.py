@@ -24,24 +24,19 @@ optimizers, schedulers and random generators.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from indexer.errors import Skipped
 from indexer.untrusted import shown
-from indexer.weights.repository import Repository, read_json_object
+from indexer.weights.repository import Repository
 
 Kind = Literal["full", "adapter"]
 
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
-_FULL = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-_CONVERTED = _FULL[:2]
+_CONVERTED = ("model.safetensors", "model.safetensors.index.json")
+_FULL = (*_CONVERTED, "pytorch_model.bin", "pytorch_model.bin.index.json")
 _VARIANT = re.compile(r"model\.[\w\-]+\.safetensors", re.ASCII)
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
@@ -98,17 +93,55 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
 
     Raises Skipped: ``unreadable_format`` with the formats found, or ``no_weights``.
     """
-    by_folder = _by_folder(filenames)
-    for folder in _folders_to_try(by_folder):
-        if found := _choose_in(folder, by_folder[folder], relation):
-            return found
-    holding = [folder for folder in by_folder if _choose_in(folder, by_folder[folder], relation)]
+    # Plain file names of the root ("") and of its subfolders ("name/").
+    by_folder: dict[str, set[str]] = {"": set()}
+    for path in filenames:
+        folder, slash, name = path.rpartition("/")
+        if is_plain_name(name) and (not slash or is_plain_name(folder)) and len(by_folder) <= _MOST_FOLDERS:
+            by_folder.setdefault(folder + slash, set()).add(name)
+    chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
+    holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
+    numbered = [(int(match[1]), folder) for folder in holding if (match := _CHECKPOINT.fullmatch(folder[:-1]))]
+    for folder in ("", "0_Transformer/", *(folder for _, folder in sorted(numbered, reverse=True))):
+        if folder in holding:
+            return holding[folder]
     if len(holding) == 1:
-        return _choose_in(holding[0], by_folder[holding[0]], relation)  # type: ignore[return-value]
+        return next(iter(holding.values()))
     if holding:
-        names = ", ".join(shown(folder) for folder in sorted(holding)[:5])
-        raise Skipped("no_weights", f"there are weights in several subfolders ({names}), and none in the root")
-    raise _nothing(filenames)
+        some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
+        raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
+    # Nothing can be read: say what there is instead.
+    names = [name for name in filenames if not _NOT_WEIGHTS.search(name)]
+    if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
+        raise Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
+    formats = [form for pattern, form in _OTHER_FORMATS if any(pattern.search(name) for name in names)]
+    if formats:
+        raise Skipped("unreadable_format", f"the weights are there only as {', '.join(formats)}")
+    safetensors = [name for name in names if name.endswith(".safetensors")]
+    if len(safetensors) > 1:
+        raise Skipped(
+            "no_weights",
+            f"there are {len(safetensors)} safetensors files, none with the usual name of a model's weights",
+        )
+    raise Skipped("no_weights", "none of its files holds weights")
+
+
+def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | None:
+    adapter = next((Choice("adapter", folder, name) for name in _ADAPTERS if name in names), None)
+    full = next((Choice("full", folder, name) for name in _FULL if name in names), None)
+    if full is None:
+        others = [
+            name
+            for name in sorted(names)
+            if name.endswith(".safetensors")
+            and name not in _ADAPTERS
+            and not name.startswith("consolidated")
+            and not _SHARD.fullmatch(name)
+            and not _NOT_WEIGHTS.search(name)
+        ]
+        candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others
+        full = Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
+    return (adapter or full) if relation == "adapter" else (full or adapter)
 
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
@@ -124,60 +157,6 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
-def _by_folder(filenames: Iterable[str]) -> dict[str, set[str]]:
-    """Plain file names of the root ("") and of its subfolders ("name/")."""
-    found: dict[str, set[str]] = {"": set()}
-    for path in filenames:
-        folder, slash, name = path.rpartition("/")
-        if is_plain_name(name) and (not slash or is_plain_name(folder)) and len(found) <= _MOST_FOLDERS:
-            found.setdefault(folder + slash, set()).add(name)
-    return found
-
-
-def _folders_to_try(by_folder: Collection[str]) -> list[str]:
-    numbered = [(int(match[1]), folder) for folder in by_folder if (match := _CHECKPOINT.fullmatch(folder[:-1]))]
-    preferred = ["", "0_Transformer/", *(folder for _, folder in sorted(numbered, reverse=True))]
-    return [folder for folder in preferred if folder in by_folder]
-
-
-def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | None:
-    adapter = next((Choice("adapter", folder, name) for name in _ADAPTERS if name in names), None)
-    full = next((Choice("full", folder, name) for name in _FULL if name in names), None)
-    full = full or _only_other(folder, names)
-    return (adapter or full) if relation == "adapter" else (full or adapter)
-
-
-def _only_other(folder: str, names: Collection[str]) -> Choice | None:
-    others = [
-        name
-        for name in sorted(names)
-        if name.endswith(".safetensors")
-        and name not in _ADAPTERS
-        and not name.startswith("consolidated")
-        and not _SHARD.fullmatch(name)
-        and not _NOT_WEIGHTS.search(name)
-    ]
-    whole = [name for name in others if not _VARIANT.fullmatch(name)]
-    candidates = whole or others
-    return Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
-
-
-def _nothing(filenames: Collection[str]) -> Skipped:
-    names = [name for name in filenames if not _NOT_WEIGHTS.search(name)]
-    if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
-        return Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
-    formats = [said for pattern, said in _OTHER_FORMATS if any(pattern.search(name) for name in names)]
-    if formats:
-        return Skipped("unreadable_format", f"the weights are there only as {', '.join(formats)}")
-    safetensors = [name for name in names if name.endswith(".safetensors")]
-    if len(safetensors) > 1:
-        return Skipped(
-            "no_weights",
-            f"there are {len(safetensors)} safetensors files, none with the usual name of a model's weights",
-        )
-    return Skipped("no_weights", "none of its files holds weights")
-
-
 def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, Any] | None) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root, else ``stand_in``. Adapters do not need one.
 
@@ -186,13 +165,20 @@ def read_config(repository: Repository, choice: Choice, stand_in: Mapping[str, A
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
             try:
-                found = read_json_object(repository, path, MOST_CONFIG)
+                found = repository.read_json(path, MOST_CONFIG)
             except Skipped:
                 if choice.kind == "full":
                     raise
                 return {}
-            if choice.kind == "full":
-                _refuse_quantised(found)
+            for key in ("quantization_config", "compression_config"):
+                settings = found.get(key)
+                if not settings or choice.kind == "adapter":
+                    continue
+                settings = settings if isinstance(settings, dict) else {}
+                method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
+                if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
+                    continue  # written for a model that was loaded with quantisation turned off
+                raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")
             return found
     if stand_in is None and choice.kind == "full":
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
@@ -206,7 +192,7 @@ def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any
         raise Skipped(
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"
         )
-    return read_json_object(repository, path, MOST_CONFIG)
+    return repository.read_json(path, MOST_CONFIG)
 
 
 def refuse_quantised_tensors(names: Collection[str]) -> None:
@@ -215,15 +201,3 @@ def refuse_quantised_tensors(names: Collection[str]) -> None:
         for ending, method in _QUANTISED_PARTS.items():
             if name.endswith(ending):
                 raise Skipped("quantized", f"the weights are quantised by {method}: there is {shown(name)}")
-
-
-def _refuse_quantised(config: Mapping[str, Any]) -> None:
-    for key in ("quantization_config", "compression_config"):
-        found = config.get(key)
-        if not found:
-            continue
-        settings = found if isinstance(found, dict) else {}
-        method = settings.get("quant_method") or settings.get("method") or "an unnamed method"
-        if method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit"):
-            continue  # written for a model that was loaded with quantisation turned off
-        raise Skipped("quantized", f"the weights are quantised by {shown(method, 40)}")

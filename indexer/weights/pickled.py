@@ -1,22 +1,29 @@
-"""Stand-ins for the names, storages and tensors in the pickle of a PyTorch checkpoint.
+"""Read the pickle of a PyTorch checkpoint without unpickling it.
 
-All numbers in them are untrusted until ``span_of`` has checked them against the file.
+A small machine follows the pickle's instructions with stand-ins for the names, storages and tensors. It calls and
+imports nothing, and creates nothing larger than the pickle. ``torch.load(weights_only=True)`` also refuses unknown
+code, but it calls the functions on its list: a pickle of thirty bytes makes it allocate ``bytearray(3 << 30)``. And it
+does not give the offsets of tensors in files of the older form.
+
+All numbers in the result are untrusted until ``indexer.weights.torch_files`` has checked them against the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickletools
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import IO, Any, Protocol, cast
 
 import torch
 
 from indexer.errors import Skipped
-from indexer.network.byterange import ByteSource, Run
-from indexer.untrusted import element_count, is_count, shown
-from indexer.weights.stored_tensor import DTYPE_NAMES, Buffers, TensorInfo, info_of_rows
+from indexer.untrusted import is_count, shown
 
+# A state dict takes about 30 instructions and 120 bytes a tensor.
+MOST_BYTES = 16 << 20
+MOST_INSTRUCTIONS = 1_000_000
 MOST_DIMENSIONS = 16
 
 _STORAGE_DTYPES: dict[str, torch.dtype] = {
@@ -56,16 +63,28 @@ _HARMLESS = frozenset(
 _TORCH_MODULES = ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
 _TORCH_KINDS = (torch.dtype, torch.qscheme)
 
+# Anything in a checkpoint that is not needed here.
+_OTHER = object()
+
 
 class MalformedPickleError(Exception):
     """The pickle is invalid, or describes something impossible."""
 
 
-class Other:
-    """Anything in a checkpoint that is not needed here."""
+class ByteReader(Protocol):
+    """What a pickle is read from."""
 
+    def read(self, count: int, /) -> bytes:
+        """At most ``count`` bytes, fewer at the end."""
+        ...
 
-OTHER = Other()
+    def readline(self) -> bytes:
+        """Up to and with the next newline."""
+        ...
+
+    def tell(self) -> int:
+        """The number of bytes read."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -120,71 +139,165 @@ class PickledTensor:
     stride: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Span:
-    """The bytes [first, last) of a storage that a tensor uses."""
+def read_pickle(file: ByteReader, filename: str) -> tuple[Any, dict[str, PickledStorage]]:
+    """Read one pickle: its object, made of stand-ins, and the storages it mentions by key.
 
-    info: TensorInfo
-    first: int
-    last: int
-    stride: tuple[int, ...]
-
-    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
-        """The tensor, from a run at ``first``."""
-        flat = buffers.load_flat(run, self.last - self.first, self.info.dtype)
-        return flat.as_strided(self.info.shape, self.stride)
-
-    def of_rows(self, rows: range) -> Span:
-        """The span of some rows of a matrix. Raises Skipped if its rows are not contiguous."""
-        if len(self.info.shape) != 2 or self.stride != (self.info.shape[1], 1):
-            raise Skipped("unreadable_format", f"the rows of {shown(self.info.name)} do not lie together in the file")
-        info, offset = info_of_rows(self.info, rows)
-        return Span(info, self.first + offset, self.first + offset + info.nbytes, self.stride)
-
-
-@dataclass(frozen=True)
-class PlacedTensor:
-    """A tensor whose span is the bytes [start, stop) of the file."""
-
-    span: Span
-    start: int
-    stop: int
-
-    @property
-    def info(self) -> TensorInfo:
-        """The tensor."""
-        return self.span.info
-
-    def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
-        """The tensor."""
-        return self.span.load(run, buffers)
-
-
-def span_of(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: int) -> Span:
-    """The bytes of its storage that the tensor uses.
-
-    Raises Skipped("corrupt_file") unless they lie inside the storage and suffice for its elements: a shape must not
-    expand a storage.
+    ``file`` is then positioned after it. Raises Skipped("unsafe_pickle") with the first global that a checkpoint must
+    not name, and Skipped("corrupt_file") for an invalid or too large pickle.
     """
-    itemsize, count = tensor.dtype.itemsize, element_count(tensor.shape)
-    reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
-    first = (tensor.storage.first + tensor.offset) * itemsize if count else 0
-    last = first + reach * itemsize if count else 0
-    if last > storage_bytes or count * itemsize > storage_bytes:
-        raise Skipped(
-            "corrupt_file", f"{shown(source.name)} gives the tensor {shown(name)} more than its storage holds"
+    machine = _Machine(filename)
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(cast("IO[bytes]", file))):
+            if count >= MOST_INSTRUCTIONS:
+                raise MalformedPickleError(f"more than {MOST_INSTRUCTIONS} instructions")
+            machine.follow(opcode.name, argument)
+        return machine.stack.pop(), machine.storages
+    except (MalformedPickleError, ValueError, LookupError, TypeError, OverflowError, struct.error) as error:
+        raise Skipped("corrupt_file", f"{shown(filename)} holds a broken pickle ({shown(error)})") from error
+
+
+def state_dict_of(value: Any) -> dict[str, PickledTensor]:
+    """The tensors by name, of ``value`` itself or of the dictionary in it that holds the model.
+
+    A dictionary called state_dict, model_state_dict or model is preferred, then the one with the most tensors.
+    """
+    best: tuple[bool, int] = (False, 0)
+    found: dict[str, PickledTensor] = {}
+    for name, candidate in _dictionaries(value):
+        tensors = {key: item for key, item in candidate.items() if isinstance(item, PickledTensor)}
+        rank = (name in ("", "state_dict", "model_state_dict", "model"), len(tensors))
+        if tensors and rank > best:
+            best, found = rank, tensors
+    return found
+
+
+def _dictionaries(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
+    """``value`` and the dictionaries in it, three levels deep, each once, with their names."""
+    seen: set[int] = set()
+    level: list[tuple[str, Any]] = [("", value)]
+    for _ in range(4):
+        below: list[tuple[str, Any]] = []
+        for name, item in level:
+            if isinstance(item, dict) and id(item) not in seen:
+                seen.add(id(item))
+                yield name, item
+                below.extend(item.items())
+        level = below
+
+
+class _Machine:
+    """Pickle's stack machine, with stand-ins for everything that is not plain data."""
+
+    def __init__(self, filename: str) -> None:
+        self.stack: list[Any] = []
+        self.storages: dict[str, PickledStorage] = {}
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._filename = filename
+
+    def follow(self, opcode: str, argument: Any) -> None:
+        """Execute one instruction. Raises Skipped for a forbidden name or an unknown instruction."""
+        stack = self.stack
+        match opcode:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_SET":
+                stack.append(_OTHER)
+            case "MARK":
+                self._marks.append(len(stack))
+            case "POP" | "BUILD":
+                stack.pop()
+            case "POP_MARK" | "ADDITEMS":
+                self._since_mark()
+            case "DUP":
+                stack.append(stack[-1])
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "TUPLE":
+                stack.append(tuple(self._since_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                items = [stack.pop() for _ in range(int(opcode[-1]))]
+                stack.append(tuple(reversed(items)))
+            case "LIST":
+                stack.append(self._since_mark())
+            case "DICT":
+                stack.append(_dictionary(self._since_mark()))
+            case "FROZENSET":
+                self._since_mark()
+                stack.append(_OTHER)
+            case "APPEND" | "APPENDS":
+                items = [stack.pop()] if opcode == "APPEND" else self._since_mark()
+                if isinstance(stack[-1], list):
+                    stack[-1].extend(items)
+            case "SETITEM" | "SETITEMS":
+                items = [stack.pop(), stack.pop()][::-1] if opcode == "SETITEM" else self._since_mark()
+                if isinstance(stack[-1], dict):
+                    stack[-1].update(_dictionary(items))
+            case "GLOBAL":
+                self._push_name(*argument.partition(" ")[::2])
+            case "STACK_GLOBAL":
+                name, module = stack.pop(), stack.pop()
+                self._push_name(module, name)
+            case "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
+                if opcode == "NEWOBJ_EX":
+                    stack.pop()  # arguments by name
+                arguments, function = stack.pop(), stack.pop()
+                stack.append(_result(function, arguments))
+            case "BINPERSID":
+                storage = _storage(stack.pop())
+                first = self.storages.setdefault(storage.key, storage)
+                if (first.dtype, first.elements) != (storage.dtype, storage.elements):
+                    raise MalformedPickleError(f"two descriptions of the storage {storage.key[:40]}")
+                stack.append(storage)
+            case "INST":
+                raise self._unsafe(argument.replace(" ", "."))
+            case _ if opcode in _PUSHED:
+                stack.append(argument)
+            case _:
+                raise self._unsafe(f"the instruction {opcode}")
+
+    def _since_mark(self) -> list[Any]:
+        mark = self._marks.pop()
+        items = self.stack[mark:]
+        del self.stack[mark:]
+        return items
+
+    def _push_name(self, module: Any, name: Any) -> None:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise MalformedPickleError("a global without a name")
+        found = PickledName("builtins" if module == "__builtin__" else module, name)
+        if not found.is_allowed:
+            raise self._unsafe(f"{module}.{name}")
+        self.stack.append(found)
+
+    def _unsafe(self, wanted: str) -> Skipped:
+        return Skipped(
+            "unsafe_pickle",
+            f"{shown(self._filename)} is a pickle that wants {shown(wanted)}, which does not belong in "
+            "a checkpoint; it was not run",
         )
-    dtype_name = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-    info = TensorInfo(name, tensor.dtype, tensor.shape, count * itemsize, dtype_name)
-    return Span(info, first, last, tensor.stride)
 
 
-def infos_of(spans: Mapping[str, Span]) -> Mapping[str, TensorInfo]:
-    """The tensors by name."""
-    return MappingProxyType({name: span.info for name, span in spans.items()})
+_PUSHED = frozenset(
+    {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
+    | {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+    | {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+)
 
 
-def dictionary_of(items: list[Any]) -> dict[str, Any]:
+def _dictionary(items: list[Any]) -> dict[str, Any]:
     """Alternating keys and values, as a dictionary of those whose key is a string.
 
     Names of tensors are strings, and only strings have hashes that cannot be made to collide.
@@ -195,30 +308,53 @@ def dictionary_of(items: list[Any]) -> dict[str, Any]:
     return {key: value for key, value in pairs if isinstance(key, str)}
 
 
-def stand_in(function: Any, arguments: Any) -> Any:
+def _name(value: Any) -> str:
+    """The name of a global without its module; "" for anything else."""
+    return value.name if isinstance(value, PickledName) else ""
+
+
+def _result(function: Any, arguments: Any) -> Any:
     """A stand-in for the result of a call. Nothing is called."""
+    while isinstance(arguments, tuple) and len(arguments) == 4 and _name(function) == "_rebuild_from_type_v2":
+        function, _, arguments, _ = arguments
     if not isinstance(arguments, tuple):
         raise MalformedPickleError("a call without arguments")
-    if not isinstance(function, PickledName):
-        return OTHER
-    if function.name == "OrderedDict":
-        pairs = arguments[0] if arguments and isinstance(arguments[0], list) else []
-        return dictionary_of([item for pair in pairs if len(pair) == 2 for item in pair])
-    if function.name in ("_rebuild_parameter", "_rebuild_parameter_with_state", "Parameter", "Size"):
-        return arguments[0] if arguments else OTHER
-    if function.name == "_rebuild_from_type_v2" and len(arguments) == 4:
-        return stand_in(arguments[0], arguments[2])
-    if function.name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"):
-        return _tensor(function.name, arguments)
-    return OTHER
+    match _name(function):
+        case "OrderedDict":
+            pairs = arguments[0] if arguments and isinstance(arguments[0], list) else []
+            return _dictionary([item for pair in pairs if len(pair) == 2 for item in pair])
+        case "_rebuild_parameter" | "_rebuild_parameter_with_state" | "Parameter" | "Size":
+            return arguments[0] if arguments else _OTHER
+        case "_rebuild_tensor" | "_rebuild_tensor_v2":
+            return _tensor(arguments, None)
+        case "_rebuild_tensor_v3":
+            dtype = vars(torch).get(_name(arguments[6]))
+            if not isinstance(dtype, torch.dtype):
+                raise MalformedPickleError("a tensor of an unknown dtype")
+            return _tensor(arguments, dtype)
+    return _OTHER
 
 
-def storage_of(identifier: Any) -> PickledStorage:
+def _tensor(arguments: tuple[Any, ...], dtype: torch.dtype | None) -> PickledTensor:
+    """(storage, offset, shape, stride, …); ``dtype`` if it is not the storage's."""
+    storage, offset, shape, stride = arguments[:4]
+    if not isinstance(storage, PickledStorage):
+        raise MalformedPickleError("a tensor without a storage")
+    for sizes in (shape, stride):
+        is_list = isinstance(sizes, tuple | list) and len(sizes) <= MOST_DIMENSIONS
+        if not is_list or not all(map(is_count, sizes)):
+            raise MalformedPickleError("a tensor of an impossible shape")
+    if not is_count(offset) or len(shape) != len(stride):
+        raise MalformedPickleError("a tensor of an impossible shape")
+    return PickledTensor(storage, dtype or storage.dtype, offset, tuple(shape), tuple(stride))
+
+
+def _storage(identifier: Any) -> PickledStorage:
     """("storage", type, key, location, elements[, view]), where a view is (key, first element, elements)."""
     if not isinstance(identifier, tuple) or len(identifier) not in (5, 6) or identifier[0] != "storage":
         raise MalformedPickleError("a persistent id that is not a storage")
     kind, key, elements = identifier[1], identifier[2], identifier[4]
-    dtype = _STORAGE_DTYPES.get(kind.name) if isinstance(kind, PickledName) else None
+    dtype = _STORAGE_DTYPES.get(_name(kind))
     if dtype is None or not isinstance(key, str) or not is_count(elements):
         raise MalformedPickleError("a storage of an unknown kind")
     view = identifier[5] if len(identifier) == 6 else None
@@ -227,26 +363,3 @@ def storage_of(identifier: Any) -> PickledStorage:
     if not isinstance(view, tuple) or len(view) != 3 or not is_count(view[1]):
         raise MalformedPickleError("an invalid view")
     return PickledStorage(key, dtype, elements, view[1])
-
-
-def _tensor(builder: str, arguments: tuple[Any, ...]) -> PickledTensor:
-    storage, offset, shape, stride = arguments[:4]
-    if not isinstance(storage, PickledStorage):
-        raise MalformedPickleError("a tensor without a storage")
-    shape, stride = _sizes(shape), _sizes(stride)
-    if not is_count(offset) or len(shape) != len(stride):
-        raise MalformedPickleError("a tensor of an impossible shape")
-    dtype = storage.dtype
-    if builder == "_rebuild_tensor_v3":
-        named = arguments[6]
-        found = vars(torch).get(named.name) if isinstance(named, PickledName) else None
-        if not isinstance(found, torch.dtype):
-            raise MalformedPickleError("a tensor of an unknown dtype")
-        dtype = found
-    return PickledTensor(storage, dtype, offset, shape, stride)
-
-
-def _sizes(found: Any) -> tuple[int, ...]:
-    if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS or not all(map(is_count, found)):
-        raise MalformedPickleError("a tensor of an impossible shape")
-    return tuple(found)

@@ -6,6 +6,7 @@ import torch, which takes longer to load than most questions about a file take t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,7 +21,6 @@ FIRST_GUESS = 32 << 10
 # The format allows 100 MB. Parsed, that is a gigabyte of Python objects; 16 MiB name some 150,000 tensors.
 MOST_HEADER = 16 << 20
 MOST_DIMENSIONS = 16
-
 
 # Bytes per number of each readable dtype, by its name in the format.
 ITEM_BYTES = {
@@ -74,45 +74,38 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
     text = bytes(front[8 : 8 + length])
     if len(text) < length:
         text += bytes(source.read(8 + len(text), 8 + length))
-    header = _parse(source, text)
-    metadata = _metadata(source, header.pop("__metadata__", {}))
-    data_start = 8 + length
-    entries = {name: _entry(source, name, found, data_start) for name, found in header.items()}
-    _check_cover(source, entries, data_start)
-    return SafetensorsHeader(MappingProxyType(entries), MappingProxyType(metadata))
 
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise _corrupt(source, f"names {shown(twice)} twice in its header")
+        return found
 
-def _parse(source: ByteSource, text: bytes) -> dict[str, Any]:
     try:
-        header = load_json(text.decode(), _no_duplicates)
-    except _DuplicateNameError as error:
-        raise _corrupt(source, f"names {shown(error.args[0])} twice in its header") from None
+        header = load_json(text.decode(), without_duplicates)
     except ValueError:
         raise _corrupt(source, "has a header that is not JSON, or holds too much") from None
     if not isinstance(header, dict):
         raise _corrupt(source, "has a header that is not a JSON object")
-    return header
-
-
-class _DuplicateNameError(Exception):
-    pass
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise _DuplicateNameError(name)
-            seen.add(name)
-    return found
-
-
-def _metadata(source: ByteSource, found: Any) -> dict[str, str]:
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _corrupt(source, "has metadata that is not a mapping of text to text")
-    return found
+    data_start = 8 + length
+    entries = {name: _entry(source, name, found, data_start) for name, found in header.items()}
+    # The tensors must fill the file: no overlap, no hole, no end beyond it, nothing after them.
+    position, previous = data_start, ""
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.start < position:
+            raise _corrupt(source, f"puts {shown(entry.name)} over {shown(previous)}")
+        if entry.start > position:
+            raise _corrupt(source, f"leaves {entry.start - position} bytes before {shown(entry.name)}")
+        position, previous = entry.stop, entry.name
+    if position > source.size:
+        raise _corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
+    if position < source.size:
+        raise _corrupt(source, f"has {source.size - position} bytes that belong to no tensor")
+    return SafetensorsHeader(MappingProxyType(entries), MappingProxyType(metadata))
 
 
 def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> HeaderEntry:
@@ -137,21 +130,6 @@ def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> Header
             f"{shown(element_count(tuple(shape)) * item_bytes)}",
         )
     return HeaderEntry(name, dtype_name, tuple(shape), data_start + begin, data_start + end)
-
-
-def _check_cover(source: ByteSource, entries: Mapping[str, HeaderEntry], data_start: int) -> None:
-    """The tensors must fill the file: no overlap, no hole, no end beyond it, nothing after them."""
-    position, previous = data_start, ""
-    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
-        if entry.start < position:
-            raise _corrupt(source, f"puts {shown(entry.name)} over {shown(previous)}")
-        if entry.start > position:
-            raise _corrupt(source, f"leaves {entry.start - position} bytes before {shown(entry.name)}")
-        position, previous = entry.stop, entry.name
-    if position > source.size:
-        raise _corrupt(source, f"is cut short: {position - source.size} of its {position} bytes are missing")
-    if position < source.size:
-        raise _corrupt(source, f"has {source.size - position} bytes that belong to no tensor")
 
 
 def _corrupt(source: ByteSource, what: str) -> Skipped:

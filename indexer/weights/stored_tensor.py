@@ -1,18 +1,19 @@
-"""What all file formats share: dtypes, tensor descriptions, and memory for reading."""
+"""Tensors in weight files: dtypes, the index of a file, safetensors files, and memory for reading."""
 
 from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from types import MappingProxyType
 
 import torch
 
 from indexer.errors import Skipped
-from indexer.network.byterange import Run
+from indexer.network.byterange import ByteSource, Run
 from indexer.untrusted import shown
+from indexer.weights.safetensors_header import MOST_HEADER, read_header
 
 # safetensors' names for dtypes, as torch calls them.
 DTYPES: dict[str, torch.dtype] = {
@@ -35,8 +36,6 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
 # Deltas can be computed for these dtypes. Anything else is quantised, packed, or not a weight.
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -56,64 +55,136 @@ class TensorInfo:
     dtype_name: str
 
 
-class StoredTensor(Protocol):
-    """A tensor and the bytes [start, stop) of its file that must be read for it."""
+@dataclass(frozen=True)
+class Storage:
+    """``size`` consecutive bytes of a file that tensors lie in, at the offset ``data``.
 
-    @property
-    def info(self) -> TensorInfo:
-        """Its description."""
-        ...
+    In PyTorch's files a header of ``header_bytes`` at ``start`` comes before them. ``read_header`` returns the offset
+    of the data from its bytes and raises Skipped("corrupt_file") if they contradict the index. ``data`` is None where
+    only the header says it; the data then end before ``stop``.
+    """
 
-    @property
-    def start(self) -> int:
-        """The first byte to read."""
-        ...
+    size: int
+    data: int | None
+    start: int = 0
+    stop: int = 0
+    header_bytes: int = 0
+    read_header: Callable[[bytes], int] | None = None
 
-    @property
-    def stop(self) -> int:
-        """The end of the bytes to read."""
-        ...
+
+@dataclass(frozen=True)
+class Span:
+    """The bytes [first, last) of the storage ``key`` that a tensor uses; ``stride`` in elements, None if contiguous."""
+
+    info: TensorInfo
+    key: str
+    first: int
+    last: int
+    stride: tuple[int, ...] | None = None
+
+    def of_rows(self, rows: range) -> Span:
+        """The span of some contiguous rows of a matrix.
+
+        Raises Skipped: ``shape_mismatch`` if it has no such rows, ``unreadable_format`` if they do not lie together.
+        """
+        shape = self.info.shape
+        if len(shape) != 2 or not 0 <= rows.start <= rows.stop <= shape[0]:
+            raise Skipped("shape_mismatch", f"{shown(self.info.name)} has no rows {rows.start} to {rows.stop}")
+        if self.stride not in (None, (shape[1], 1)):
+            raise Skipped("unreadable_format", f"the rows of {shown(self.info.name)} do not lie together in the file")
+        row_bytes = shape[1] * self.info.dtype.itemsize
+        info = replace(self.info, shape=(len(rows), shape[1]), nbytes=len(rows) * row_bytes)
+        first = self.first + rows.start * row_bytes
+        return replace(self, info=info, first=first, last=first + info.nbytes)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor, or some of its rows, and the bytes [start, stop) of the file that must be read for it.
+
+    ``storage`` is given if its header is at ``start`` and must be read first.
+    """
+
+    span: Span
+    start: int
+    stop: int
+    storage: Storage | None = None
 
     def load(self, run: Run, buffers: Buffers) -> torch.Tensor:
         """Read it from ``run``, which is at ``start``; its memory is not reused while it lives.
 
         Raises Skipped("corrupt_file") if the bytes contradict the file's index.
         """
-        ...
+        if self.storage is not None and self.storage.read_header is not None:
+            run.skip_to(self.storage.read_header(bytes(run.read(self.storage.header_bytes))))
+        flat = buffers.load_flat(run, self.span.last - self.span.first, self.span.info.dtype)
+        if self.span.stride is None:
+            return flat.reshape(self.span.info.shape)
+        return flat.as_strided(self.span.info.shape, self.span.stride)
 
 
-class TensorIndex(Protocol):
-    """The tensors of a weight file, known without reading the weights."""
+class TensorIndex:
+    """The tensors of one weight file, known without reading the weights.
 
-    @property
-    def format(self) -> str:
-        """The name of the file format."""
-        ...
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The tensors by name, in the order of the file."""
-        ...
-
-    def locate(self, name: str) -> StoredTensor:
-        """The place of ``name``. Raises KeyError, or Skipped if the file cannot hold what it claims."""
-        ...
-
-    def locate_rows(self, name: str, rows: range) -> StoredTensor:
-        """The place of some rows of the matrix ``name``. Raises KeyError, or Skipped if they are not contiguous."""
-        ...
-
-
-def info_of_rows(info: TensorInfo, rows: range) -> tuple[TensorInfo, int]:
-    """The description of some contiguous rows of a matrix, and their byte offset in it.
-
-    Raises Skipped("shape_mismatch") if it does not have these rows.
+    ``format`` is the name of the file format, ``tensors`` the tensors in the order of the file, ``metadata`` that of a
+    safetensors file.
     """
-    if len(info.shape) != 2 or not 0 <= rows.start <= rows.stop <= info.shape[0]:
-        raise Skipped("shape_mismatch", f"{shown(info.name)} has no rows {rows.start} to {rows.stop}")
-    row_bytes = info.shape[1] * info.dtype.itemsize
-    kept = replace(info, shape=(len(rows), info.shape[1]), nbytes=len(rows) * row_bytes)
-    return kept, rows.start * row_bytes
+
+    def __init__(
+        self,
+        source: ByteSource,
+        form: str,
+        spans: Mapping[str, Span],
+        storages: Mapping[str, Storage],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.format = form
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType({name: span.info for name, span in spans.items()})
+        self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata or {}))
+        self._source = source
+        self._spans = spans
+        self._storages = dict(storages)
+
+    def locate(self, name: str, rows: range | None = None) -> StoredTensor:
+        """The place of a tensor or of some rows of a matrix; for a part of a storage its header may be read.
+
+        Raises KeyError, or Skipped if the file cannot hold what it claims or the rows are not contiguous.
+        """
+        span = self._spans[name] if rows is None else self._spans[name].of_rows(rows)
+        storage = self._storages[span.key]
+        if storage.read_header is not None and rows is None and span.first == 0:
+            # A tensor at the start of its storage is read together with the header.
+            if storage.data is not None:
+                return StoredTensor(span, storage.start, storage.data + span.last, storage)
+            if span.last == storage.size:
+                return StoredTensor(span, storage.start, storage.stop, storage)
+        if storage.data is None:
+            assert storage.read_header is not None
+            header = self._source.read(storage.start, storage.start + storage.header_bytes)
+            storage = self._storages[span.key] = replace(storage, data=storage.read_header(bytes(header)))
+        assert storage.data is not None
+        return StoredTensor(span, storage.data + span.first, storage.data + span.last)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Read one tensor. Raises KeyError, Failed, Skipped("unreadable_dtype")."""
+        check_readable(self.tensors[name])
+        stored = self.locate(name)
+        run = self._source.run(stored.start, stored.stop)
+        try:
+            return stored.load(run, Buffers())
+        finally:
+            run.close()
+
+
+def read_safetensors(source: ByteSource, most: int = MOST_HEADER) -> TensorIndex:
+    """Read and check the header; raises like :func:`indexer.weights.safetensors_header.read_header`."""
+    header = read_header(source, most)
+    spans: dict[str, Span] = {}
+    for name, entry in header.entries.items():
+        dtype = DTYPES.get(entry.dtype, torch.uint8)
+        info = TensorInfo(name, dtype, entry.shape, entry.nbytes, entry.dtype)
+        spans[name] = Span(info, "", entry.start, entry.stop)
+    return TensorIndex(source, "safetensors", spans, {"": Storage(source.size, data=0)}, header.metadata)
 
 
 def check_readable(info: TensorInfo) -> None:
@@ -147,17 +218,14 @@ class Buffers:
             if nbytes:
                 run.read_into(small.numpy().data)
             return small.view(dtype)
-        view = self._view(nbytes)
-        run.read_into(view)
-        return torch.frombuffer(view, dtype=dtype)
-
-    def _view(self, nbytes: int) -> memoryview:
-        """A view that the tensor keeps alive: when it dies, the memory behind it is free."""
-        free = [memory for memory, user in self._held if user() is None]
-        fitting = [memory for memory in free if len(memory) >= nbytes]
-        self._held = [(memory, user) for memory, user in self._held if user() is not None]
-        memory = min(fitting, key=len, default=None) or mmap.mmap(-1, nbytes, flags=_PRIVATE)
+        fitting = [memory for memory, user in self._held if user() is None and len(memory) >= nbytes]
+        memory = min(fitting, key=len, default=None)
+        if memory is None:
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._held = [(other, user) for other, user in self._held if user() is not None]
+        # The tensor keeps the view alive: when it dies, the memory behind it is free.
         view = memoryview(memory)[:nbytes]
         if len(self._held) < self._most:
             self._held.append((memory, weakref.ref(view)))
-        return view
+        run.read_into(view)
+        return torch.frombuffer(view, dtype=dtype)

@@ -12,7 +12,7 @@ import torch
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
 from indexer.weights.stored_tensor import Buffers, TensorIndex
-from indexer.weights.torch_index import read_torch_index
+from indexer.weights.torch_files import read_torch_index
 
 FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 

@@ -15,7 +15,7 @@ import torch
 
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.torch_index import read_torch_index
+from indexer.weights.torch_files import read_torch_index
 from tests.pickles.saved import FORMS, load, save, skipped, zip_with_pickle
 
 

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.pickled import PickledName
-from indexer.weights.state_pickle import read_pickle
-from indexer.weights.torch_index import read_torch_index
+from indexer.weights.pickled import PickledName, read_pickle
+from indexer.weights.torch_files import read_torch_index
 from tests.patience import PATIENCE
 from tests.pickles.saved import check_against_torch, load, save, skipped, zip_with_pickle
 
@@ -116,7 +115,7 @@ def test_small_pickles_do_not_make_large_things(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from indexer.network.byterange import LocalFile
-from indexer.weights.torch_index import read_torch_index
+from indexer.weights.torch_files import read_torch_index
 from indexer.errors import Skipped
 idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:
@@ -183,6 +182,12 @@ def test_the_hostile_tensors_differ_from_an_honest_one(tmp_path: Path) -> None:
 def test_too_many_instructions_end_in_time(tmp_path: Path) -> None:
     path = zip_with_pickle(tmp_path / "a.bin", b"\x80\x02" + b"]0" * 7_000_000 + b"N.")
     assert skipped(path).reason == "corrupt_file"
+
+
+def test_calls_nested_in_calls_are_followed_to_any_depth(tmp_path: Path) -> None:
+    nested = b"(h\x00N" * 5000 + b")" + b"Nt" * 5000
+    content = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\nq\x00" + nested + b"R."
+    assert not read_torch_index(LocalFile(zip_with_pickle(tmp_path / "a.bin", content))).tensors
 
 
 def test_a_pickle_that_is_too_long_is_not_read(tmp_path: Path) -> None:

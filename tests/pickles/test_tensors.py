@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.network.byterange import LocalFile
-from indexer.weights.torch_index import read_torch_index
+from indexer.weights.torch_files import read_torch_index
 from tests.pickles.saved import FORMS, check_against_torch, load, save
 
 

@@ -15,7 +15,7 @@ from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import ask
 from indexer.network.session import HttpLimits
-from indexer.weights.repository import open_repository, read_json_object
+from indexer.weights.repository import open_repository
 from tests.hub_ground import RawServer, asked, http, served, use_endpoint
 from tests.patience import wait_for
 from tests.session.asking import failure, info
@@ -94,7 +94,7 @@ def test_so_are_the_json_files_of_a_repository(store, monkeypatch):
         assert "more than the 1,000,000" in str(failure(lambda: fetch_json("me/model", "many.json", "main")).__cause__)
         repository = open_repository(ModelRef("me/model"))
         with pytest.raises(Skipped, match="not JSON"):
-            read_json_object(repository, "many.json", 16 << 20)
+            repository.read_json("many.json", 16 << 20)
 
 
 def test_compressed_answers_are_read_and_other_encodings_refused(hub, monkeypatch):

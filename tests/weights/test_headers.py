@@ -17,8 +17,7 @@ from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
 from indexer.weights.checkpoint import GAP_SHARE, plan_runs
 from indexer.weights.safetensors_header import ITEM_BYTES
-from indexer.weights.safetensors_index import read_index
-from indexer.weights.stored_tensor import DTYPES
+from indexer.weights.stored_tensor import DTYPES, read_safetensors
 from tests.weights.folders import write_safetensors
 
 
@@ -53,7 +52,7 @@ def test_headers_that_lie(tmp_path: Path, entries: dict, data: int, word: str) -
     path = tmp_path / "model.safetensors"
     write_safetensors(path, entries, data)
     with pytest.raises(Skipped) as skip:
-        read_index(LocalFile(path))
+        read_safetensors(LocalFile(path))
     assert skip.value.reason == "corrupt_file"
     assert word in skip.value.detail
     assert "model.safetensors" in skip.value.detail
@@ -82,7 +81,7 @@ def test_what_is_no_header(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(Skipped) as skip:
-        read_index(LocalFile(path))
+        read_safetensors(LocalFile(path))
     assert skip.value.reason == "corrupt_file"
 
 
@@ -91,17 +90,17 @@ def test_names_that_come_twice_are_refused(tmp_path: Path) -> None:
     again = ', "w": {"dtype": "F32", "shape": [4], "data_offsets": [16, 32]}'
     write_safetensors(path, {"w": ("F32", [4], 0, 16)}, 32, again)
     with pytest.raises(Skipped, match="twice"):
-        read_index(LocalFile(path))
+        read_safetensors(LocalFile(path))
 
 
 def test_a_header_larger_than_the_first_guess(tmp_path: Path) -> None:
     state = {f"a.rather.long.name.for.a.tensor.number.{i}": torch.full((2,), float(i)) for i in range(2000)}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt", "note": "x" * 5000})
     file = LocalFile(tmp_path / "model.safetensors")
-    index = read_index(file)
+    index = read_safetensors(file)
     assert index.metadata["format"] == "pt"
     for name in list(state)[::97]:
-        assert torch.equal(index.read(file, name), state[name])
+        assert torch.equal(index.read(name), state[name])
 
 
 def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
         file.truncate(200_000_000)
     source = LocalFile(path)
     with pytest.raises(Skipped) as skip:
-        read_index(source)
+        read_safetensors(source)
     assert skip.value.reason == "corrupt_file"
     assert source.bytes_read < 100_000
 
@@ -127,9 +126,9 @@ def test_flipped_bytes_never_escape(tmp_path_factory: pytest.TempPathFactory, po
     file = LocalFile(path)
     reason = "corrupt_file"
     try:
-        index = read_index(file)
+        index = read_safetensors(file)
         for name in index.tensors:
-            index.read(file, name)
+            index.read(name)
     except Skipped as skip:
         reason = skip.reason
     assert reason in ("corrupt_file", "unreadable_dtype")
