@@ -33,6 +33,25 @@ FAMILIES = (
     "feedforward2",
 )
 
+# What is measured of each layer of a model: the columns of depth profiles, on disk, in the database and in answers.
+# Of each there may be an error; NULL if it was not asked for or says nothing.
+MEASURES = (
+    "tolerance",
+    "tolerance_own",
+    "readable",
+    "recovered",
+    "recovered_seed",
+    "closer",
+    "closer_ratio",
+    "verified",
+    "reach",
+    "own",
+    "start_share",
+    "cka",
+    "drift",
+    "image_error",
+)
+
 # The rule of huggingface_hub.utils.validate_repo_id, which takes a second to import.
 _ID_PART = r"\w(?:[\w.\-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?:{_ID_PART}/)?{_ID_PART}", re.ASCII)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.records.record import rank_at
+from indexer.records.record import ranks_at
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -29,13 +29,13 @@ THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
     ],
 )
 def test_by_hand(values: list[float], threshold: float, expected: int) -> None:
-    assert rank_at(np.array(values, dtype=np.float32), threshold) == expected
+    assert ranks_at(np.array(values, dtype=np.float32), [threshold]) == [expected]
 
 
 @pytest.mark.parametrize("threshold", [0, -0.1, 1.01, math.nan])
 def test_no_such_share(threshold: float) -> None:
     with pytest.raises(ValueError, match="share of energy"):
-        rank_at(np.ones(3), threshold)
+        ranks_at(np.ones(3), [threshold])
 
 
 @settings(max_examples=100, deadline=None)
@@ -46,7 +46,7 @@ def test_against_counting(numbers: list[int], threshold: float) -> None:
     while total and held < threshold * total * (1 - 1e-12):
         held += numbers[expected] ** 2
         expected += 1
-    assert rank_at(np.array(numbers), threshold) == expected
+    assert ranks_at(np.array(numbers), [threshold]) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_against_counting(numbers: list[int], threshold: float) -> None:
     ],
 )
 def test_where_only_the_largest_are_kept(kept, norm, threshold, expected):
-    assert rank_at(np.array(kept, dtype=np.float32), threshold, norm) == expected
+    assert ranks_at(np.array(kept, dtype=np.float32), [threshold], norm) == [expected]

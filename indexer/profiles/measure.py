@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument, Failed
+from indexer.names import MEASURES
 from indexer.profiles.layers import Layers, States, chosen_layers, eval_mode, nearest_tokens
 from indexer.profiles.probes import Probe
 from indexer.profiles.receptive_field import ReceptiveField, receptive_fields
@@ -33,7 +34,6 @@ from indexer.profiles.statistics import Measures, Spread, accuracy, compare_with
 from indexer.profiles.store import Profile, ProfileIdentity, joined
 from indexer.profiles.subject import Subject
 from indexer.profiles.tolerance import tolerances
-from indexer.records.depth_measures import MEASURES
 
 RECEPTIVE_FIELD_SEQUENCES = 8
 MOST_LAYERS = 1000

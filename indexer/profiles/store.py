@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.records.depth_measures import MEASURES
+from indexer.names import MEASURES
 from indexer.records.identity import canonical_json
-from indexer.records.record import checksum
 from indexer.regular_files import read_regular
+from indexer.storage.arrays import checksum, read_arrays, write_arrays
 from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
 
@@ -135,32 +135,25 @@ class ProfileStore:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile atomically, after the file that describes its run."""
-    from safetensors.numpy import save
-
     arrays: dict[str, NDArray[Any]] = {"layers": profile.layers, "is_constant": profile.is_constant.astype(np.uint8)}
     for name, column in profile.values.items():
-        arrays[name] = np.ascontiguousarray(column, dtype=np.float32)
+        arrays[name] = column.astype(np.float32)
     for name, column in profile.errors.items():
-        arrays[f"{name}_error"] = np.ascontiguousarray(column, dtype=np.float32)
+        arrays[f"{name}_error"] = column.astype(np.float32)
     header = {"identity": asdict(profile.identity), "notes": list(profile.notes)}
     header |= {name: getattr(profile, name) for name in _HEADER}
     # A single key: safetensors writes several in any order, and the same profile must give the same bytes.
     metadata = canonical_json({"checksum": checksum(canonical_json(header), arrays), "header": header})
     run = {"cpu_seconds": round(profile.cpu_seconds, 2), "made": profile.made}
     write_atomically(_run_file(path), canonical_json(run).encode())
-    write_atomically(path, save(arrays, metadata={"profile": metadata}))
+    write_arrays(path, arrays, {"profile": metadata})
 
 
 def read_profile(path: Path) -> Profile:
     """Read and check a profile. Raises AtlasError if it is missing, truncated, altered or malformed."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     try:
-        payload = read_regular(path, most=MOST_BYTES)
-        arrays = load(payload)
-        length = int.from_bytes(payload[:8], "little")
-        metadata = load_json(load_json(payload[8 : 8 + length])["__metadata__"]["profile"])
+        arrays, texts = read_arrays(path, MOST_BYTES)
+        metadata = load_json(texts["profile"])
         header = metadata["header"]
         if metadata["checksum"] != checksum(canonical_json(header), arrays):
             raise AtlasError(f"The profile {path.name} was altered: its checksum does not match.", HINT)
@@ -181,7 +174,7 @@ def read_profile(path: Path) -> Profile:
         )
     except AtlasError:
         raise
-    except (OSError, SafetensorError, *WRONG_KINDS) as error:
+    except (OSError, *WRONG_KINDS) as error:
         raise AtlasError(f"The profile {path.name} cannot be read ({type(error).__name__}).", HINT) from error
 
 

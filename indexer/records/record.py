@@ -1,13 +1,11 @@
 """Records: what is stored about one model at one commit, and the file format.
 
-The file is a safetensors file without pickles. Factors are float16, singular values and norms float32; the
-header holds everything else as JSON, with a checksum over all of it, so that a truncated or altered file is
-detected before it is used.
+Factors are float16, singular values and norms float32; the header holds everything else as JSON, with a checksum over
+all of it (``indexer.storage.arrays``).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,13 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import DeltaKey
 from indexer.records.identity import FORMAT_VERSION, AdapterBase, Identity, canonical_json
-from indexer.regular_files import open_regular, read_regular
-from indexer.storage.atomic_files import write_atomically
+from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
 from indexer.untrusted import load_json
 from indexer.vectors.centre import ADAPTER, FULL
 
-# A longer header than this is no record's: one delta takes 200 bytes of it.
-LONGEST_HEADER = 64 << 20
 # The factors of a model of 70 billion numbers take half of it.
 LARGEST = 2 << 30
 
@@ -64,6 +59,11 @@ class DeltaRecord:
     spectrum: NDArray[np.float32] | None = None
     transposed: bool = False
     weights: NDArray[np.float32] | None = None
+
+    @property
+    def name(self) -> str:
+        """``3.query``, or ``decoder.3.query`` where there are two stacks."""
+        return str(self.key)
 
     @property
     def relative_norm(self) -> float:
@@ -204,47 +204,30 @@ class Record:
 
 def write_record(record: Record, path: Path) -> None:
     """Write atomically: a reader sees the whole record or none of it."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for delta in record.deltas:
-        for name in ("s", "u", "v", "spectrum", "weights"):
-            array = getattr(delta, name)
-            if array is not None:
-                arrays[f"{delta.key}.{name}"] = np.ascontiguousarray(array)
-    for whole in record.fused_matrices:
-        arrays[f"{whole.name}.weights"] = np.ascontiguousarray(whole.weights)
-        if whole.spectrum is not None:
-            arrays[f"{whole.name}.spectrum"] = np.ascontiguousarray(whole.spectrum)
-    for name, array in ((_SAMPLE, record.sample), (_ROW_SPACE, record.row_space)):
-        if array is not None:
-            arrays[name] = np.ascontiguousarray(array)
-    arrays.update({f"vector:{tag}": np.ascontiguousarray(vector) for tag, vector in record.vectors.items()})
+    arrays: dict[str, NDArray[Any]] = {f"vector:{tag}": vector for tag, vector in record.vectors.items()}
+    arrays |= {name: array for name in _ARRAYS if (array := getattr(record, name)) is not None}
+    matrices: tuple[DeltaRecord | FusedMatrixRecord, ...] = (*record.deltas, *record.fused_matrices)
+    for matrix in matrices:
+        for name in _MATRIX_ARRAYS:
+            if (array := getattr(matrix, name, None)) is not None:
+                arrays[f"{matrix.name}.{name}"] = array
     header = {
         "identity": record.identity.as_row(),
         "deltas": [
-            {
-                "key": str(delta.key),
-                "shape": list(delta.shape),
-                "norm": delta.norm,
-                "base_norm": delta.base_norm,
-                "inner": delta.inner,
-                "transposed": delta.transposed,
-            }
+            {"key": delta.name, "shape": list(delta.shape)} | {name: getattr(delta, name) for name in _DELTA_FIELDS}
             for delta in record.deltas
         ],
         "wholes": [
-            {"name": whole.name, "parts": [str(part) for part in whole.parts], "shape": list(whole.shape)}
-            for whole in record.fused_matrices
+            {"name": fused.name, "parts": [str(part) for part in fused.parts], "shape": list(fused.shape)}
+            for fused in record.fused_matrices
         ],
         "files": [asdict(stored) for stored in record.files],
         "moved": record.moved,
         "stands_on": asdict(record.adapter_base) if record.adapter_base else None,
         "precision": record.precision,
-    } | {name: getattr(record, name) for name in _PLAIN_FIELDS}
-    from safetensors.numpy import save
-
+    } | {name: getattr(record, name) for name in _FIELDS}
     text = canonical_json(header)
-    payload = save(arrays, metadata={"record": text, "checksum": checksum(text, arrays)})
-    write_atomically(path, payload)
+    write_arrays(path, arrays, {"record": text, "checksum": checksum(text, arrays)})
 
 
 def read_record(path: Path) -> Record:
@@ -252,22 +235,54 @@ def read_record(path: Path) -> Record:
 
     Raises AtlasError if the file is missing, truncated, altered or of a newer format.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     hint = "Run `index rebuild`, which deletes it, and then `index build`, which reads the model again."
     try:
-        payload = read_regular(path, most=LARGEST)
-        arrays = load(payload)
-        length = int.from_bytes(payload[:8], "little")
-        metadata = load_json(payload[8 : 8 + length])["__metadata__"]
-        text = metadata["record"]
-        if metadata["checksum"] != checksum(text, arrays):
-            raise AtlasError(f"The record {path.name} was altered: its checksum does not fit.", hint)
-        return _from_header(load_json(text), arrays)
-    except AtlasError:
-        raise
-    except (OSError, SafetensorError, *WRONG_KINDS) as error:
+        arrays, texts = read_arrays(path, LARGEST)
+        if texts["checksum"] != checksum(texts["record"], arrays):
+            raise AtlasError(f"The record {path.name} was altered: its checksum does not match.", hint)
+        header = load_json(texts["record"])
+        optional: dict[str, Any] = {name: arrays.get(name) for name in _ARRAYS}
+        identity = Identity.from_row(header["identity"])
+        if identity.spec.format > FORMAT_VERSION:
+            raise AtlasError(
+                f"The record {path.name} has format {identity.spec.format}; this version reads up to {FORMAT_VERSION}.",
+                "Upgrade.",
+            )
+        deltas = tuple(
+            DeltaRecord(
+                key=DeltaKey.parse(row["key"]),
+                shape=(row["shape"][0], row["shape"][1]),
+                s=arrays[f"{row['key']}.s"],
+                u=arrays.get(f"{row['key']}.u"),
+                v=arrays.get(f"{row['key']}.v"),
+                spectrum=arrays.get(f"{row['key']}.spectrum"),
+                weights=arrays.get(f"{row['key']}.weights"),
+                **{name: row[name] for name in _DELTA_FIELDS},
+            )
+            for row in header["deltas"]
+        )
+        fused_matrices = tuple(
+            FusedMatrixRecord(
+                parts=tuple(DeltaKey.parse(part) for part in row["parts"]),
+                shape=(row["shape"][0], row["shape"][1]),
+                spectrum=arrays.get(f"{row['name']}.spectrum"),
+                weights=arrays[f"{row['name']}.weights"],
+            )
+            for row in header.get("wholes", ())  # older records have none
+        )
+        return Record(
+            identity=identity,
+            deltas=deltas,
+            fused_matrices=fused_matrices,
+            files=tuple(StoredFile(**row) for row in header["files"]),
+            adapter_base=AdapterBase(**header["stands_on"]) if header.get("stands_on") else None,
+            moved=int(header.get("moved", 0)),
+            precision=str(header.get("precision", "")),
+            vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
+            **optional,
+            **{name: header[name] for name in _FIELDS},
+        )
+    except (OSError, *WRONG_KINDS) as error:
         raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
 
 
@@ -276,87 +291,15 @@ def read_identity(path: Path) -> tuple[Identity, str]:
 
     Raises OSError, ValueError, KeyError or TypeError where that cannot be read.
     """
-    with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        metadata = load_json(file.read(min(length, LONGEST_HEADER)))["__metadata__"]
-    header = load_json(metadata["record"])
+    header = load_json(read_texts(path)["record"])
     return Identity.from_row(header["identity"]), str(header["created"])
 
 
-_SAMPLE = "sample"
-_ROW_SPACE = "row_space"
-
-_PLAIN_FIELDS = (
-    "head",
-    "card",
-    "dtype",
-    "device",
-    "threads",
-    "bytes_read",
-    "block_bytes",
-    "seconds",
-    "created",
-)
-
-
-def _from_header(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Record:
-    identity = Identity.from_row(header["identity"])
-    spec = identity.spec
-    if spec.format > FORMAT_VERSION:
-        raise AtlasError(f"A record has format {spec.format}; this version reads up to {FORMAT_VERSION}.", "Upgrade.")
-    deltas = tuple(
-        DeltaRecord(
-            key=DeltaKey.parse(row["key"]),
-            shape=(row["shape"][0], row["shape"][1]),
-            norm=row["norm"],
-            base_norm=row["base_norm"],
-            inner=row["inner"],
-            transposed=row["transposed"],
-            s=arrays[f"{row['key']}.s"],
-            u=arrays.get(f"{row['key']}.u"),
-            v=arrays.get(f"{row['key']}.v"),
-            spectrum=arrays.get(f"{row['key']}.spectrum"),
-            weights=arrays.get(f"{row['key']}.weights"),
-        )
-        for row in header["deltas"]
-    )
-    fused_matrices = tuple(
-        FusedMatrixRecord(
-            parts=tuple(DeltaKey.parse(part) for part in row["parts"]),
-            shape=(row["shape"][0], row["shape"][1]),
-            spectrum=arrays.get(f"{row['name']}.spectrum"),
-            weights=arrays[f"{row['name']}.weights"],
-        )
-        for row in header.get("wholes", ())  # older records have none
-    )
-    return Record(
-        identity=identity,
-        deltas=deltas,
-        fused_matrices=fused_matrices,
-        files=tuple(StoredFile(**row) for row in header["files"]),
-        sample=arrays.get(_SAMPLE),
-        row_space=arrays.get(_ROW_SPACE),
-        adapter_base=AdapterBase(**header["stands_on"]) if header.get("stands_on") else None,
-        moved=int(header.get("moved", 0)),
-        precision=str(header.get("precision", "")),
-        vectors={name[7:]: array for name, array in arrays.items() if name.startswith("vector:")},
-        **{name: header[name] for name in _PLAIN_FIELDS},
-    )
-
-
-def checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """sha256 (hex) of a header and of all arrays with their names, dtypes and shapes."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
-
-
-def rank_at(values: ArrayLike, threshold: float, norm: float | None = None) -> int | None:
-    """As :func:`ranks_at` for one share."""
-    return ranks_at(values, (threshold,), norm)[0]
+# What is stored as it is: fields of the header and arrays, of a record and of a matrix.
+_FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
+_ARRAYS = ("sample", "row_space")
+_DELTA_FIELDS = ("norm", "base_norm", "inner", "transposed")
+_MATRIX_ARRAYS = ("s", "u", "v", "spectrum", "weights")
 
 
 def ranks_at(values: ArrayLike, thresholds: Sequence[float], norm: float | None = None) -> list[int | None]:

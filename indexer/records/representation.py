@@ -57,10 +57,6 @@ class Representation:
         """The same with about ``budget`` numbers; of a length that is fixed, or not asked for, itself."""
         return self if budget is None or self.budget is None else replace(self, budget=budget)
 
-    def blocks(self, record: Record) -> int:
-        """Blocks that are compared one by one; 0 where the vector is compared as a whole."""
-        return len(record.deltas) if self.centred else 0
-
     def expected_length(self, record: Record) -> int | None:
         """Numbers that the vector of ``record`` must have; None where only the computation can tell."""
         if self.budget is not None:
@@ -103,19 +99,15 @@ def representation_named(name: str, budget: int | None = None) -> Representation
         raise BadArgument(f"There is no representation {name!r}.", f"Choose one of: {known}.") from None
 
 
-def _of_length(record: Record, budget: int = USUAL_BUDGET, *, side: str) -> Vector:
+def _of_length(record: Record, budget: int, *, side: str) -> Vector:
     return sketched(record, side, block_length(record, budget), DRAW)
 
 
-def _fixed(record: Record, budget: int = USUAL_BUDGET, *, side: str) -> Vector:
+def _fixed(record: Record, budget: int, *, side: str) -> Vector:
     return sketched(record, side, FIXED_LENGTH)
 
 
-def _seed(record: Record, budget: int = USUAL_BUDGET, *, scaled: bool) -> Vector:
-    return original_vector(record, scaled=scaled)
-
-
-def original_vector(record: Record, *, scaled: bool) -> NDArray[np.float32]:
+def _original(record: Record, budget: int, *, scaled: bool) -> Vector:
     """U_r (``scaled``: U_r Σ_r); families and stacks are concatenated.
 
     Signs by Bro, Acar & Kolda (2008), "Resolving the sign ambiguity in the singular value decomposition". Raises
@@ -152,12 +144,12 @@ def _bro_signs(delta: DeltaRecord) -> NDArray[np.float64]:
     return np.where(deciding < 0, -1.0, 1.0)
 
 
-def _spectrum(record: Record, budget: int = USUAL_BUDGET) -> Vector:
+def _spectrum(record: Record, budget: int) -> Vector:
     """The top singular values of every delta."""
     return np.concatenate([delta.s for delta in record.deltas]).astype(np.float32)
 
 
-def _no_record(record: Record, budget: int = USUAL_BUDGET) -> Vector:
+def _no_record(record: Record, budget: int) -> Vector:
     raise AtlasError(
         f"{record.identity.model} has no depth profile in this atlas, so 'depth' cannot be computed.",
         f"Make one: index profile {record.identity.model}",
@@ -181,10 +173,10 @@ REPRESENTATIONS: dict[str, Representation] = {
         ),
         Representation(
             "seed", 1, "U_r with fixed signs, layers averaged (the original method)", False,
-            partial(_seed, scaled=False),
+            partial(_original, scaled=False),
         ),
         Representation(
-            "seed_scaled", 1, "U_r Σ_r with fixed signs, layers averaged", False, partial(_seed, scaled=True)
+            "seed_scaled", 1, "U_r Σ_r with fixed signs, layers averaged", False, partial(_original, scaled=True)
         ),
         Representation("spectrum", 1, "top singular values of every delta", True, _spectrum, of_factors=False),
         Representation(

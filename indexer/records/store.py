@@ -36,16 +36,12 @@ class FailureRecord:
     when: str
 
     @property
-    def seconds_since(self) -> float:
-        """Seconds since the last attempt; negative if the clock was set back."""
-        return (datetime.now(UTC) - datetime.fromisoformat(self.when)).total_seconds()
-
-    @property
     def is_due(self) -> bool:
         """Whether a failure should be tried by this build."""
         wait = BACK_OFF_SECONDS * 2 ** min(self.attempts - PATIENCE, 8) if self.attempts >= PATIENCE else 0.0
+        passed = (datetime.now(UTC) - datetime.fromisoformat(self.when)).total_seconds()
         # A time in the future is ignored: waiting for it could take for ever.
-        return self.status == "failed" and not 0 <= self.seconds_since < wait
+        return self.status == "failed" and not 0 <= passed < wait
 
 
 @dataclass(frozen=True)
@@ -158,10 +154,8 @@ class RecordStore:
 
     def failures(self) -> Iterator[FailureRecord]:
         """All failures, in order of name."""
-        for digest in self.failure_digests():
-            failure = self.failure(digest)
-            if failure is not None:
-                yield failure
+        stored = (self.failure(digest) for digest in self.failure_digests())
+        yield from (failure for failure in stored if failure is not None)
 
     def failure_digests(self) -> Iterator[str]:
         """Digests of all failures, in order of name."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from indexer.records.depth_measures import MEASURES
+from indexer.names import MEASURES
 
 if TYPE_CHECKING:
     from query.reader import AtlasReader

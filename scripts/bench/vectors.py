@@ -19,7 +19,7 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, dense_deltas, layout_against
 from indexer.deltas.svd import spectrum, truncated_svd
 from indexer.names import DeltaKey, ModelRef
-from indexer.records.record import rank_at
+from indexer.records.record import ranks_at
 from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.checkpoints import MODULES, roberta_base
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, interleaved, one_thread, say
@@ -220,7 +220,7 @@ def spectra_table(
     for title, seconds in repeats.items():
         ratio = seconds.ratio_to(repeats[OURS])
         off = max(
-            abs((rank_at(mine, threshold) or 0) - (rank_at(true, threshold) or 0))
+            abs((ranks_at(mine, [threshold])[0] or 0) - (ranks_at(true, [threshold])[0] or 0))
             for mine, true in zip(found[title], exact, strict=True)
             for threshold in THRESHOLDS
         )

@@ -61,7 +61,7 @@ def test_every_column_of_a_table_for_people_is_explained(planted):
 
 
 def test_columns_that_need_a_model_to_be_read_are_explained():
-    from indexer.records.depth_measures import MEASURES
+    from indexer.names import MEASURES
     from query.compare import Comparison
     from query.layers import Layers
     from query.lineage.edges import Edge

@@ -135,7 +135,7 @@ def _sealed_safetensors(header: dict[str, Any], data: bytes, told: str) -> bytes
     from safetensors.numpy import load
 
     from indexer.records.identity import canonical_json
-    from indexer.records.record import checksum
+    from indexer.storage.arrays import checksum
 
     def written() -> bytes:
         text = json.dumps(header, separators=(",", ":")).encode()

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load, save
 
 from indexer.publish.rows import delta_rows, fused_matrix_rows, record_row
-from indexer.records.record import checksum, read_record, write_record
+from indexer.records.record import read_record, write_record
+from indexer.storage.arrays import checksum
 from tests import rank_world as world
 from tests.spectra.recorded import KINDS, base_in, noise, record_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from indexer.deltas.svd import lora_svd, spectrum, truncated_svd
-from indexer.records.record import rank_at
+from indexer.records.record import ranks_at
 from tests.svd.matrices import ENERGY, exact, planted, random, shared_out
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -122,7 +122,7 @@ class TestSpectrum:
         assert np.abs(found.double().numpy() ** 2 - true**2).max() < 1e-5 * true[0] ** 2
         shares = np.cumsum(true**2) / (true**2).sum()
         for threshold in THRESHOLDS:
-            assert abs(rank_at(found, threshold) - (int((shares < threshold).sum()) + 1)) <= 1
+            assert abs(ranks_at(found, [threshold])[0] - (int((shares < threshold).sum()) + 1)) <= 1
 
     def test_deltas_of_real_training(self, trained: dict[str, torch.Tensor]) -> None:
         for delta in trained.values():
