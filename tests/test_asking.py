@@ -181,3 +181,24 @@ def test_a_neighbour_that_the_atlas_does_not_hold_is_passed_over(atlas):
         )
     with Atlas(atlas.root) as opened:
         assert list(opened.similar("ann/glue-0", 3)) == list(before)[1:]
+
+
+def test_a_failed_model_is_found_by_the_end_of_its_id(tmp_path, monkeypatch, capsys):
+    models = [Model("ann/one", np.ones(4)), Model("bob/late", status="failed", reason="timeout", detail="no answer")]
+    folder = write_atlas(tmp_path / "atlas", models)
+
+    def ask(*words):
+        with pytest.raises(SystemExit) as caught:
+            query.cli.main([*words, "--atlas", str(folder)], prog_name="query")
+        captured = capsys.readouterr()
+        return caught.value.code or 0, captured.out, captured.err
+
+    code, out, _ = ask("show", "late", "--json")
+    assert (code, json.loads(out)["model"], json.loads(out)["detail"]) == (0, "bob/late", "no answer")
+    add_repo(tmp_path / "store", "ann/one")
+    with served(tmp_path / "store", monkeypatch):
+        for question in ("similar", "lineage"):
+            code, out, err = ask(question, "late")
+            assert (code, out, len(err.splitlines())) == (1, "", 1)
+            assert "bob/late" in err
+            assert "the Hub does not know it either" in err

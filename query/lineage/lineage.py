@@ -79,7 +79,9 @@ def lineage(
         if stored is not None:
             return stored
         return Tracer(atlas, known.base, dates=dates, thresholds=thresholds).of_indexed(known.model_id)
-    described, published = describe_unindexed(atlas, reference, base or (known.base if known else None))
+    if known is not None:  # it could not be read when it was indexed; perhaps only the end of its id was given
+        reference, base = replace(reference, id=known.model), base or known.base
+    described, published = describe_unindexed(atlas, reference, base)
     return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
 
 

@@ -1,8 +1,9 @@
-"""The estimate that is printed before a long build, and the question whether to go on."""
+"""The estimate that is printed before a long build, the question whether to go on, and the limit of memory."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 
 import click
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from indexer.builds import view
 from indexer.builds.plan import Estimate
 from indexer.builds.view import BuildView
+from indexer.publish import publish, staging
 
 LARGE = Estimate(models=50, adapters=0, bytes=17_000_000_000, bytes_per_second=20e6)
 
@@ -56,3 +58,26 @@ def test_no_leaves_nothing_behind(tmp_path, monkeypatch, answer):
     with served(store, monkeypatch), pytest.raises(AtlasError if answer == "no" else click.Abort):
         build_bases(str(tmp_path / "new" / "atlas"), [BASE], BuildOptions(workers=1), False, Asked())
     assert not (tmp_path / "new").exists()
+
+
+def test_the_memory_limit_of_a_build_holds_for_the_database_of_its_publish(tmp_path, monkeypatch, run):
+    from tests.hub_ground import served
+    from tests.world import BASE, make_world
+
+    limits = []
+    staged_publish = staging.staged_publish
+
+    @contextmanager
+    def observed(*given, **options):
+        with staged_publish(*given, **options) as staged:
+            limits.extend(
+                staged.connection.execute("SELECT parse_formatted_bytes(current_setting('memory_limit'))").fetchone()
+            )
+            yield staged
+
+    monkeypatch.setattr(publish, "staged_publish", observed)
+    words = ("build", "--base", BASE, "--workers", "1", "--memory", "2G", "--atlas", tmp_path / "atlas")
+    with served(make_world(tmp_path / "store", per_dataset=1), monkeypatch):
+        code, _, err = run("index", *words)
+    assert code == 0, err
+    assert 100e6 < limits[-1] < 2e9

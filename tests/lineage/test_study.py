@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scripts.family.plan import load_plan
+from scripts.lineage import forest
 from scripts.lineage.merging import linear, nf4, slerp, task_arithmetic, ties
 from scripts.lineage.mother import parents
 from scripts.lineage.plan import SHAPES, plan_forest
@@ -32,6 +36,21 @@ def test_a_full_forest_has_mothers_shape():
     assert plan_forest(SHAPES["full"], DATA, seed=2) != nodes
     merges = [one for one in nodes if one.kind == "merge"]
     assert {len(one.parents) for one in merges} == {2, 3, 4}
+
+
+def test_docstrings_and_comments_do_not_change_the_fingerprint_of_a_forest(tmp_path, monkeypatch):
+    """So that a forest is not trained again because of them."""
+    for name in ("plan.py", "merging.py", "forest.py"):
+        shutil.copy(Path(forest.__file__).parent / name, tmp_path)
+    monkeypatch.setattr(forest, "__file__", str(tmp_path / "forest.py"))
+    before = forest.fingerprint("bert", "small", 1)
+    merging = tmp_path / "merging.py"
+    text = merging.read_text()
+    merging.write_text(re.sub(r'"""(?=\w)', '"""In other words: ', text) + "# A comment.\n")
+    assert forest.fingerprint("bert", "small", 1) == before
+    merging.write_text(text + "SCALE = 2\n")
+    assert forest.fingerprint("bert", "small", 1) != before
+    assert forest.fingerprint("bert", "small", 2) != before
 
 
 def test_the_rival_finds_a_chain_given_root_and_dates():
