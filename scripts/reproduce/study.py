@@ -1,51 +1,36 @@
-"""The study of several bases: crawl, read, publish, ask. ``Results`` is what ``results.json`` contains."""
+"""The study of several bases: crawl, read, publish, ask. Results are plain JSON (``results.json``)."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
-import platform
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from query import Atlas
-from scripts.reproduce.planted import FLAGS, Check, Outcome, check
-from scripts.terminal import PROJECT, CommandFailed, Terminal
+from scripts.terminal import CommandFailed, Terminal
 
 REPRESENTATIONS = ("seed", "seed_scaled", "input", "output", "delta", "spectrum")
 SIDE_BY_SIDE = ("seed", "input")  # the original method, and ours
-PACKAGES = (
-    "vectors-in-the-wild", "torch", "transformers", "peft", "safetensors", "huggingface_hub", "numpy", "scipy",
-    "scikit-learn", "faiss-cpu", "duckdb", "umap-learn", "matplotlib", "pandas",
-)  # fmt: skip
-ANSWERS = "answers"  # their folder
-SOURCES = ("query", "indexer")
-KINDS = ("purity", "clusters", "map", "rank", "report")
-TIMES = "represented.json"  # below the answers: seconds by representation
+FLAGS = ("copy", "duplicate", "unrelated")
+ORDINARY = "Tuned from the base, whatever its card and its files look like."
+TRIED = ("indexed", "skipped", "failed")
+
+Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class StudiedBase:
-    """One of the seed's bases.
+class StudiedBase(NamedTuple):
+    """A base of the original study, and the architecture of the family that replaces it offline.
 
-    ``architecture``: the family that stands for it offline, a table of ``scripts/family/plan.toml``.
-    ``is_fused``: its checkpoints hold query, key and value as one matrix.
+    ``is_fused``: its checkpoints store query, key and value as one matrix.
     """
 
     id: str
     architecture: str
     is_fused: bool = False
-
-    @property
-    def family_base(self) -> str:
-        """The base model of the family."""
-        return f"atlas-demo/tiny-{self.architecture}"
 
 
 BASES = (
@@ -56,321 +41,151 @@ BASES = (
 )
 
 
-@dataclass(frozen=True)
-class Question:
-    """A command that is asked of one base; ``file`` is what it writes, relative to the study's folder."""
-
-    name: str
-    command: str
-    file: str | None = None
-
-
-def questions(studied: StudiedBase, base: str, suffix: str) -> tuple[Question, ...]:
-    """Everything that is asked of ``base`` once its vectors are published.
-
-    ``base``: its canonical id. ``suffix``: of the figures, as ``.png``.
-    """
-    named, stem = f"--base {shlex.quote(base)}", file_stem(base)
-    asked = [Question(f"purity-{name}", f"query purity {named} --representation {name}") for name in REPRESENTATIONS]
-    asked += [Question(f"clusters-{name}", f"query clusters {named} --representation {name}") for name in SIDE_BY_SIDE]
-    asked += [
-        _drawn(f"map-{name}", f"query map {named} --representation {name}", f"figures/map-{stem}-{name}{suffix}")
-        for name in SIDE_BY_SIDE
-    ]
+def questions(base: str, is_fused: bool) -> dict[str, tuple[str, str | None]]:
+    """Everything that is asked of a published base: command, and the file it writes in the study's folder, by name."""
+    stem = base.replace("/", "--")
+    asked: dict[str, tuple[str, str | None]] = {}
+    for name in REPRESENTATIONS:
+        asked[f"purity-{name}"] = f"query purity --representation {name}", None
+    for name in SIDE_BY_SIDE:
+        asked[f"clusters-{name}"] = f"query clusters --representation {name}", None
+    for name in SIDE_BY_SIDE:
+        asked[f"map-{name}"] = f"query map --representation {name}", f"figures/map-{stem}-{name}.png"
     for of in ("weights", "delta"):
-        asked.append(_drawn(f"rank-{of}", f"query rank {named} --of {of}", f"figures/rank-{stem}-{of}{suffix}"))
-        if studied.is_fused:
-            whole = f"figures/rank-{stem}-{of}-whole{suffix}"
-            asked.append(_drawn(f"rank-{of}-whole", f"query rank {named} --of {of} --whole", whole))
-    asked.append(_drawn("report", f"query report {named}", f"reports/{stem}.html"))
-    return tuple(asked)
+        asked[f"rank-{of}"] = f"query rank --of {of}", f"figures/rank-{stem}-{of}.png"
+        if is_fused:
+            asked[f"rank-{of}-whole"] = f"query rank --of {of} --whole", f"figures/rank-{stem}-{of}-whole.png"
+    asked["report"] = "query report", f"reports/{stem}.html"
+    return {
+        name: (f"{command} --base {shlex.quote(base)}" + (f" --out {shlex.quote(file)}" if file else ""), file)
+        for name, (command, file) in asked.items()
+    }
 
 
-def _drawn(name: str, command: str, file: str) -> Question:
-    return Question(name, f"{command} --out {shlex.quote(file)}", file)
-
-
-def file_stem(base: str) -> str:
-    """A base's id as part of a file's name."""
-    return base.replace("/", "--")
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What came of one question: ``answer`` is the command's JSON, ``error`` its last line where it failed."""
-
-    name: str
-    command: str
-    seconds: float
-    answer: Any = None
-    file: str | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Models found for a base by what became of them; the flagged ones are indexed ones."""
-
-    indexed: int
-    skipped: int
-    failed: int
-    not_tried: int  # listed, and beyond --limit
-    copies: int
-    duplicates: int
-    unrelated: int
-    adapters: int
-    datasets: int  # named by the indexed models
-    authors: int  # of the indexed models
-    reasons: Mapping[str, int]  # of what was skipped or failed
-
-
-@dataclass(frozen=True)
-class BaseResults:
-    """One base. ``seconds`` by part: training (of its family), build, and each kind of question."""
-
-    seed_base: str
-    base: str
-    commit: str
-    counts: Counts
-    bytes_read: int
-    check: Check | None  # of what was planted; None on the Hub, where nothing was
-    replies: Mapping[str, Reply]
-    seconds: Mapping[str, float]
-
-    def answer(self, name: str) -> Any:
-        """The answer to a question; None where there is none."""
-        reply = self.replies.get(name)
-        return None if reply is None else reply.answer
-
-
-@dataclass(frozen=True)
-class Results:
-    """The whole study: ``source`` is the Hub's address, or what stood in its place."""
-
-    source: str
-    size: str | None
-    limit: int | None
-    bases: tuple[BaseResults, ...]
-    represent_seconds: Mapping[str, float]  # to publish each representation, of all bases together
-    purity_figure: str
-    versions: Mapping[str, str] = field(default_factory=lambda: versions())
-
-    def write(self, path: Path) -> None:
-        """As JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that numbers depend on; those that are not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A base to study: where its fine-tunes are looked for, and the family it stands on, if it is one of ours."""
-
-    studied: StudiedBase
-    asked_for: str  # the id that is given to --base
-    family: Path | None = None
-
-
-def build(run: Terminal, subject: Subject, limit: int | None) -> str:
-    """Crawl and read; returns the base's canonical id. Raises CommandFailed where nothing came of it."""
-    words = ["index", "build", "--base", subject.asked_for, "--spectra"]
-    words += ["--discover", "names"] if subject.family else []  # some of a family carry no tag
+def build(run: Terminal, asked_for: str, limit: int | None, *, is_family: bool) -> str:
+    """Crawl and read; returns the base's canonical id. Raises CommandFailed."""
+    words = ["index", "build", "--base", asked_for, "--spectra"]
+    words += ["--discover", "names"] if is_family else []  # some models of a family have no tag
     words += ["--limit", str(limit)] if limit else []
     run(shlex.join(words))
     with Atlas(run.folder / "atlas") as atlas:
-        return atlas.base_named(subject.asked_for)
+        return atlas.base_named(asked_for)
 
 
 def represent(run: Terminal, bases: Sequence[str]) -> dict[str, float]:
-    """Publish every representation that any of the bases lacks; returns the seconds that each took, when it did."""
-    path = run.folder / ANSWERS / TIMES
-    took = {**_read(path)} if path.is_file() else {}
+    """Publish every representation that one of the bases lacks; returns the seconds of each."""
     with Atlas(run.folder / "atlas") as atlas:
         rows = atlas.rows("SELECT base, representation FROM representations")
     published = {(row["base"], row["representation"]) for row in rows}
+    took = {}
     for name in REPRESENTATIONS:
         if any((base, name) not in published for base in bases):
             started = time.monotonic()
             run(f"index represent {name}")
             took[name] = round(time.monotonic() - started, 1)
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(took), encoding="utf-8")
     return took
 
 
-def study(run: Terminal, subject: Subject, base: str, limit: int | None, suffix: str) -> BaseResults:
-    """Ask everything that is asked of one base."""
-    replies = ask_all(run, base, questions(subject.studied, base, suffix))
+def study_base(run: Terminal, studied: StudiedBase, base: str, family: Path | None, limit: int | None) -> Json:
+    """Ask all questions about one base, count its models, and check what was planted in its ``family``."""
+    asked = questions(base, studied.is_fused)
+    print(f"\n{base}: {len(asked)} questions", flush=True)
+    replies = {name: ask(run, command, file) for name, (command, file) in asked.items()}
     with Atlas(run.folder / "atlas") as atlas:
-        found = outcomes(atlas, base)
-        facts = atlas.rows(
-            'SELECT bases."commit", sum(bytes_read) AS bytes_read, sum(epoch(finished) - epoch(started)) AS seconds '
-            "FROM bases JOIN builds USING (base) WHERE base = ? GROUP BY ALL",
+        rows = atlas.rows(
+            "SELECT model, status, reason, is_copy AS copy, duplicate_of IS NOT NULL AS duplicate, "
+            "is_unrelated AS unrelated FROM fine_tunes LEFT JOIN records USING (model_id) WHERE base = ?",
             [base],
-        )[0]
-        counted = counts(atlas, base, found)
-    expected = _read(subject.family / "expected.json") if subject.family else None
-    training = {"training": float(_read(subject.family / "family.json")["seconds"])} if subject.family else {}
-    return BaseResults(
-        seed_base=subject.studied.id,
-        base=base,
-        commit=facts["commit"],
-        counts=counted,
-        bytes_read=int(facts["bytes_read"]),
-        check=None if expected is None else check(expected, found, is_partial=limit is not None),
-        replies=replies,
-        seconds=training | {"build": round(facts["seconds"], 1)} | seconds_by_kind(replies),
-    )
-
-
-def outcomes(atlas: Atlas, base: str) -> dict[str, Outcome]:
-    """What became of every model that is listed for a base."""
-    rows = atlas.rows(
-        "SELECT model, status, reason, is_copy AS copy, duplicate_of IS NOT NULL AS duplicate, "
-        "is_unrelated AS unrelated FROM fine_tunes LEFT JOIN records USING (model_id) WHERE base = ?",
-        [base],
-    )
+        )
+        ((models,), (work,)) = (
+            atlas.rows(statement, [base])
+            for statement in (
+                "SELECT count(*) FILTER (relation = 'adapter') AS adapters, count(DISTINCT author) AS authors, "
+                "len(list_distinct(flatten(list(datasets)))) AS datasets FROM models WHERE base = ?",
+                'SELECT bases."commit", sum(bytes_read) AS bytes_read, sum(epoch(finished) - epoch(started)) AS seconds '
+                "FROM bases JOIN builds USING (base) WHERE base = ? GROUP BY ALL",
+            )
+        )
+    seconds = {"build": round(work["seconds"], 1)}
+    checked = None
+    if family:
+        seconds = {"training": json.loads((family / "family.json").read_text(encoding="utf-8"))["seconds"], **seconds}
+        expected = json.loads((family / "expected.json").read_text(encoding="utf-8"))
+        checked = check(expected, {row["model"]: row for row in rows}, is_partial=limit is not None)
+    for name, reply in replies.items():
+        kind = name.partition("-")[0]
+        seconds[kind] = round(seconds.get(kind, 0) + reply["seconds"], 1)
+    statuses = Counter(row["status"] for row in rows)
     return {
-        row["model"]: Outcome(row["status"], row["reason"], frozenset(flag for flag in FLAGS if row[flag]))
-        for row in rows
+        "original_base": studied.id,
+        "base": base,
+        "commit": work["commit"],
+        "bytes_read": int(work["bytes_read"]),
+        "counts": {
+            **{name: statuses[name] for name in TRIED},
+            "not_tried": statuses["listed"],
+            **{flag: sum(bool(row[flag]) for row in rows) for flag in FLAGS},
+            **models,
+            "reasons": dict(sorted(Counter(row["reason"] for row in rows if row["reason"]).items())),
+        },
+        "check": checked,
+        "replies": replies,
+        "seconds": seconds,
     }
 
 
-def counts(atlas: Atlas, base: str, found: Mapping[str, Outcome]) -> Counts:
-    """How many of what."""
-    statuses = [outcome.status for outcome in found.values()]
-    flagged = {flag: sum(flag in outcome.flags for outcome in found.values()) for flag in FLAGS}
-    reasons = sorted(outcome.reason for outcome in found.values() if outcome.reason)
-    facts = atlas.rows(
-        "SELECT count(*) FILTER (relation = 'adapter') AS adapters, count(DISTINCT author) AS authors, "
-        "len(list_distinct(flatten(list(datasets)))) AS datasets FROM models WHERE base = ?",
-        [base],
-    )[0]
-    return Counts(
-        indexed=statuses.count("indexed"),
-        skipped=statuses.count("skipped"),
-        failed=statuses.count("failed"),
-        not_tried=statuses.count("listed"),
-        copies=flagged["copy"],
-        duplicates=flagged["duplicate"],
-        unrelated=flagged["unrelated"],
-        adapters=facts["adapters"],
-        datasets=facts["datasets"] or 0,
-        authors=facts["authors"],
-        reasons={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
-    )
-
-
-def seconds_by_kind(replies: Mapping[str, Reply]) -> dict[str, float]:
-    """How long the questions of each kind took, when they were asked."""
-    return {
-        kind: round(sum(reply.seconds for reply in replies.values() if reply.name.partition("-")[0] == kind), 1)
-        for kind in KINDS
-    }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def ask_all(run: Terminal, base: str, asked: tuple[Question, ...]) -> dict[str, Reply]:
-    """The reply to every question. Replies of earlier runs are reused while nothing changed; failures are asked again."""
-    state = state_of(run.folder / "atlas", base)
-    kept = run.folder / ANSWERS / file_stem(base)
-    kept.mkdir(parents=True, exist_ok=True)
-    known = {
-        question.name: read_reply(kept / f"{question.name}.json", question, state, run.folder) for question in asked
-    }
-    count = sum(reply is not None for reply in known.values())
-    print(f"\n{base}: {len(asked)} questions" + (f", {count} of them answered before" if count else ""), flush=True)
-    replies = {}
-    for question in asked:
-        reply = known[question.name] or ask(run, question)
-        if reply.error is None and reply is not known[question.name]:
-            write_reply(kept / f"{question.name}.json", reply, state)
-        replies[question.name] = reply
-    return replies
-
-
-def ask(run: Terminal, question: Question) -> Reply:
-    """Run the command. If it fails, the error is the reply, and the other questions are still asked."""
-    if question.file:
-        (run.folder / question.file).parent.mkdir(parents=True, exist_ok=True)
+def ask(run: Terminal, command: str, file: str | None) -> Json:
+    """Run a command. If it fails, the error is the reply, and the study continues."""
+    if file:
+        (run.folder / file).parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
-        answer, error = run.ask(f"{question.command} --json"), None
+        answer, error = run.ask(f"{command} --json"), None
     except CommandFailed as failure:
         answer, error = None, failure.said or str(failure)
     seconds = round(time.monotonic() - started, 1)
-    file = question.file if error is None else None
-    reply = Reply(question.name, question.command, seconds, answer, file, error)
-    print(f"{gist(reply)} ({seconds:.0f} s)", flush=True)
-    return reply
+    summary = file or "answered"
+    if error is not None:
+        summary = "no answer"
+    elif answer.get("purity") is not None:
+        summary = f"purity {answer['purity']:.2f}, chance {answer['chance']:.2f}"
+    elif "clusters" in answer:
+        summary = f"{len(answer['clusters'])} clusters"
+    print(f"{summary} ({seconds:.0f} s)", flush=True)
+    return {"command": command, "seconds": seconds, "answer": answer, "file": None if error else file, "error": error}
 
 
-def gist(reply: Reply) -> str:
-    """A short summary of a reply, for the terminal."""
-    if reply.error is not None:
-        return "no answer"
-    answer = reply.answer
-    if answer.get("purity") is not None:
-        return f"purity {answer['purity']:.2f}, chance {answer['chance']:.2f}"
-    if "clusters" in answer:
-        agreement = "" if answer["ari"] is None else f", adjusted Rand index with datasets {answer['ari']:.2f}"
-        return f"{len(answer['clusters'])} clusters{agreement}"
-    return reply.file or answer.get("note") or "answered"
+def check(expected: Mapping[str, Json], found: Mapping[str, Mapping[str, Any]], *, is_partial: bool) -> Json:
+    """Compare every repository of a family with what the atlas says of it.
 
-
-def read_reply(path: Path, question: Question, state: str, folder: Path) -> Reply | None:
-    """The stored reply, if it has the same command and state, and its file still exists."""
-    try:
-        stored: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    if stored.get("state") != state or stored["reply"]["command"] != question.command:
-        return None
-    reply = Reply(**stored["reply"])
-    return reply if reply.file is None or (folder / reply.file).is_file() else None
-
-
-def write_reply(path: Path, reply: Reply, state: str) -> None:
-    """Store a reply, by rename."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"state": state, "reply": asdict(reply)}), encoding="utf-8")
-    part.replace(path)
-
-
-def state_of(atlas: Path, base: str) -> str:
-    """A digest of the models of a base, their metadata and vectors, and the code that answers."""
-    with Atlas(atlas) as opened:
-        models = opened.rows(
-            "SELECT model, record_key, status, reason, author, relation, datasets, is_copy, is_unrelated, duplicate_of "
-            "FROM fine_tunes LEFT JOIN (SELECT model_id, datasets FROM models) USING (model_id) "
-            "LEFT JOIN (SELECT model_id, is_copy, is_unrelated, duplicate_of FROM records) USING (model_id) "
-            "WHERE base = ? ORDER BY model",
-            [base],
+    Args:
+        expected: ``expected.json``: model → outcome, reason, flag, why.
+        found: model → status, reason and FLAGS, of each model that the atlas lists.
+        is_partial: with --limit, a model that was not tried is not a mismatch.
+    """
+    kinds: dict[str, Json] = {}
+    mismatches = []
+    not_tried = 0
+    for model, row in sorted(expected.items()):
+        one = found.get(model, {"status": "not listed", "reason": None})
+        if is_partial and row["outcome"] in TRIED and one["status"] not in TRIED:
+            not_tried += 1
+            continue
+        flags = [flag for flag in FLAGS if one.get(flag)]
+        # An ordinary model must have no flag.
+        is_right = (
+            one["status"] == row["outcome"]
+            and row["reason"] in (None, one["reason"])
+            and (row["flag"] in flags if row["flag"] else not flags)
         )
-        vectors = opened.rows(
-            "SELECT representation, segment, faiss_sha256 FROM internal.segments WHERE base = ? ORDER BY ALL", [base]
-        )
-    return hashlib.sha256(json.dumps([models, vectors, code()], default=str).encode()).hexdigest()
-
-
-@cache
-def code() -> str:
-    """A digest of the source code that answers."""
-    digest = hashlib.sha256()
-    for package in SOURCES:
-        for path in sorted((PROJECT / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+        name = row["flag"] or ("ordinary" if row["outcome"] == "indexed" else row["reason"] or row["outcome"])
+        why = ORDINARY if name == "ordinary" else row["why"]
+        kind = kinds.setdefault(name, {"kind": name, "models": 0, "as_expected": 0, "why": why})
+        kind["models"] += 1
+        kind["as_expected"] += is_right
+        if not is_right:
+            wanted = " ".join(filter(None, (row["outcome"], row["reason"], row["flag"])))
+            ended = " ".join(filter(None, (one["status"], one["reason"], *flags)))
+            mismatches.append({"model": model, "expected": wanted, "found": ended, "why": row["why"]})
+    commonest = sorted(kinds.values(), key=lambda kind: (-kind["models"], kind["kind"]))
+    return {"kinds": commonest, "mismatches": mismatches, "not_tried": not_tried}
