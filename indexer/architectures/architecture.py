@@ -24,7 +24,6 @@ from indexer.untrusted import shown
 __all__ = [
     "Architecture",
     "Layout",
-    "LocatedModules",
     "Matrix",
     "Rows",
     "compare",
@@ -36,14 +35,6 @@ _FOLDER = Path(__file__).parent
 
 # The names found under one prefix, by stack.
 Place = dict[str, Found]
-
-
-@dataclass(frozen=True)
-class LocatedModules:
-    """The modules of an adapter: the matrices in each block module, and the other modules."""
-
-    matrices: dict[str, tuple[Matrix, ...]]
-    ignored: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -94,22 +85,41 @@ class Architecture:
                 matrices += self._layer(stack.name, layer, names, shapes, settings)
         return Layout(self.name, prefix, tuple(sorted(matrices, key=lambda matrix: matrix.key.sort_key)))
 
-    def locate_modules(self, modules: Collection[str], base_layout: Layout) -> LocatedModules:
-        """Match module paths (of a LoRA adapter, without ``.lora_A.weight``) to the base's matrices.
+    def locate_modules(self, modules: Collection[str], base_layout: Layout) -> dict[str, tuple[Matrix, ...]]:
+        """The base's matrices that module paths (of a LoRA adapter, without ``.lora_A.weight``) stand for.
 
-        The paths are those in memory, so their prefix, and for some models the names of layers, differ from the base
-        checkpoint's. Raises Skipped: ``layer_mismatch`` (a layer the base lacks), ``missing_matrices`` (a family the
-        base lacks), ``malformed`` (several prefixes without a way to decide), ``adapter_unsupported`` (a module that
-        fuses matrices which the base stores separately).
+        Other modules are left out. The paths are those in memory, so their prefix, and for some models the names of
+        layers, differ from the base checkpoint's. Raises Skipped: ``layer_mismatch`` (a layer the base lacks),
+        ``missing_matrices`` (a family the base lacks), ``malformed`` (several prefixes without a way to decide),
+        ``adapter_unsupported`` (a module that fuses matrices which the base stores separately).
         """
         places = self._by_prefix(modules)
-        matrices: dict[str, tuple[Matrix, ...]] = {}
-        if places:
-            held = self._by_index(base_layout)
-            prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
-            for stack, pattern, index, module in _entries(places[prefix]):
-                matrices[module] = _matrices_of(module, stack, pattern, index, held)
-        return LocatedModules(matrices, tuple(module for module in modules if module not in matrices))
+        if not places:
+            return {}
+        # The base's matrices by stack and layer number in the tensors' names, then by family.
+        names = {tensor.removesuffix(".weight"): tensor for tensor in base_layout.tensors}
+        held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
+        for stack, _, index, name in _entries(self._by_prefix(names).get(base_layout.prefix, {})):
+            held[stack, index] |= {matrix.key.family: matrix for matrix in base_layout.by_tensor[names[name]]}
+        prefix = self._prefer(list(places), "the adapter's modules", base_layout.prefix)
+        found: dict[str, tuple[Matrix, ...]] = {}
+        for stack, pattern, index, module in _entries(places[prefix]):
+            if (stack, index) not in held:
+                depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
+                raise Skipped("layer_mismatch", f"the adapter changes {shown(module)}, the base has {depth}")
+            layer = held[stack, index]
+            for family in pattern.families:
+                if family not in layer:
+                    raise Skipped("missing_matrices", f"the adapter changes {shown(module)}, the base has no {family}")
+            matrices = tuple(layer[family] for family in pattern.families)
+            if len(matrices) == 1:
+                # A separate module in memory may be fused in the base's file; then B has no other rows.
+                matrices = (replace(matrices[0], rows=None),)
+            elif any(matrix.fused != pattern.whole for matrix in matrices):
+                whole = f"{shown(module)} is {pattern.whole} in one module"
+                raise Skipped("adapter_unsupported", f"the adapter's {whole}, which the base stores separately")
+            found[module] = matrices
+        return found
 
     @cached_property
     def _by_last_part(self) -> dict[str, list[tuple[str, Pattern]]]:
@@ -132,14 +142,6 @@ class Architecture:
                     found = places.setdefault(prefix, {}).setdefault(stack, {})
                     found.setdefault(pattern, {})[index] = name
         return places
-
-    def _by_index(self, layout: Layout) -> dict[tuple[str, Index], dict[str, Matrix]]:
-        """A layout's matrices by stack and layer number in the tensors' names, then by family."""
-        names = {tensor.removesuffix(".weight"): tensor for tensor in layout.tensors}
-        held: dict[tuple[str, Index], dict[str, Matrix]] = defaultdict(dict)
-        for stack, _, index, name in _entries(self._by_prefix(names).get(layout.prefix, {})):
-            held[stack, index] |= {matrix.key.family: matrix for matrix in layout.by_tensor[names[name]]}
-        return dict(held)
 
     def _choose_prefix(self, places: Mapping[str, Place], settings: Settings) -> str:
         """The prefix under which a layer is complete, or else the one with the most tensors."""
@@ -176,7 +178,13 @@ class Architecture:
         """The matrices of one layer. Raises Skipped("malformed") for impossible shapes."""
         matrices: dict[str, Matrix] = {}
         for pattern, tensor in names.items():
-            out, inner = _oriented(tensor, shapes[tensor], self.transposed)
+            sizes = tuple(shapes[tensor])
+            if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
+                stated = " × ".join(shown(size) for size in sizes[:8]) or "of one number"
+                raise Skipped(
+                    "malformed", f"{shown(tensor)} has the shape {stated}, a block matrix has two sizes above zero"
+                )
+            out, inner = reversed(sizes) if self.transposed else sizes
             for family, rows in zip(pattern.families, pattern.divide(tensor, out, settings), strict=True):
                 key, shape = DeltaKey(stack, layer, family), (rows.total if rows else out, inner)
                 matrices[family] = Matrix(key, tensor, shape, self.transposed, rows, pattern.whole if rows else None)
@@ -216,38 +224,3 @@ def _entries(place: Place) -> Iterator[tuple[str, Pattern, Index, str]]:
         for pattern, names in found.items():
             for index, name in names.items():
                 yield stack, pattern, index, name
-
-
-def _matrices_of(
-    module: str,
-    stack: str,
-    pattern: Pattern,
-    index: Index,
-    held: Mapping[tuple[str, Index], dict[str, Matrix]],
-) -> tuple[Matrix, ...]:
-    """The base's matrices that one module of an adapter changes."""
-    layer = held.get((stack, index))
-    if layer is None:
-        depth = f"{sum(name == stack for name, _ in held)} {stack} layers".replace("  ", " ")
-        raise Skipped("layer_mismatch", f"the adapter changes {shown(module)}, the base has {depth}")
-    for family in pattern.families:
-        if family not in layer:
-            raise Skipped("missing_matrices", f"the adapter changes {shown(module)}, the base has no {family}")
-    matrices = tuple(layer[family] for family in pattern.families)
-    if len(matrices) == 1:
-        # A separate module in memory may be fused in the base's file; then B has no other rows.
-        return (replace(matrices[0], rows=None),)
-    if any(matrix.fused != pattern.whole for matrix in matrices):
-        raise Skipped(
-            "adapter_unsupported",
-            f"the adapter's {shown(module)} is {pattern.whole} in one module, which the base stores separately",
-        )
-    return matrices
-
-
-def _oriented(tensor: str, shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
-    """(out, in) of a stored shape. Raises Skipped("malformed") for anything but two positive numbers."""
-    if len(shape) != 2 or not all(type(size) is int and 0 < size < 2**40 for size in shape):
-        sizes = " × ".join(shown(size) for size in tuple(shape)[:8]) or "of one number"
-        raise Skipped("malformed", f"{shown(tensor)} has the shape {sizes}, a block matrix has two sizes above zero")
-    return (shape[1], shape[0]) if transposed else (shape[0], shape[1])

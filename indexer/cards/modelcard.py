@@ -6,6 +6,7 @@ row without the id of a model is refused. All strings are bounded, on one line, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,6 +39,7 @@ MAX_DATASETS = 200
 MAX_BASES = 50
 MAX_LANGUAGES = 200
 
+_OUTSIDE = re.compile(r"^/|\\|(^|/)\.\.(/|$)")  # paths that lead out of the repository
 _DATASET_KEYS = ("datasets", "dataset", "Datasets")
 _NAME_KEYS = ("id", "name", "path", "type", "dataset")
 
@@ -121,11 +123,19 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
     card = reader.mapping(row.get("cardData"), "cardData")
     config = reader.mapping(row.get("config"), "config")
     tags = _tags(row.get("tags"), reader)
-    evaluations, evaluated = read_evaluations(_model_index(row, card), reader)
+    # The Hub moves it out of the card, old rows have it there, and the Trainer once spelled it with "_".
+    index = _either(row, "model-index", "model_index") or _either(card, "model-index", "model_index")
+    evaluations, evaluated = read_evaluations(index, reader)
+    commit = row.get("sha")
+    commit = commit.lower() if isinstance(commit, str) and COMMIT.fullmatch(commit.lower()) else None
+    if commit is None and row.get("sha") is not None:
+        reader.note("sha", "not 40 hex digits")
+    licenses = reader.texts(card.get("license"), "license", 5)
+    tagged = (reader.text(text, "license") for text in _after(tags, "license:"))
     return ModelFacts(
         id=model_id,
         author=author_of(model_id) or reader.text(row.get("author"), "author") or "",
-        commit=_commit(row.get("sha"), reader),
+        commit=commit,
         created=reader.moment(_either(row, "createdAt", "created_at"), "createdAt"),
         modified=reader.moment(_either(row, "lastModified", "last_modified"), "lastModified"),
         downloads=reader.count(row.get("downloads"), "downloads"),
@@ -133,7 +143,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         gated=_gated(row.get("gated"), reader),
         private=reader.flag(row.get("private"), "private"),
         disabled=reader.flag(row.get("disabled"), "disabled"),
-        license=_license(card, tags, reader),
+        license=", ".join(licenses) or next((text for text in tagged if text), None),
         languages=_languages(card, reader),
         pipeline_tag=reader.text(_either(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
         library=reader.text(_either(row, "library_name") or card.get("library_name"), "library_name"),
@@ -152,11 +162,6 @@ def _either(row: Mapping[str, Any], *keys: str) -> Any:
     return next((row[key] for key in keys if row.get(key) is not None), None)
 
 
-def _model_index(row: Mapping[str, Any], card: Mapping[str, Any]) -> Any:
-    # The Hub moves it out of the card, old rows have it there, and the Trainer once spelled it with "_".
-    return _either(row, "model-index", "model_index") or _either(card, "model-index", "model_index")
-
-
 def _tags(value: Any, reader: Reader) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         if value is not None:
@@ -173,30 +178,15 @@ def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:
     return (tag[len(prefix) :].replace("\ufffd", " ") for tag in tags if tag.startswith(prefix))
 
 
-def _commit(value: Any, reader: Reader) -> str | None:
-    if isinstance(value, str) and COMMIT.fullmatch(value.lower()):
-        return value.lower()
-    if value is not None:
-        reader.note("sha", "not 40 hex digits")
-    return None
-
-
 def _gated(value: Any, reader: Reader) -> str | None:
     """Either "auto" or "manual"; True, as in old listings, counts as "manual"."""
     if value is None or value is False:
         return None
-    if value is True:
-        return "manual"
-    if isinstance(value, str) and value.lower() in ("auto", "manual"):
-        return value.lower()
+    found = "manual" if value is True else value.lower() if isinstance(value, str) else ""
+    if found in ("auto", "manual"):
+        return found
     reader.note("gated", "neither auto, manual nor false")
     return None
-
-
-def _license(card: Mapping[str, Any], tags: Sequence[str], reader: Reader) -> str | None:
-    named = reader.texts(card.get("license"), "license", 5)
-    tagged = (reader.text(text, "license") for text in _after(tags, "license:"))
-    return ", ".join(named) or next((text for text in tagged if text), None)
 
 
 def _languages(card: Mapping[str, Any], reader: Reader) -> tuple[str, ...]:
@@ -204,8 +194,7 @@ def _languages(card: Mapping[str, Any], reader: Reader) -> tuple[str, ...]:
     for item in reader.items(_either(card, "language", "languages"), "language", MAX_LANGUAGES):
         # YAML reads the code of Norwegian, "no", as false.
         text = "no" if item is False else reader.text(item, "language")
-        for part in (text or "").split(","):
-            found[part.strip().lower()] = None
+        found |= {part.strip().lower(): None for part in (text or "").split(",")}
     found.pop("", None)
     return tuple(found)[:MAX_LANGUAGES]
 
@@ -295,12 +284,8 @@ def _siblings(value: Any, reader: Reader) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for item in reader.items(value, "siblings", MAX_SIBLINGS):
         name = item.get("rfilename") if isinstance(item, Mapping) else item
-        if isinstance(name, str) and 0 < len(name) <= 1_000 and name.isprintable() and not _climbs(name):
+        if isinstance(name, str) and 0 < len(name) <= 1_000 and name.isprintable() and not _OUTSIDE.search(name):
             names[name] = None
         else:
             reader.note("siblings", "a name that cannot be a file of the repository")
     return tuple(names)
-
-
-def _climbs(name: str) -> bool:
-    return "\\" in name or name.startswith("/") or (".." in name and ".." in name.split("/"))

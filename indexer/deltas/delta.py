@@ -102,10 +102,10 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
     """
     architecture = load_architecture(str(base.config["model_type"]))
     whole = [name.removesuffix(".weight") for name in whole_weights(checkpoint) if name.endswith(".weight")]
-    replaced = architecture.locate_modules(whole, base.layout).matrices
+    replaced = architecture.locate_modules(whole, base.layout)
     if replaced:
         raise Skipped("adapter_unsupported", f"it also saves whole block matrices ({shown(min(replaced))})")
-    located = architecture.locate_modules(lora_paths(checkpoint), base.layout).matrices
+    located = architecture.locate_modules(lora_paths(checkpoint), base.layout)
     for module in read_lora(checkpoint):
         for matrix in located.get(module.path, ()):
             yield _lora_delta(matrix, module)

@@ -195,7 +195,7 @@ class Parts:
 
     def _lora_deltas(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
         architecture = load_architecture(str(self._base.config["model_type"]))
-        located = architecture.locate_modules(lora_paths(checkpoint), self._base.layout).matrices
+        located = architecture.locate_modules(lora_paths(checkpoint), self._base.layout)
         found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
         for module in read_lora(checkpoint):
             for matrix in located.get(module.path, ()):

@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from indexer.errors import Failed
 from indexer.regular_files import descriptor_of
 from indexer.untrusted import SHA256
-
-_CHUNK = 1 << 20
 
 
 class Run(ABC):
@@ -68,10 +65,6 @@ class ByteSource(Protocol):
         """Exactly the bytes [start, stop). With ``keep`` this source does not fetch them again."""
         ...
 
-    def stream(self, start: int, stop: int) -> Iterator[bytes | bytearray]:
-        """The bytes [start, stop) in chunks of at most a few MiB."""
-        ...
-
     def run(self, start: int, stop: int) -> Run:
         """The range [start, stop), to be read piece by piece."""
         ...
@@ -112,12 +105,6 @@ class LocalFile:
         self.read_into(start, memoryview(buffer))
         return buffer
 
-    def stream(self, start: int, stop: int) -> Iterator[bytes | bytearray]:
-        """The bytes [start, stop) in chunks of 1 MiB."""
-        check_range(self, start, stop)
-        for offset in range(start, stop, _CHUNK):
-            yield self.read(offset, min(offset + _CHUNK, stop))
-
     def run(self, start: int, stop: int) -> Run:
         """The range [start, stop), of which only the requested bytes are read."""
         check_range(self, start, stop)
@@ -125,10 +112,18 @@ class LocalFile:
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start`` on."""
-        descriptor = self._opened()
+        if self._descriptor is None:
+            try:
+                descriptor = descriptor_of(self._path, through_links=True)
+            except OSError as error:
+                raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
+            if _identity(os.fstat(descriptor)) != self._identity:
+                os.close(descriptor)
+                raise Failed("file_changed", f"{self.name} was replaced while being read")
+            self._descriptor = descriptor
         done = 0
         while done < len(buffer):
-            count = os.preadv(descriptor, [buffer[done:]], start + done)
+            count = os.preadv(self._descriptor, [buffer[done:]], start + done)
             if count == 0:
                 raise Failed("file_changed", f"{self.name} became shorter while being read")
             done += count
@@ -144,18 +139,6 @@ class LocalFile:
         # A descriptor outlives its last reference, and a process has 1,024 of them.
         if getattr(self, "_descriptor", None) is not None:
             self.close()
-
-    def _opened(self) -> int:
-        if self._descriptor is None:
-            try:
-                descriptor = descriptor_of(self._path, through_links=True)
-            except OSError as error:
-                raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
-            if _identity(os.fstat(descriptor)) != self._identity:
-                os.close(descriptor)
-                raise Failed("file_changed", f"{self.name} was replaced while being read")
-            self._descriptor = descriptor
-        return self._descriptor
 
 
 class LocalRun(Run):

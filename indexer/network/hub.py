@@ -75,7 +75,17 @@ def resolve_base(name: str) -> BaseFacts:
         row = ask(f"/api/models/{name}").value
         identifier, commit = _identity(row, what)
         aliases = [alias for alias in (name, *_former_ids(identifier)) if alias != identifier]
-        config = _config_of(identifier, commit)
+        try:
+            config = fetch_json(identifier, "config.json", commit)
+        except ModelError as error:
+            if error.reason not in ("not_found", "malformed", "malformed_row"):
+                raise
+            config = None
+        if not isinstance(config, dict):
+            raise AtlasError(
+                f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
+                "Choose a base that transformers can load.",
+            )
     except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
         raise as_user_error(error, what) from error
     except RepositoryNotFoundError as error:
@@ -83,21 +93,6 @@ def resolve_base(name: str) -> BaseFacts:
     except Exception as error:
         raise as_user_error(error, what) from error
     return BaseFacts(identifier, commit, tuple(dict.fromkeys(aliases)), config, row)
-
-
-def _config_of(identifier: str, commit: str) -> dict[str, Any]:
-    try:
-        config = fetch_json(identifier, "config.json", commit)
-    except ModelError as error:
-        if error.reason not in ("not_found", "malformed", "malformed_row"):
-            raise
-        config = None
-    if not isinstance(config, dict):
-        raise AtlasError(
-            f"{identifier} has no readable config.json, so the architecture of its weights is unknown.",
-            "Choose a base that transformers can load.",
-        )
-    return config
 
 
 def _identity(row: Any, what: str) -> tuple[str, str]:
@@ -136,7 +131,7 @@ def unknown_model(name: str) -> AtlasError:
     )
 
 
-def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
+def nearest_ids(name: str) -> tuple[str, ...]:
     """Ids on the Hub that are spelled like ``name``, nearest first; () if the Hub cannot be asked."""
     owner, _, bare = name.rpartition("/")
     words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
@@ -150,7 +145,7 @@ def nearest_ids(name: str, count: int = 3) -> tuple[str, ...]:
             return ()
         ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
-    return tuple(nearest(name, found, count))
+    return tuple(nearest(name, found))
 
 
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
@@ -217,7 +212,7 @@ def conversion_revision(identifier: str) -> str | None:
 
 def _conversions(identifier: str) -> list[int]:
     """The numbers of the converter's open pull requests, newest first."""
-    found: list[int] = []
+    found: set[int] = set()
     for page in range(_MOST_DISCUSSION_PAGES):
         answer = ask(
             f"/api/models/{identifier}/discussions",
@@ -226,23 +221,15 @@ def _conversions(identifier: str) -> list[int]:
         discussions = answer.get("discussions") if isinstance(answer, dict) else None
         if not isinstance(discussions, list) or not discussions:
             break
-        found += [one["num"] for one in discussions if _is_conversion(one)]
+        for one in discussions:
+            if not isinstance(one, dict) or not isinstance(one.get("author"), dict):
+                continue
+            number = one.get("num")
+            is_open = one.get("isPullRequest") is True and one.get("status") == "open"
+            is_conversion = one["author"].get("name") == _CONVERTER and one.get("title") == _CONVERSION
+            if is_open and is_conversion and type(number) is int and 0 < number < 10**9:
+                found.add(number)
         start, count = answer.get("start"), answer.get("count")
         if not isinstance(start, int) or not isinstance(count, int) or start + len(discussions) >= count:
             break
-    return sorted(set(found), reverse=True)
-
-
-def _is_conversion(discussion: Any) -> bool:
-    if not isinstance(discussion, dict) or not isinstance(discussion.get("author"), dict):
-        return False
-    number = discussion.get("num")
-    return (
-        discussion["author"].get("name") == _CONVERTER
-        and discussion.get("title") == _CONVERSION
-        and discussion.get("isPullRequest") is True
-        and discussion.get("status") == "open"
-        and isinstance(number, int)
-        and not isinstance(number, bool)
-        and 0 < number < 10**9
-    )
+    return sorted(found, reverse=True)

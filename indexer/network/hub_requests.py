@@ -92,21 +92,20 @@ def ask(path: str, parameters: Parameters = ()) -> HubAnswer:
     address = path if "://" in path else constants.ENDPOINT.rstrip("/") + path
     if parameters:
         address = f"{address}?{urlencode(list(parameters))}"
-    return JSON_RETRIES.call(lambda: _ask_once(address))
 
+    def get_json() -> HubAnswer:
+        response, final = _send(address, constants.ENDPOINT.rstrip("/"), {}, is_api=True)
+        try:
+            hf_raise_for_status(response)
+            content = response.read()
+        finally:
+            response.close()
+        try:
+            return HubAnswer(parse_json(content), final, _next_link(response.links, final))
+        except ValueError as error:
+            raise TransientError(Failed("server_error", "the Hub's answer is not JSON")) from error
 
-def _ask_once(address: str) -> HubAnswer:
-    response, address = _send(address, constants.ENDPOINT.rstrip("/"), {}, is_api=True)
-    try:
-        hf_raise_for_status(response)
-        content = response.read()
-    finally:
-        response.close()
-    try:
-        value = parse_json(content)
-    except ValueError as error:
-        raise TransientError(Failed("server_error", "the Hub's answer is not JSON")) from error
-    return HubAnswer(value, address, _next_link(response.links, address))
+    return JSON_RETRIES.call(get_json)
 
 
 def parse_json(body: bytes) -> Any:
@@ -166,12 +165,11 @@ def fetch_small(
                 for chunk in response.iter_bytes():
                     body += chunk
                     if len(body) > limit:
-                        raise about(
-                            filename, Skipped("malformed", f"it is longer than the {limit} bytes that are read")
-                        )
+                        what = f"it is longer than the {limit} bytes that are read"
+                        raise about(filename, Skipped("malformed", what))
                     if time.monotonic() > deadline:
-                        sentence = f"it took longer than {policy.small_file_seconds:g} s"
-                        raise about(filename, Failed("timeout", sentence))
+                        what = f"it took longer than {policy.small_file_seconds:g} s"
+                        raise about(filename, Failed("timeout", what))
             except httpx2.TimeoutException as error:
                 stopped = about(filename, Failed("timeout", "it stopped half-way"))
                 raise (stopped if time.monotonic() > deadline else TransientError(stopped)) from error
@@ -193,7 +191,7 @@ def get(
     try:
         response, _ = _send(address, endpoint, headers, stay=stay)
     except Exception as error:
-        raise about(filename, meaning_of(error)) from error
+        raise about(filename, error) from error
     try:
         yield response
     finally:
@@ -233,19 +231,15 @@ def raise_for_status(response: httpx2.Response, filename: str) -> None:
     try:
         hf_raise_for_status(response)
     except Exception as error:
-        raise about(filename, meaning_of(error)) from error
+        raise about(filename, error) from error
 
 
-def about(filename: str, error: ModelError) -> ModelError:
-    """The same error, naming the file."""
-    return type(error)(error.reason, f"{shown(filename)}: {error.detail}")
-
-
-def meaning_of(error: Exception) -> ModelError:
-    """What an exception of a request means; an address that cannot be parsed is the server's mistake."""
+def about(filename: str, error: Exception) -> ModelError:
+    """What an exception of a request means, naming the file. Raises it again if it is a bug."""
     if type(error) is ValueError:
-        return Failed("server_error", "it is served from an invalid address")
-    return as_model_error(error)
+        error = Failed("server_error", "it is served from an invalid address")
+    meaning = as_model_error(error)
+    return type(meaning)(meaning.reason, f"{shown(filename)}: {meaning.detail}")
 
 
 def is_own(address: str, endpoint: str) -> bool:

@@ -22,7 +22,6 @@ from indexer.network.hub_requests import (
     about,
     get,
     is_own,
-    meaning_of,
     raise_for_status,
 )
 from indexer.network.rate_limit import count_received
@@ -85,10 +84,12 @@ class RemoteFile:
         """The bytes [start, stop) as they arrive, about 64 KiB at a time; resumed if a body breaks off."""
         check_range(self, start, stop)
         position = start
-        known = self._kept_from(start, stop)
-        if known:
-            position += len(known)
-            yield known
+        for kept_start, content in self._kept:
+            if kept_start <= start < kept_start + len(content):
+                known = content[start - kept_start : stop - kept_start]
+                position += len(known)
+                yield known
+                break
         attempts, resumed_at = 0, position
         while position < stop:
             try:
@@ -116,30 +117,16 @@ class RemoteFile:
         """Drop the kept bytes; connections belong to the session."""
         self._kept.clear()
 
-    def _kept_from(self, start: int, stop: int) -> bytes:
-        for kept_start, content in self._kept:
-            if kept_start <= start < kept_start + len(content):
-                return content[start - kept_start : stop - kept_start]
-        return b""
-
     def _resolve(self) -> _Location:
         try:
             found = get_hf_file_metadata(self._url, timeout=None, endpoint=self._endpoint)
         except Exception as error:
-            raise about(self.name, meaning_of(error)) from error
+            raise about(self.name, error) from error
         if found.size is None:
             raise self._transient("server_error", "is served without a size")
         if found.commit_hash and COMMIT.fullmatch(self._commit) and found.commit_hash != self._commit:
             raise self._transient("file_changed", f"is served from another commit ({shown(found.commit_hash)})")
         return _Location(found.size, found.etag, found.location)
-
-    def _resolve_again(self) -> None:
-        """Get a new signed address for the same bytes."""
-        found = self._retries.call(self._resolve)
-        if (found.size, found.etag) != (self._location.size, self._location.etag):
-            raise self._failed("file_changed", "was replaced while being read")
-        self._location = found
-        self._served_etag = None
 
     def _body(self, start: int, stop: int) -> Generator[bytes]:
         """The checked body of the response to one request; raises TransientError if it breaks off."""
@@ -165,9 +152,12 @@ class RemoteFile:
         """Raise TransientError unless the response is exactly the requested range of the resolved file."""
         status = response.status_code
         if status in _REFUSALS and not is_own(self._location.address, self._endpoint):
-            refused = self._failed("server_error", f"cannot be read from its signed address (HTTP {status})")
-            self._resolve_again()
-            raise TransientError(refused)
+            # Get a new signed address for the same bytes.
+            found = self._retries.call(self._resolve)
+            if (found.size, found.etag) != (self._location.size, self._location.etag):
+                raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
+            self._location, self._served_etag = found, None
+            raise self._transient("server_error", f"cannot be read from its signed address (HTTP {status})")
         said = response.headers.get("Content-Range", "")
         if status == 416:
             if said.endswith(f"/{self.size}"):
@@ -179,10 +169,10 @@ class RemoteFile:
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             raise self._transient("range_ignored", f"was sent encoded, unasked ({shown(encoding)})")
-        found = _CONTENT_RANGE.fullmatch(said)
-        if found is None:
+        span = _CONTENT_RANGE.fullmatch(said)
+        if span is None:
             raise self._transient("range_ignored", f"was sent without a usable Content-Range ({shown(said)})")
-        first, last, total = (int(number) for number in found.groups())
+        first, last, total = (int(number) for number in span.groups())
         if total != self.size:
             sentence = f"changed size while being read ({total} bytes, previously {self.size})"
             raise self._transient("file_changed", sentence)
@@ -194,10 +184,7 @@ class RemoteFile:
         self._served_etag = etag
 
     def _transient(self, reason: str, sentence: str) -> TransientError:
-        return TransientError(self._failed(reason, sentence))
-
-    def _failed(self, reason: str, sentence: str) -> Failed:
-        return Failed(reason, f"{shown(self.name)} {sentence}")
+        return TransientError(Failed(reason, f"{shown(self.name)} {sentence}"))
 
 
 class StreamRun(Run):

@@ -101,7 +101,12 @@ class RetryingTransport(httpx2.BaseTransport):
         Returns a response whatever its status. Raises what httpx2 raises if there is none.
         """
         limits = self._limits
-        _fill_in_timeouts(request, limits)
+        # Timeouts where the caller set none (the library passes ``timeout=None`` while paging).
+        timeouts = dict.fromkeys(("read", "write"), limits.read_seconds)
+        timeouts |= {"connect": limits.connect_seconds, "pool": limits.body_seconds}
+        given = request.extensions.get("timeout") or {}
+        timeouts |= {name: value for name, value in given.items() if value is not None}
+        request.extensions = {**request.extensions, "timeout": timeouts}
         quota = _quota_of(request.url)
         wait = min(self._limiter.take_turn(quota, math.inf) or 0.0, limits.longest_rate_limit_wait)
         if wait >= 5:
@@ -109,7 +114,7 @@ class RetryingTransport(httpx2.BaseTransport):
         _sleep(wait)
         deadline = time.monotonic() + limits.total_seconds
         key = (request.method, str(request.url))
-        since = self._exhausted.get(key)
+        since = self._exhausted.pop(key, None)
         most = 0 if since is not None and time.monotonic() - since < _EXHAUSTED_SECONDS else limits.retries
         for attempt in range(most + 1):
             response: httpx2.Response | None = None
@@ -124,7 +129,10 @@ class RetryingTransport(httpx2.BaseTransport):
             left = deadline - time.monotonic()
             turn = None if seconds is None or seconds > left else self._limiter.take_turn(quota, left)
             if seconds is None or turn is None or attempt == most:
-                self._note_exhausted(key, error is not None or seconds is not None)
+                if error is not None or seconds is not None:
+                    if len(self._exhausted) >= _MOST_EXHAUSTED:
+                        self._exhausted.clear()
+                    self._exhausted[key] = time.monotonic()
                 break
             if response is not None:
                 response.close()
@@ -134,23 +142,22 @@ class RetryingTransport(httpx2.BaseTransport):
         assert response is not None
         return response
 
-    def _note_exhausted(self, key: tuple[str, str], is_exhausted: bool) -> None:
-        if not is_exhausted:
-            self._exhausted.pop(key, None)
-            return
-        if len(self._exhausted) >= _MOST_EXHAUSTED:
-            self._exhausted.clear()
-        self._exhausted[key] = time.monotonic()
-
     def _send(self, request: httpx2.Request) -> httpx2.Response:
-        if _is_api(request.url):
+        is_api = "/api/" in request.url.path and not _is_file(request.url)
+        if is_api:
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.handle_request(request)
         response.request = request
         if request.method == "HEAD":
-            _check_names(response)
+            for header in _NAMING_HEADERS:
+                value = response.headers.get(header)
+                if value is not None and not _FILE_NAME.fullmatch(value):  # it could lead to another folder
+                    response.close()
+                    raise Failed(
+                        "server_error", f"the {header} of the response is not a checksum ({printable(value, 60)})"
+                    )
         # Files are streamed by the caller, as far as it wants them. Everything else is read here.
-        if request.method == "HEAD" or (response.is_success and not _is_api(request.url)):
+        if request.method == "HEAD" or (response.is_success and not is_api):
             return response
         return _read_bounded(response, request, self._limits)
 
@@ -172,7 +179,14 @@ class RetryingTransport(httpx2.BaseTransport):
         if not may_repeat and not (is_rate_limited and isinstance(request.stream, httpx2.ByteStream)):
             return None
         if response is None:
-            return backoff if attempt < _retries_after(error, limits) else None
+            retries = 0
+            if isinstance(error, httpx2.TimeoutException):
+                retries = limits.retries_after_timeout
+            elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+                retries = limits.retries_without_connection
+            elif isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
+                retries = limits.retries
+            return backoff if attempt < retries else None
         if response.status_code not in _RETRIED_STATUS:
             return None
         asked = requested_wait(response.status_code, response.headers)
@@ -187,41 +201,14 @@ def _sleep(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _retries_after(error: httpx2.RequestError | None, limits: HttpLimits) -> int:
-    if isinstance(error, httpx2.TimeoutException):
-        return limits.retries_after_timeout
-    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-        return limits.retries_without_connection
-    if isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
-        return limits.retries
-    return 0
-
-
 def _is_file(url: httpx2.URL) -> bool:
     # The Hub redirects small files to /api/resolve-cache/…
     return "/resolve/" in url.path or "/resolve-cache/" in url.path
 
 
-def _is_api(url: httpx2.URL) -> bool:
-    return "/api/" in url.path and not _is_file(url)
-
-
 def _quota_of(url: httpx2.URL) -> str:
     kind = "resolve" if _is_file(url) else "git" if ".git/" in url.path else "api"
     return f"{url.netloc.decode('ascii', 'replace')} {kind}"
-
-
-def _fill_in_timeouts(request: httpx2.Request, limits: HttpLimits) -> None:
-    """Set timeouts where the caller set none (the library passes ``timeout=None`` while paging)."""
-    ours = {
-        "connect": limits.connect_seconds,
-        "read": limits.read_seconds,
-        "write": limits.read_seconds,
-        "pool": limits.body_seconds,
-    }
-    given = request.extensions.get("timeout") or {}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    request.extensions = {**request.extensions, "timeout": {**ours, **chosen}}
 
 
 def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: HttpLimits) -> httpx2.Response:
@@ -257,15 +244,6 @@ def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: Ht
         if name.lower() not in ("content-encoding", "content-length", "transfer-encoding")
     ]
     return httpx2.Response(response.status_code, headers=headers, content=bytes(body), request=request)
-
-
-def _check_names(response: httpx2.Response) -> None:
-    """Raise Failed if a header that huggingface_hub makes a file name of could lead to another folder."""
-    for header in _NAMING_HEADERS:
-        value = response.headers.get(header)
-        if value is not None and not _FILE_NAME.fullmatch(value):
-            response.close()
-            raise Failed("server_error", f"the {header} of the response is not a checksum ({printable(value, 60)})")
 
 
 class HubClient(httpx2.Client):

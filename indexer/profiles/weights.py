@@ -116,7 +116,7 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     """
     architecture = load_architecture(str(base.config.get("model_type")))
     layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
-    located = architecture.locate_modules(lora_paths(adapter), layout).matrices
+    located = architecture.locate_modules(lora_paths(adapter), layout)
     changed: State = {}
     left: list[str] = []
     for module in read_lora(adapter):

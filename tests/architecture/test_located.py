@@ -89,7 +89,7 @@ def test_what_lies_in_a_vision_tower_is_not_the_language_model() -> None:
     assert layout.prefix == "text."
     assert refused(tower, model_type="llava").reason == "missing_matrices"
     path = "model.vision_tower.encoder.layers.9.self_attn.q_proj"
-    assert architecture.locate_modules([path], layout).ignored == (path,)
+    assert architecture.locate_modules([path], layout) == {}
 
 
 def test_an_architecture_is_read_from_any_file(tmp_path: Path) -> None:
