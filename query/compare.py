@@ -185,7 +185,7 @@ def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -
 
 def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str) -> tuple[str, ...]:
     """A note if the centre of two models is of so few votes that unrelated models come out far below zero."""
-    from indexer.vectors.centre import ADAPTER, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_of_strangers
+    from indexer.vectors.centre import ADAPTER, GROUPS, INITIALISATION_SHRINK, SHRINK, cosine_from_centring
     from indexer.vectors.masks import changed_blocks
 
     centre, group = atlas.centre(one.base, representation), one.group
@@ -203,7 +203,7 @@ def _small_centre(atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, 
     counted = votes[changed & (votes > 1)]
     if not len(counted):
         return ()
-    expected = float(cosine_of_strangers(counted, SHRINK if is_group else INITIALISATION_SHRINK).mean())
+    expected = float(cosine_from_centring(counted, SHRINK if is_group else INITIALISATION_SHRINK).mean())
     if expected > _FAR_BELOW:
         return ()
     count = f"{counted.min()}" if counted.min() == counted.max() else f"{counted.min()} to {counted.max()}"

@@ -11,8 +11,8 @@ import pytest
 
 from indexer.atlas import schema_sql
 from indexer.publish.neighbours import COLUMNS, nearest
+from indexer.vectors.compressed import sample
 from indexer.vectors.published import read_published
-from indexer.vectors.recall import sample
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import GROWTH, OpenSegment, Vectors, blocks, joined, normalised, to_merge, write_segment
 from tests.atlas_builder import publish_vectors

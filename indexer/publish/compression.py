@@ -49,34 +49,35 @@ class Compression:
         is too low, is not published: ``say`` receives a message, and the search stays exact.
         """
         count = sum(one.count for one in segments)
-        if choice.index == EXACT or not count or (choice.index == AUTO and _bytes(segments) <= INSTANT_BYTES):
+        size = sum(one.bytes for one in segments)
+        if choice.index == EXACT or not count or (choice.index == AUTO and size <= INSTANT_BYTES):
             self._delete()
             return [replace(one, in_compressed=False) for one in segments]
         if stored is None or count > TRAIN_AGAIN * stored.trained_on:
             return self._trained(segments, choice)
         if stored.file is None:
             return list(segments)
+        from indexer.vectors.compressed import Compressed, extend, index_bytes
+
         others = [one for one in segments if not one.in_compressed]
-        is_extended = _bytes(others) > EXTEND_ABOVE
+        is_extended = sum(one.bytes for one in others) > EXTEND_ABOVE
         codes = stored.file.count + (sum(one.count for one in others) if is_extended else 0)
-        if codes > TRAIN_AGAIN * count or self._is_too_large(choice, stored, codes):
+        is_too_large = index_bytes(stored.factory, stored.file.length, codes) > choice.memory
+        if is_too_large or codes > TRAIN_AGAIN * count:
             return self._trained(segments, choice)
-        return self._extended(segments, choice, stored) if is_extended else list(segments)
-
-    @staticmethod
-    def _is_too_large(choice: IndexChoice, stored: StoredIndex, codes: int) -> bool:
-        from indexer.vectors.compressed import index_bytes
-
-        assert stored.file is not None
-        return index_bytes(stored.factory, stored.file.length, codes) > choice.memory
-
-    def _delete(self) -> None:
-        self.tables.run(
-            "DELETE FROM internal.compressed_indexes WHERE base = ? AND representation = ?",
-            [self.base, self.representation],
-        )
+        if not is_extended:
+            return list(segments)
+        opened = [OpenSegment(self.root, one, self.masks) for one in segments]
+        new = [one.vectors() for one in opened if not one.segment.in_compressed]
+        index = open_index(self.root, stored.file, is_mapped=False)
+        old = Compressed(index, stored.factory, stored.candidates, stored.recall, stored.queries)
+        made = extend(old, new, [one.vectors() for one in opened], choice.promised, masks=self.masks)
+        if made.recall < choice.promised:
+            return self._trained(segments, choice)
+        return self._published(segments, choice, made, stored.trained_on)
 
     def _trained(self, segments: Sequence[Segment], choice: IndexChoice) -> list[Segment]:
+        """Train indexes until one has the promised recall."""
         from indexer.vectors.compressed import compress, index_bytes
 
         parts = [OpenSegment(self.root, one, self.masks).vectors() for one in segments]
@@ -98,22 +99,9 @@ class Compression:
                 best = made
             if made.recall >= choice.promised:
                 break
-        return self._kept(segments, choice, best, count)
+        return self._published(segments, choice, best, count)
 
-    def _extended(self, segments: Sequence[Segment], choice: IndexChoice, stored: StoredIndex) -> list[Segment]:
-        from indexer.vectors.compressed import Compressed, extend
-
-        assert stored.file is not None
-        opened = [OpenSegment(self.root, one, self.masks) for one in segments]
-        new = [one.vectors() for one in opened if not one.segment.in_compressed]
-        index = open_index(self.root, stored.file, is_mapped=False)
-        old = Compressed(index, stored.factory, stored.candidates, stored.recall, stored.queries)
-        made = extend(old, new, [one.vectors() for one in opened], choice.promised, masks=self.masks)
-        if made.recall < choice.promised:
-            return self._trained(segments, choice)
-        return self._kept(segments, choice, made, stored.trained_on)
-
-    def _kept(
+    def _published(
         self, segments: Sequence[Segment], choice: IndexChoice, made: Compressed | None, trained_on: int
     ) -> list[Segment]:
         """Publish an index with the promised recall; of another one, store only the measurement.
@@ -131,26 +119,24 @@ class Compression:
         elif choice.index == AUTO:
             self.say(f"no compressed index of at most {choice.memory:,} bytes can be built: searches stay exact")
         self._delete()
-        self.tables.insert(
-            "internal.compressed_indexes",
-            [
-                {
-                    "base": self.base,
-                    "representation": self.representation,
-                    "factory": made.factory if made else choice.index,
-                    "candidates": made.candidates if made else 0,
-                    "trained_on": trained_on,
-                    "vectors": int(made.index.ntotal) if made else 0,
-                    "recall_at_10": made.recall if made else 0.0,
-                    "queries": made.queries if made else 0,
-                    "faiss_file": file.name if file else None,
-                    "faiss_sha256": file.sha256 if file else None,
-                    "faiss_bytes": file.size if file else None,
-                }
-            ],
-        )
+        row = {
+            "base": self.base,
+            "representation": self.representation,
+            "factory": made.factory if made else choice.index,
+            "candidates": made.candidates if made else 0,
+            "trained_on": trained_on,
+            "vectors": int(made.index.ntotal) if made else 0,
+            "recall_at_10": made.recall if made else 0.0,
+            "queries": made.queries if made else 0,
+            "faiss_file": file.name if file else None,
+            "faiss_sha256": file.sha256 if file else None,
+            "faiss_bytes": file.size if file else None,
+        }
+        self.tables.insert("internal.compressed_indexes", [row])
         return [replace(one, in_compressed=file is not None) for one in segments]
 
-
-def _bytes(segments: Sequence[Segment]) -> int:
-    return sum(one.bytes for one in segments)
+    def _delete(self) -> None:
+        self.tables.run(
+            "DELETE FROM internal.compressed_indexes WHERE base = ? AND representation = ?",
+            [self.base, self.representation],
+        )

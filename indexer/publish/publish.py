@@ -14,7 +14,7 @@ from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
 from indexer.publish.duplicates import DuplicateGroups
 from indexer.publish.initialisations import renew_initialisations
-from indexer.publish.profile_tables import ProfileTables
+from indexer.publish.profile_tables import renew_profile_tables
 from indexer.publish.publication import Publication, SkippedModels
 from indexer.publish.rows import Entry, record_rows, valid_listing_rows
 from indexer.publish.staging import staged_publish
@@ -51,28 +51,21 @@ def publish(
     import duckdb
 
     chosen = list(publications)
+
+    def run(limit: int | None) -> None:
+        with staged_publish(folder, afresh=afresh, memory=limit) as staging:
+            tables = Tables(staging.connection)
+            for publication in chosen:
+                _Publisher(folder, tables, publication, staging.kept_ids, say).run(representations)
+
     with translated_errors(folder.database):
         try:
-            _publish(folder, chosen, representations, afresh, say, memory)
+            run(memory)
         except duckdb.OutOfMemoryException:
             if memory is None:
                 raise
             say("the database needs more memory than --memory leaves for publishing; continuing without that limit")
-            _publish(folder, chosen, representations, afresh, say, None)
-
-
-def _publish(
-    folder: AtlasFolder,
-    publications: Sequence[Publication],
-    representations: Sequence[str],
-    afresh: bool,
-    say: Callable[[str], None],
-    memory: int | None,
-) -> None:
-    with staged_publish(folder, afresh=afresh, memory=memory) as staging:
-        tables = Tables(staging.connection)
-        for publication in publications:
-            _Publisher(folder, tables, publication, staging.kept_ids, say).run(representations)
+            run(None)
 
 
 class _Publisher:
@@ -118,8 +111,7 @@ class _Publisher:
         self.tables.delete((*RECORD_TABLES, *LISTING_TABLES), withdrawn)
         self._listing_tables(changed, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.skipped.unlisted]
-        self._last_seen(ids)
-        has_new_profiles = ProfileTables(self.folder, self.tables, self.base, self.validator, self.say).renew()
+        has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.validator, self.say)
         with VectorUpdates(
             self.folder, self.tables, self.publication, representations, self.validator, self.skipped, self.say
         ) as updates:
@@ -127,8 +119,6 @@ class _Publisher:
             # A representation that is new in an old atlas needs all records, the others only the new ones.
             all_needed = [one for one in of_records if one.vectors.is_new and before]
             self._record_tables(reread, ids, [one for one in of_records if one not in all_needed])
-            self._unrelated()
-            self._contradicting_rows()
             for update in all_needed:
                 updates.read_all(update)
             # Before the centre is computed, because duplicates share one vote.
@@ -139,11 +129,16 @@ class _Publisher:
             updates.publish(stale, ids.values(), has_new_profiles)
         for kind in ANSWERS:
             renew_answers(kind, self.tables, self.folder, self.base, self.validator)
-        self._rejected_rows()
+        if self.publication.rejected_rows is not None:
+            self.tables.run("DELETE FROM rejected_listing_rows WHERE base = ?", [self.base])
+            rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
+            self.tables.insert("rejected_listing_rows", self.validator.valid_rows("rejected_listing_rows", rows))
+        self.tables.insert("rejected_listing_rows", self.skipped.rejected_rows())
         if self.skipped.summary:
             self.say(self.skipped.summary)
         if self.publication.build is not None:
-            self._build_row(self.publication.build)
+            (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
+            self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
 
     def _base_row(self) -> None:
         base = self.publication.base
@@ -170,6 +165,7 @@ class _Publisher:
         self.tables.insert("bases", [row])
 
     def _assign_ids(self, known: dict[str, int]) -> dict[str, int]:
+        """The id of every model of the base. No id is ever given to another model."""
         (next_id,) = self.tables.first("SELECT next_model_id FROM atlas_info") or (1,)
         ids = dict(known)
         for entry in self.publication.entries:
@@ -195,23 +191,15 @@ class _Publisher:
                 for table, waiting in rows.items():
                     waiting.extend(found[table])
             self._insert_all(rows)
-
-    def _last_seen(self, ids: dict[str, int]) -> None:
-        """Update ``last_seen`` separately, because it changes on every crawl and other columns do not."""
-        entries = self.publication.entries
-        self.tables.run("CREATE OR REPLACE TEMP TABLE seen (model_id INTEGER, last_seen TIMESTAMP)")
-        for start in range(0, len(entries), ROWS_AT_ONCE):
-            listed = [entry.listed for entry in entries[start : start + ROWS_AT_ONCE]]
-            self.tables.insert("seen", [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed])
-        self.tables.run(
-            "UPDATE fine_tunes SET last_seen = seen.last_seen FROM seen WHERE seen.model_id = fine_tunes.model_id "
-            "AND seen.last_seen IS DISTINCT FROM fine_tunes.last_seen"
-        )
-        self.tables.run("DROP TABLE seen")
+        # Separately, because last_seen changes on every crawl and other columns do not.
+        listed = [entry.listed for entry in self.publication.entries]
+        seen = [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed]
+        self.tables.update("fine_tunes", {"last_seen": "TIMESTAMP"}, seen)
 
     def _record_tables(self, reread: list[Entry], ids: dict[str, int], updates: Sequence[VectorUpdate]) -> None:
         """Write the rows of RECORD_TABLES and, in the same pass over the files, the vectors of the new records."""
         self.tables.delete(RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
+        representations = [update.vectors.representation for update in updates]
         rows: dict[str, list[Row]] = {table: [] for table in RECORD_TABLES}
         for entry in reread:
             if not entry.record_key:
@@ -219,9 +207,8 @@ class _Publisher:
             model_id = ids[entry.listed.id]
             try:
                 found = record_rows(
-                    model_id, entry.record_key, self.publication.base, self.store, self.validator,
-                    [update.vectors.representation for update in updates],
-                )  # fmt: skip
+                    model_id, entry.record_key, self.publication.base, self.store, self.validator, representations
+                )
             except InvalidValue as why:
                 self.skipped.record(entry.listed.id, model_id, why)
                 continue
@@ -232,14 +219,7 @@ class _Publisher:
             if len(rows["deltas"]) > DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)
-
-    def _insert_all(self, rows: dict[str, list[Row]]) -> None:
-        for table, waiting in rows.items():
-            self.tables.insert(table, waiting)
-            waiting.clear()
-
-    def _unrelated(self) -> None:
-        """Set the flags that depend on a threshold, in rows that change. Adapters of another base are unrelated."""
+        # Set the flags that depend on a threshold, in rows that change. Adapters of another base are unrelated.
         self.tables.run(
             "UPDATE records SET is_unrelated = found.unrelated, verified = found.verified FROM (SELECT model_id, "
             "coalesce(base_cosine < $below, false) OR verdict IS NOT DISTINCT FROM 'foreign' AS unrelated, "
@@ -249,9 +229,7 @@ class _Publisher:
             "AND (is_unrelated IS DISTINCT FROM found.unrelated OR records.verified IS DISTINCT FROM found.verified)",
             {"below": self.publication.thresholds.unrelated_below, "base": self.base},
         )
-
-    def _contradicting_rows(self) -> None:
-        """Note as an oddity that an adapter's listing row names another base than its file does."""
+        # Note as an oddity that an adapter's listing row names another base than its file does.
         self.tables.run(
             "UPDATE fine_tunes SET oddities = list_append(coalesce(oddities, []), 'base_model: ' || why) "
             "FROM adapter_bases WHERE adapter_bases.model_id = fine_tunes.model_id AND base = $base "
@@ -259,13 +237,7 @@ class _Publisher:
             {"base": self.base, "row_names": ROW_NAMES},
         )
 
-    def _rejected_rows(self) -> None:
-        if self.publication.rejected_rows is not None:
-            self.tables.run("DELETE FROM rejected_listing_rows WHERE base = ?", [self.base])
-            rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
-            self.tables.insert("rejected_listing_rows", self.validator.valid_rows("rejected_listing_rows", rows))
-        self.tables.insert("rejected_listing_rows", self.skipped.rejected_rows())
-
-    def _build_row(self, build: Row) -> None:
-        (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
-        self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **build}])
+    def _insert_all(self, rows: dict[str, list[Row]]) -> None:
+        for table, waiting in rows.items():
+            self.tables.insert(table, waiting)
+            waiting.clear()

@@ -32,7 +32,12 @@ from indexer.records.representation import DEFAULT, Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.untrusted import printable
-from indexer.vectors.form import MOST_NUMBERS
+from indexer.vectors.files import MOST_NUMBERS
+
+# Columns that are fields of a card's facts, dataset claims and results.
+_FACT_FIELDS = ("created", "modified", "downloads", "likes", "gated", "private", "pipeline_tag", "library")
+_CLAIM_FIELDS = ("dataset", "parent", "raw", "source")
+_RESULT_FIELDS = ("task", "dataset", "dataset_raw", "config", "split", "metric", "value", "verified")
 
 _CHANGE_RANKS = [f"rank_{percent}" for percent in RANK_THRESHOLDS]
 _WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
@@ -72,32 +77,19 @@ class Entry:
 
 def listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
     """The rows of one entry in the tables that the listing fills, by table."""
-    facts = _facts(entry.listed)
+    try:
+        facts = facts_of(entry.listed.row)
+    except MalformedRow:
+        # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
+        facts = facts_of({"id": entry.listed.id})
     return {
         "fine_tunes": [_fine_tune_row(model_id, entry, facts)],
         "tags": [{"model_id": model_id, "tag": tag} for tag in facts.tags],
         "model_datasets": [
-            {
-                "model_id": model_id,
-                "dataset": claim.dataset,
-                "parent": claim.parent,
-                "raw": claim.raw,
-                "source": claim.source,
-            }
-            for claim in facts.datasets
+            {"model_id": model_id} | {name: getattr(claim, name) for name in _CLAIM_FIELDS} for claim in facts.datasets
         ],
         "evaluations": [
-            {
-                "model_id": model_id,
-                "task": result.task,
-                "dataset": result.dataset,
-                "dataset_raw": result.dataset_raw,
-                "config": result.config,
-                "split": result.split,
-                "metric": result.metric,
-                "value": result.value,
-                "verified": result.verified,
-            }
+            {"model_id": model_id} | {name: getattr(result, name) for name in _RESULT_FIELDS}
             for result in facts.evaluations
         ],
     }
@@ -119,17 +111,9 @@ def valid_listing_rows(model_id: int, entry: Entry, validator: ColumnValidator) 
     return {"fine_tunes": [fine_tune], **kept}
 
 
-def _facts(listed: ListedModel) -> ModelFacts:
-    try:
-        return facts_of(listed.row)
-    except MalformedRow:
-        # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
-        return facts_of({"id": listed.id})
-
-
 def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
     listed, outcome = entry.listed, entry.outcome
-    return {
+    return {name: getattr(facts, name) for name in _FACT_FIELDS} | {
         "model_id": model_id,
         "model": listed.id,
         "base": entry.base,
@@ -144,16 +128,8 @@ def _fine_tune_row(model_id: int, entry: Entry, facts: ModelFacts) -> Row:
         "relation": listed.relation,
         "claimed_by": listed.claimed_by,
         "parent": listed.parent,
-        "created": facts.created,
-        "modified": facts.modified,
-        "downloads": facts.downloads,
-        "likes": facts.likes,
-        "gated": facts.gated,
-        "private": facts.private,
         "licence": facts.license,
         "languages": list(facts.languages),
-        "pipeline_tag": facts.pipeline_tag,
-        "library": facts.library,
         "record_key": entry.record_key,
         "first_seen": listed.first_seen,
         "last_seen": listed.last_seen,
@@ -198,7 +174,7 @@ def record_row(model_id: int, record: Record, record_key: str) -> Row:
 
 
 def _moment(text: Any) -> datetime | None:
-    """A time of our own, in UTC; None if it cannot be parsed."""
+    """A time in ISO 8601 as UTC; None if it cannot be parsed."""
     try:
         found = datetime.fromisoformat(text)
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
@@ -263,14 +239,10 @@ def _rank_columns(measured: DeltaRecord | FusedMatrixRecord) -> Row:
 
 @dataclass(frozen=True)
 class RecordRows:
-    """The rows of a record by table, and its vectors by representation.
-
-    ``group``: the group whose centre is subtracted from the vectors. ``blocks``: blocks of a vector, one per delta.
-    """
+    """The rows of a record by table, and its vectors by representation, with one block per delta."""
 
     tables: dict[str, list[Row]]
     vectors: dict[str, Vector]
-    group: str
     blocks: int
 
 
@@ -291,39 +263,36 @@ def record_rows(
     except AtlasError as error:
         raise InvalidValue(str(error).rstrip(".")) from error
     with _as_invalid("the record"):
-        _check_matrices(record, base)
+        # All comparisons rely on this: records of one base have the same matrices in the same order.
+        expected = [(matrix.key, tuple(matrix.shape)) for matrix in base.layout.matrices]
+        if [(delta.key, tuple(delta.shape)) for delta in record.deltas] != expected:
+            raise InvalidValue(f"its matrices are not those of {base.base}")
         rows = {
             "records": [record_row(model_id, record, record_key)],
             "deltas": delta_rows(model_id, record),
             "fused_matrices": fused_matrix_rows(model_id, record),
             "adapter_bases": adapter_base_rows(model_id, record),
         }
-        vectors = {one.name: _vector(one, record) for one in representations if one.is_held_by(record)}
+        vectors: dict[str, Vector] = {}
+        for one in representations:
+            if not one.is_held_by(record):
+                continue
+            vector = np.asarray(one.vector(record), dtype=np.float32)
+            length = one.expected_length(record) or vector.size
+            if vector.shape != (length,) or not length or length > MOST_NUMBERS:
+                raise InvalidValue(f"its vector {one.tag} has the shape {vector.shape}, not {(length,)}")
+            if not np.isfinite(vector).all():
+                raise InvalidValue(f"its vector {one.tag} is not finite")
+            vectors[one.name] = vector
         rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
         for table, found in rows.items():
             validator.check(table, found)
-    return RecordRows(rows, vectors, record.vector_group, len(record.deltas))
-
-
-def _check_matrices(record: Record, base: StoredBase) -> None:
-    """All comparisons rely on this: records of one base have the same matrices in the same order."""
-    expected = [(matrix.key, tuple(matrix.shape)) for matrix in base.layout.matrices]
-    if [(delta.key, tuple(delta.shape)) for delta in record.deltas] != expected:
-        raise InvalidValue(f"its matrices are not those of {base.base}")
-
-
-def _vector(representation: Representation, record: Record) -> Vector:
-    vector = np.asarray(representation.vector(record), dtype=np.float32)
-    length = representation.expected_length(record) or vector.size
-    if vector.shape != (length,) or not length or length > MOST_NUMBERS:
-        raise InvalidValue(f"its vector {representation.tag} has the shape {vector.shape}, not {(length,)}")
-    if not np.isfinite(vector).all():
-        raise InvalidValue(f"its vector {representation.tag} is not finite")
-    return vector
+    return RecordRows(rows, vectors, len(record.deltas))
 
 
 @contextmanager
 def _as_invalid(what: str) -> Iterator[None]:
+    """Raise errors of values of the wrong kind as InvalidValue."""
     try:
         yield
     except InvalidValue:

@@ -128,8 +128,17 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
     Lines whose model or parent has another record now are skipped, and so are lines that cannot be read or do not fit
     the table, because the file may come from somebody else.
     """
-    indexed = tables.indexed(base)
-    tables.delete_of_base(kind.table, base)
+    indexed = {
+        model: (model_id, record_key)
+        for model, model_id, record_key in tables.rows(
+            "SELECT model, model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed'", [base]
+        )
+    }
+    tables.run(
+        f"DELETE FROM {kind.table} WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
+        "OR model_id NOT IN (SELECT model_id FROM fine_tunes)",
+        [base],
+    )
     rows: list[Row] = []
     for line in read_answers(kind, kind.path(folder, base))[0]:
         child, parent = indexed.get(line["model"]), indexed.get(line.get("parent") or "")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,15 +22,15 @@ class Tables:
         self.connection = connection
 
     def run(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> None:
-        """Run a statement whose result nobody needs."""
+        """Run a statement without a result."""
         self.connection.execute(statement, dict(parameters) if isinstance(parameters, Mapping) else list(parameters))
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows: a result half read blocks the connection."""
+        """All rows: an unfinished result blocks the connection."""
         return self.connection.execute(statement, list(parameters)).fetchall()
 
     def first(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """The first row, None where there is none."""
+        """The first row; None if there is none."""
         rows = self.rows(statement, parameters)
         return rows[0] if rows else None
 
@@ -52,44 +53,34 @@ class Tables:
         self.connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM incoming")
         self.connection.unregister("incoming")
 
-    def delete(self, tables: Iterable[str], model_ids: Sequence[int] | NDArray[np.int64], condition: str = "") -> None:
-        """Remove the rows of some models; ``condition`` narrows it ("AND …", trusted SQL)."""
+    def update(self, table: str, columns: Mapping[str, str], rows: Sequence[Row]) -> None:
+        """Set ``columns`` (with their types) of the models in ``rows``, where the values differ.
+
+        ``rows`` have ``model_id`` and the columns.
+        """
+        types = "".join(f", {name} {kind}" for name, kind in columns.items())
+        self.run(f"CREATE OR REPLACE TEMP TABLE updates (model_id INTEGER{types})")
+        self.insert("updates", rows)
+        values = ", ".join(f"{name} = updates.{name}" for name in columns)
+        differs = " OR ".join(f"updates.{name} IS DISTINCT FROM {table}.{name}" for name in columns)
+        self.run(f"UPDATE {table} SET {values} FROM updates WHERE updates.model_id = {table}.model_id AND ({differs})")
+        self.run("DROP TABLE updates")
+
+    def delete(self, tables: Iterable[str], model_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """Delete the rows of some models."""
         if not len(model_ids):
             return
         with self.listed(model_ids):
             for table in tables:
-                self.connection.execute(
-                    f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM listed) {condition}"
-                )
+                self.connection.execute(f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM listed)")
 
-    def indexed(self, base: str) -> dict[str, tuple[int, str]]:
-        """Of the indexed models of a base, by name: the id, and the name of the record."""
-        rows = self.rows(
-            "SELECT model, model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed'", [base]
-        )
-        return {model: (model_id, key) for model, model_id, key in rows}
-
-    def delete_of_base(self, table: str, base: str) -> None:
-        """Remove the rows of a base's models, and those whose models are gone."""
-        self.run(
-            f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
-            "OR model_id NOT IN (SELECT model_id FROM fine_tunes)",
-            [base],
-        )
-
-    def listed(self, model_ids: Sequence[int] | NDArray[np.int64]) -> _Listed:
-        """For the length of a block a table ``listed(model_id)``."""
-        return _Listed(self.connection, np.asarray(model_ids, dtype=np.int64))
-
-
-class _Listed:
-    def __init__(self, connection: duckdb.DuckDBPyConnection, model_ids: NDArray[np.int64]) -> None:
-        self.connection, self.model_ids = connection, model_ids
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def listed(self, model_ids: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:
+        """Within the block there is a table ``listed(model_id)``."""
         import pyarrow
 
-        self.connection.register("listed", pyarrow.table({"model_id": self.model_ids}))
-
-    def __exit__(self, *ending: object) -> None:
-        self.connection.unregister("listed")
+        self.connection.register("listed", pyarrow.table({"model_id": np.asarray(model_ids, dtype=np.int64)}))
+        try:
+            yield
+        finally:
+            self.connection.unregister("listed")

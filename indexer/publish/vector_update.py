@@ -27,12 +27,9 @@ class VectorUpdate:
     def __init__(self, vectors: PublishedVectors, writer: VectorWriter | UncentredVectors) -> None:
         self.vectors, self.writer = vectors, writer
         self.name = vectors.representation.name
+        # Whether the vectors come from depth profiles instead of records.
+        self.of_profiles = vectors.representation.of_profiles
         self.without = 0  # models whose record does not hold this representation
-
-    @property
-    def of_profiles(self) -> bool:
-        """Whether the vectors come from depth profiles instead of records."""
-        return self.vectors.representation.of_profiles
 
     def add(self, model_id: int, found: RecordRows) -> None:
         """Add the vector of one model, if its record holds this representation."""
@@ -40,7 +37,7 @@ class VectorUpdate:
         if vector is None:
             self.without += 1
         elif isinstance(self.writer, UncentredVectors):
-            self.writer.add(model_id, vector, found.group, found.blocks)
+            self.writer.add(model_id, vector, found.blocks)
         else:
             self.writer.add(model_id, vector)
 
@@ -67,14 +64,14 @@ class VectorUpdates:
         self.base = publication.base.base
         self.all: list[VectorUpdate] = []
         self._added = added
-        self._waiting = ExitStack()
+        self._files = ExitStack()
 
     def __enter__(self) -> VectorUpdates:
         published = self.tables.rows(
             "SELECT representation FROM representations WHERE base = ? ORDER BY representation", [self.base]
         )
         root, publication = self.folder.root, self.publication
-        with ExitStack() as waiting:
+        with ExitStack() as files:
             for name in dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added]):
                 representation = representation_named(name)
                 vectors = PublishedVectors(
@@ -82,13 +79,13 @@ class VectorUpdates:
                 )
                 writer: VectorWriter | UncentredVectors = VectorWriter(root, self.base, vectors.representation)
                 if representation.centred:
-                    writer = waiting.enter_context(UncentredVectors(root, self.base, name))
+                    writer = files.enter_context(UncentredVectors(root, self.base, name))
                 self.all.append(VectorUpdate(vectors, writer))
-            self._waiting = waiting.pop_all()
+            self._files = files.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._waiting.close()
+        self._files.close()
 
     def read_all(self, update: VectorUpdate) -> None:
         """Add the vectors of every record, for a representation that is new or has another length."""
@@ -109,12 +106,7 @@ class VectorUpdates:
             update.add(model_id, found)
             signatures.append({"model_id": model_id, "signature": found.tables["records"][0]["signature"]})
         if update.name == DEFAULT:
-            self.tables.run("CREATE OR REPLACE TEMP TABLE signed (model_id INTEGER, signature VARCHAR)")
-            self.tables.insert("signed", signatures)
-            self.tables.run(
-                "UPDATE records SET signature = signed.signature FROM signed WHERE signed.model_id = records.model_id"
-            )
-            self.tables.run("DROP TABLE signed")
+            self.tables.update("records", {"signature": "VARCHAR"}, signatures)
 
     def publish(self, stale: Sequence[int], ids: Iterable[int], has_new_profiles: bool) -> None:
         """Write the FAISS files, their rows and the neighbours, without the vectors of ``stale`` ids.
@@ -123,28 +115,23 @@ class VectorUpdates:
         all of them.
         """
         for update in self.all:
-            if not update.of_profiles:
-                self._publish_records(update, stale)
-            elif has_new_profiles or stale or update.vectors.is_new or self.publication.index:
-                assert isinstance(update.writer, VectorWriter)
-                for model_id, vector in depth_vectors(self.tables.rows, self.base).items():
-                    update.writer.add(model_id, vector)
-                self._change(update, update.writer, list(ids), moved=False)
-
-    def _publish_records(self, update: VectorUpdate, stale: Sequence[int]) -> None:
-        if update.without:
-            self.say(f"{self.base}, {update.name}: models left out, as their records hold no factors: {update.without}")
-        writer, moved = update.writer, False
-        if isinstance(writer, UncentredVectors):
-            removed = np.array(sorted(set(stale)), dtype=np.int64)
-            writer, moved = Centring(self.tables, update.vectors, self.say).centred(writer, removed)
-        self._change(update, writer, stale, moved=moved)
-
-    def _change(self, update: VectorUpdate, writer: VectorWriter, stale: Sequence[int], *, moved: bool) -> None:
-        """``moved``: the centre has moved, and ``writer`` holds all vectors of the base."""
-        change = update.vectors.change(writer, stale, is_anew=moved, purged=self.publication.purged)
-        if change is None:
-            return
-        NeighbourTable(self.tables, self.base, update.name).change(change.index, change.added, change.removed)
-        if moved:
-            renew_null_similarity(self.tables, self.base, update.name, change.index)
+            vectors, writer, replaced, moved = update.vectors, update.writer, stale, False
+            if update.without:
+                count = f"{update.without} models whose records have no factors"
+                self.say(f"{self.base}, {update.name}: skipped {count}")
+            if isinstance(writer, UncentredVectors):
+                removed = np.array(sorted(set(stale)), dtype=np.int64)
+                # If the centre has moved, the writer holds all vectors of the base.
+                writer, moved = Centring(self.tables, vectors, self.say).centred(writer, removed)
+            elif update.of_profiles:
+                if not (has_new_profiles or stale or vectors.is_new or self.publication.index):
+                    continue
+                for model_id, vector in depth_vectors(self.tables.connection, self.base).items():
+                    writer.add(model_id, vector)
+                replaced = list(ids)
+            change = vectors.change(writer, replaced, is_anew=moved, purged=self.publication.purged)
+            if change is None:
+                continue
+            NeighbourTable(self.tables, self.base, update.name).change(change.index, change.added, change.removed)
+            if moved:
+                renew_null_similarity(self.tables, self.base, update.name, change.index)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,14 +87,12 @@ class VectorWriter:
 class UncentredVectors:
     """Vectors with unit blocks in a temporary file, until the centre that is subtracted from them is known.
 
-    ``groups``: the group of each model. ``blocks``: blocks of a vector. The next publish removes the file of a killed
-    one.
+    ``blocks``: blocks of a vector. If a publish is killed, the next one removes the file.
     """
 
     def __init__(self, root: Path, base: str, representation: str) -> None:
         self._path = root / f".{file_name(base)}.{representation}.{os.getpid()}.uncentred.tmp"
         self.ids: list[int] = []
-        self.groups: list[str] = []
         self.changed: list[NDArray[np.bool_]] = []  # the blocks that each model changed
         self.length = 0
         self.blocks = 0
@@ -107,17 +105,16 @@ class UncentredVectors:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def add(self, model_id: int, vector: NDArray[np.float32], group: str, blocks: int) -> None:
-        """Add the vector (d,) of a record; of a zero vector only the length is noted."""
+    def add(self, model_id: int, vector: NDArray[np.float32], blocks: int) -> None:
+        """Add the vector (d,) of a model; zero vectors are skipped."""
         self.length, self.blocks = len(vector), blocks
         if vector.any():
             self._file.write(np.ascontiguousarray(vector, dtype="<f4").data)
             self.ids.append(model_id)
-            self.groups.append(group)
             self.changed.append(np.asarray(vector.reshape(blocks, -1).any(axis=1)))
 
-    def chunks(self) -> Iterator[tuple[Ids, list[str], NDArray[np.float32]]]:
-        """Ids, groups and vectors, some at a time, in the order in which they were added."""
+    def chunks(self) -> Iterator[tuple[Ids, NDArray[np.float32]]]:
+        """Ids and vectors, some at a time, in the order in which they were added."""
         self._file.flush()
         self._file.seek(0)
         step = rows_of_block(self.length)
@@ -125,7 +122,7 @@ class UncentredVectors:
             ids = np.array(self.ids[start : start + step], dtype=np.int64)
             read = self._file.read(4 * self.length * len(ids))
             vectors = np.frombuffer(read, dtype="<f4").reshape(len(ids), self.length)
-            yield ids, self.groups[start : start + step], with_unit_blocks(vectors, self.blocks)
+            yield ids, with_unit_blocks(vectors, self.blocks)
 
 
 def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
@@ -161,23 +158,20 @@ class PublishedVectors:
         say: Callable[[str], None],
         asked: IndexChange | None = None,
     ) -> None:
-        self.root = root
-        self.tables = tables
-        self.base = base
-        self.rank = rank
-        self.say = say
-        self.asked = asked
+        self.root, self.tables, self.base, self.rank, self.say = root, tables, base, rank, say
         found = read_published(tables.connection, base, representation.name)
         # A representation that is added later is searched like the default one.
         like = found or read_published(tables.connection, base, DEFAULT)
-        self.choice = like.choice if like is not None else IndexChoice()
-        self.representation = representation.of_length(self.choice.changed(asked).budget)
+        self.choice_before = like.choice if like is not None else IndexChoice()
+        self.choice = self.choice_before.changed(asked)
+        self.representation = representation.of_length(self.choice.budget)
         # Vectors of different versions, ranks or lengths cannot be compared: recompute all of them from the records.
-        self.is_new = found is None or (found.version, found.rank, representation.of_length(found.choice.budget)) != (
-            representation.version, rank, self.representation,
-        )  # fmt: skip
-        self.before = found
-        kept = None if self.is_new else found
+        kept = found
+        if found is not None:
+            before = (found.version, found.rank, representation.of_length(found.choice.budget))
+            if before != (representation.version, rank, self.representation):
+                kept = None
+        self.is_new = kept is None
         self.length = kept.length if kept else None
         self.segments = list(kept.segments) if kept else []
         self.compressed = kept.compressed if kept else None
@@ -186,7 +180,7 @@ class PublishedVectors:
 
     def ids(self) -> Ids:
         """Ids of all models that have a vector, ascending."""
-        return _ids(model_id for one in self.segments for model_id in OpenSegment(self.root, one).ids.tolist())
+        return np.unique(np.concatenate([_no_ids(), *(OpenSegment(self.root, one).ids for one in self.segments)]))
 
     def change(
         self, writer: VectorWriter, stale: Iterable[int], *, is_anew: bool = False, purged: bool = False
@@ -195,45 +189,41 @@ class PublishedVectors:
 
         ``purged``: also rewrite the segments that contain removed vectors. None if nothing changes.
         """
-        added = _ids(writer.ids)
-        removed = self._withdraw(self.ids() if is_anew else _ids(stale))
-        choice = self.choice.changed(self.asked)
-        is_other = choice != self.choice
-        if not (self.is_new or is_other or len(added) or len(removed)):
+        added = np.unique(np.array(writer.ids, dtype=np.int64))
+        wanted = self.ids() if is_anew else np.unique(np.array(list(stale), dtype=np.int64))
+        removed = [_no_ids()]
+        for position, segment in enumerate(self.segments if len(wanted) else ()):
+            there = np.intersect1d(OpenSegment(self.root, segment).ids, wanted)
+            if len(there):
+                self.segments[position] = replace(segment, removed=np.union1d(segment.removed, there))
+                removed.append(there)
+        former = np.unique(np.concatenate(removed))
+        has_new_choice = self.choice != self.choice_before
+        if not (self.is_new or has_new_choice or len(added) or len(former)):
             return None
         writer.flush()
         if is_anew:
             self.segments, self.compressed = [], None
         blocks = writer.blocks or self.masks.blocks
-        self.masks = _with(self.masks, blocks, np.union1d(removed, added), writer.kinds)
+        changed = np.union1d(former, added)
+        kinds = self.masks.members() if self.masks.blocks == blocks else {}
+        kinds = {kind: np.setdiff1d(ids, changed) for kind, ids in kinds.items()}
+        for kind, models in writer.kinds.items():
+            kinds[kind] = np.union1d(kinds.get(kind, _no_ids()), np.array(models, dtype=np.int64))
+        self.masks = Masks.of(blocks, kinds)
         self.centre = writer.centre or self.centre
         # As long as there are no vectors the length is not known.
         self.length = (self.length if self.segments else None) or writer.length or self.length or 1
-        self.choice = choice
         self.segments += writer.segments
-        self._merge()
-        if purged:
-            self._purge()
+        self._merge(purged)
         compression = Compression(self.root, self.tables, self.base, self.representation.name, self.say, self.masks)
-        stored = None if is_other else self.compressed
+        stored = None if has_new_choice else self.compressed
         self.segments = compression.renewed(self.segments, self.choice, stored)
         self._write()
         opened = [OpenSegment(self.root, one, self.masks) for one in self.segments]
-        return Change(VectorIndex(opened, self.length, masks=self.masks), added, removed)
+        return Change(VectorIndex(opened, self.length, masks=self.masks), added, former)
 
-    def _withdraw(self, stale: Ids) -> Ids:
-        """Mark the stale ids as removed in the segments that contain them, and return those that were found."""
-        found = [np.zeros(0, dtype=np.int64)]
-        if not len(stale):
-            return found[0]
-        for position, segment in enumerate(self.segments):
-            there = np.intersect1d(OpenSegment(self.root, segment).ids, stale)
-            if len(there):
-                self.segments[position] = replace(segment, removed=np.union1d(segment.removed, there))
-                found.append(there)
-        return np.unique(np.concatenate(found))
-
-    def _merge(self) -> None:
+    def _merge(self, purged: bool) -> None:
         """Merge segments of similar size; those in the compressed index are never merged with others."""
         for in_compressed in (True, False):
             while True:
@@ -241,77 +231,27 @@ class PublishedVectors:
                 chosen = [group[position] for position in to_merge(group)]
                 if not chosen:
                     break
-                merged = self._joined(chosen)
                 place = self.segments.index(chosen[0])
-                kept = [one for one in self.segments if one not in chosen]
-                if merged is not None:
-                    kept.insert(place, replace(merged, in_compressed=in_compressed))
-                self.segments = kept
+                self.segments = [one for one in self.segments if one not in chosen]
+                self.segments[place:place] = self._rewritten(chosen)
+        if purged:
+            parts = [self._rewritten([one]) if len(one.removed) else [one] for one in self.segments]
+            self.segments = [one for part in parts for one in part]
 
-    def _purge(self) -> None:
-        kept = []
-        for one in self.segments:
-            fresh = self._joined([one]) if len(one.removed) else one
-            if fresh is not None:
-                kept.append(replace(fresh, in_compressed=one.in_compressed))
-        self.segments = kept
-
-    def _joined(self, segments: Sequence[Segment]) -> Segment | None:
-        """A new segment with the valid vectors of several; None if there are none."""
+    def _rewritten(self, segments: Sequence[Segment]) -> list[Segment]:
+        """One new segment with the valid vectors of several; none if there are none."""
         vectors = joined([OpenSegment(self.root, one).vectors() for one in segments], self.length or 1)
         if not len(vectors):
-            return None
-        return write_segment(self.root, self.base, self.representation.name, vectors, segments[0].centre)
+            return []
+        first = segments[0]
+        made = write_segment(self.root, self.base, self.representation.name, vectors, first.centre)
+        return [replace(made, in_compressed=first.in_compressed)]
 
     def _write(self) -> None:
+        key = {"base": self.base, "representation": self.representation.name}
         for table in ("representations", "internal.segments", "internal.removed_vectors", "internal.vector_masks"):
-            self.tables.run(
-                f"DELETE FROM {table} WHERE base = ? AND representation = ?", [self.base, self.representation.name]
-            )
-        base, name = self.base, self.representation.name
-        self.tables.insert("representations", [self._row()])
-        self.tables.insert(
-            "internal.segments",
-            [
-                {
-                    "base": base,
-                    "representation": name,
-                    "segment": number,
-                    "vectors": one.file.count,
-                    "in_compressed": one.in_compressed,
-                    "centre": one.centre,
-                    "faiss_file": one.file.name,
-                    "faiss_sha256": one.file.sha256,
-                    "faiss_bytes": one.file.size,
-                }
-                for number, one in enumerate(self.segments)
-            ],
-        )
-        self.tables.insert(
-            "internal.removed_vectors",
-            [
-                {"base": base, "representation": name, "segment": number, "model_id": int(model_id)}
-                for number, one in enumerate(self.segments)
-                for model_id in one.removed
-            ],
-        )
-        self.tables.insert(
-            "internal.vector_masks",
-            [
-                {
-                    "base": base,
-                    "representation": name,
-                    "changed": "".join(map(str, kind)),
-                    "model_ids": ids.tolist(),
-                }
-                for kind, ids in self.masks.members().items()
-            ],
-        )
-
-    def _row(self) -> dict[str, Any]:
-        return {
-            "base": self.base,
-            "representation": self.representation.name,
+            self.tables.run(f"DELETE FROM {table} WHERE base = $base AND representation = $representation", key)
+        row = {
             "version": self.representation.version,
             "rank": self.rank,
             "length": self.length,
@@ -324,17 +264,26 @@ class PublishedVectors:
             "index_memory": self.choice.memory,
             "promised_recall": self.choice.promised,
         }
+        self.tables.insert("representations", [key | row])
+        for number, one in enumerate(self.segments):
+            row = {
+                "segment": number,
+                "vectors": one.file.count,
+                "in_compressed": one.in_compressed,
+                "centre": one.centre,
+                "faiss_file": one.file.name,
+                "faiss_sha256": one.file.sha256,
+                "faiss_bytes": one.file.size,
+            }
+            self.tables.insert("internal.segments", [key | row])
+            removed = [key | {"segment": number, "model_id": int(model_id)} for model_id in one.removed]
+            self.tables.insert("internal.removed_vectors", removed)
+        masks = [
+            key | {"changed": "".join(map(str, kind)), "model_ids": ids.tolist()}
+            for kind, ids in self.masks.members().items()
+        ]
+        self.tables.insert("internal.vector_masks", masks)
 
 
-def _with(masks: Masks, blocks: int, removed: Ids, coming: Mapping[bytes, Sequence[int]]) -> Masks:
-    """The masks without the models ``removed`` and with those ``coming``."""
-    members = (
-        {kind: np.setdiff1d(ids, removed) for kind, ids in masks.members().items()} if masks.blocks == blocks else {}
-    )
-    for kind, ids in coming.items():
-        members[kind] = np.union1d(members.get(kind, np.zeros(0, np.int64)), np.array(ids, dtype=np.int64))
-    return Masks.of(blocks, members)
-
-
-def _ids(ids: Iterable[int]) -> Ids:
-    return np.unique(np.fromiter(ids, dtype=np.int64))
+def _no_ids() -> Ids:
+    return np.zeros(0, dtype=np.int64)

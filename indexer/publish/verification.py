@@ -131,10 +131,7 @@ class _Published:
     @classmethod
     def read(cls, connection: Connection) -> _Published:
         bases = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
-        depths = {
-            row["base"]: depth_vectors(lambda text, with_: connection.execute(text, with_).fetchall(), row["base"])
-            for row in bases
-        }
+        depths = {row["base"]: depth_vectors(connection, row["base"]) for row in bases}
         vectors = [
             found_here
             for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")

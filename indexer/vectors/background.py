@@ -1,6 +1,6 @@
 """The background of a similarity: the share of pairs of unrelated models that are at least as similar.
 
-Kept as points of the distribution, dense towards the high end, where an answer is looked up. The share of a point is
+Stored as points of the distribution, dense towards the high end, where answers lie. The share of a point is
 (1 + pairs at least as similar)/(1 + pairs): never zero, because another pair might be more similar.
 """
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Fewer pairs say too little for a share to be given.
+# With fewer pairs no share is given.
 FEWEST_PAIRS = 200
 
-# Points of a distribution: the highest one by one, then ever farther apart.
-_ONE_BY_ONE = 16
+# Points of a distribution: the highest are consecutive, the others ever farther apart.
+_CONSECUTIVE = 16
 _POINTS = 120
 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """One distribution: ``similarities`` (p,) descending, and the ``shares`` (p,) of pairs at least so similar."""
+    """One distribution: ``similarities`` (p,) descending, and the ``shares`` (p,) of pairs at least as similar."""
 
     pairs: int
     similarities: NDArray[np.float32]
@@ -29,26 +29,26 @@ class Background:
 
     @classmethod
     def of(cls, similarities: NDArray[np.floating]) -> Background | None:
-        """From the similarities of pairs of unrelated models; None where they are too few."""
+        """From the similarities of pairs of unrelated models; None if there are too few."""
         count = len(similarities)
         if count < FEWEST_PAIRS:
             return None
         ordered = np.sort(similarities)[::-1]
-        spread = np.geomspace(_ONE_BY_ONE, count, _POINTS).round().astype(np.int64)
-        # The low half evenly, too: there the ranks of a geometric series lie far apart.
+        spread = np.geomspace(_CONSECUTIVE, count, _POINTS).round().astype(np.int64)
+        # Evenly spaced points as well, because the ranks of a geometric series are far apart at the low end.
         ranks = np.unique(
-            np.concatenate([np.arange(1, _ONE_BY_ONE + 1), spread, np.linspace(1, count, 41).astype(int)])
+            np.concatenate([np.arange(1, _CONSECUTIVE + 1), spread, np.linspace(1, count, 41).astype(int)])
         )
         points = ordered[ranks - 1].astype(np.float32)
-        # Of equal similarities the last rank counts.
+        # Of equal similarities keep the last rank.
         last = np.append(points[1:] < points[:-1], True)
         return cls(count, points[last], (1.0 + ranks[last]) / (1.0 + count))
 
     def share(self, similarity: float) -> float:
-        """The share of unrelated pairs at least as similar, between the points by a straight line."""
+        """The share of unrelated pairs at least as similar, interpolated linearly between the points."""
         return float(self.shares_at(np.array([similarity]))[0])
 
     def shares_at(self, similarities: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The same of many."""
+        """The same for an array of similarities."""
         beyond = 1.0 / (1.0 + self.pairs)
         return np.interp(-similarities, -self.similarities, self.shares, left=beyond, right=1.0)

@@ -1,18 +1,18 @@
-"""The centre of a group of models: what the fine-tunes of a base have in common, taken away before they are compared.
+"""The centre of a group of models: what the fine-tunes of a base have in common, subtracted before they are compared.
 
 All fine-tunes of a base share directions, and adapters share others. So from every block (unit norm) of a model the
-mean block of its group, adapters or full fine-tunes, is subtracted, and the rest scaled to unit norm again. The mean
-is one vote an author, shrunk by n/(n + 2) for n votes: of one model a third, of none nothing.
+mean block of its group, adapters or full fine-tunes, is subtracted, and the rest is scaled to unit norm again. Every
+author has one vote in the mean, which is shrunk by n/(n + 2) for n votes: to a third for one vote.
 
-LoRA factors that started from the same random A stay near it, so that adapters of one seed are alike whatever their
-data are. Where models of one initialisation name two data sets or more, the initialisation has a centre of its own:
-their mean, one vote a data set, drawn towards the centre of all adapters by half a model. Of one data set nobody can
-tell what comes from the seed and what from the data, and the centre of all adapters serves. A model that names no data
-has its author's vote; as it may be on the same data as another, three votes are needed then.
+LoRA factors that started from the same random A stay near it, so that adapters of one seed are similar whatever their
+data are. If models of one initialisation name two datasets or more, the initialisation has a centre of its own: their
+mean, with one vote per dataset, shrunk towards the centre of all adapters by half a model. With one dataset the effects
+of seed and data cannot be separated, and the centre of all adapters is used. A model that names no dataset has the
+vote of its author; three votes are needed then, because it may have the same data as another model.
 
 Adapters of one initialisation also differ in how far they moved from it, in directions that belong to the seed. So
-what is left of a block counts a quarter along two directions: from the adapters' centre to the initialisation's, and
-the initialisation's drift, which is how blocks change with log ‖δW‖ among models of the same data.
+the rest of a block is scaled to a quarter along two directions: from the adapters' centre to the initialisation's,
+and the initialisation's drift, which is how blocks change with log ‖δW‖ among models of the same data.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ Floats = NDArray[np.float32]
 ADAPTER, FULL = "adapter", "full"
 GROUPS = (ADAPTER, FULL)
 
-# Votes that pull a centre towards zero, and models that pull that of an initialisation towards the adapters'.
+# Strength of the shrinkage of a group towards zero, in votes, and of an initialisation towards the adapters, in models.
 SHRINK = 2.0
 INITIALISATION_SHRINK = 0.5
 
-# Votes below which a block of an initialisation has no centre of its own; one more where some are of authors.
+# The fewest votes for a centre of an initialisation's own; one more if some are votes of authors.
 FEWEST_VOTES = 2
 
-# In an initialisation a vote of n models counts n/(n + 8): of one model alone it is mostly what that model has of its
-# own, which all others would then lack, and be alike by it.
+# In an initialisation a vote of n models counts n/(n + 8): the mean of a single model is mostly particular to it, and
+# subtracting it would make the other models similar.
 FEW_MODELS = 8.0
 
-# How much of what is left of a block of an initialisation counts in the directions that say how far it moved.
+# The scale of the rest of a block along the directions in which models of an initialisation moved.
 ALONG_SEED = 0.25
 
-# A block this near to its centre has no direction left but rounding.
+# The rest of a block that is this close to its centre is only rounding.
 _NOTHING = 1e-6
 
-_DATA = "data "  # no author's name holds a space
+_DATA = "data "  # names of authors contain no space
 
-# A group's centre moves once it has so many times the models that it was made of.
+# A group's centre moves once the group has this many times the models that it was computed from.
 GROWTH = 1.5
 
 
 @dataclass(frozen=True, eq=False)
 class GroupCentre:
-    """The centre of one group: ``blocks`` (b, m), the ``votes`` (b,) behind each, and the models it was made of.
+    """The centre of one group: ``blocks`` (b, m), the number of ``votes`` (b,) in each, and the number of models.
 
-    ``drift`` (b, m), only of an initialisation: the regression of blocks on the log of the norm of the whole change,
-    within data sets and not normalised; zeros where it is not known.
+    ``drift`` (b, m), only for an initialisation: the regression of blocks on the log of the norm of the whole change,
+    within datasets and not normalised; zeros if it is unknown.
     """
 
     blocks: Floats
@@ -69,11 +69,11 @@ class GroupCentre:
 
     @classmethod
     def nothing(cls, blocks: int, length: int) -> GroupCentre:
-        """Of a group without models."""
+        """The centre of a group without models."""
         return cls(np.zeros((blocks, length), np.float32), np.zeros(blocks, np.int64), 0)
 
     def is_outgrown(self, models: int) -> bool:
-        """Whether the group has grown by half since."""
+        """Whether the group has grown by half since, to this number of models."""
         return models > self.models and models >= GROWTH * self.models
 
 
@@ -83,29 +83,29 @@ def initialisation_group(initialisation: int) -> str:
 
 
 def data_vote(datasets: Sequence[str]) -> str:
-    """Whose vote a model of an initialisation has a share of, by the data sets that it names."""
+    """The voter of a model of an initialisation that names these datasets."""
     return f"{_DATA}{' '.join(datasets)}"
 
 
 def fewest_votes(voters: Iterable[str]) -> int:
-    """How many of these votes, by ``data_vote`` or of authors, an initialisation needs for a centre of its own."""
+    """How many different voters an initialisation needs for a centre of its own, if these are its voters."""
     return FEWEST_VOTES + any(not voter.startswith(_DATA) for voter in voters)
 
 
 @dataclass(frozen=True, eq=False)
 class Centre:
-    """The centres of all groups of one (base, representation), by name: GROUPS, and some initialisations."""
+    """The centres of one (base, representation) by the name of the group: GROUPS, and some initialisations."""
 
     groups: Mapping[str, GroupCentre]
 
     def group_of(self, vector_group: str, initialisation: int | None) -> str:
-        """Whose centre is subtracted from a model: its initialisation's where that has one, else its group's."""
+        """The group whose centre is subtracted from a model: its initialisation if that has one, else its own."""
         own = vector_group if initialisation is None else initialisation_group(initialisation)
         return own if own in self.groups else vector_group
 
     @property
     def version(self) -> str:
-        """A digest (16 hex digits) of all their numbers: vectors of two centres never meet."""
+        """A digest (16 hex digits) of all numbers; vectors of different versions cannot be compared."""
         digest = hashlib.sha256()
         for name in sorted(self.groups):
             one = self.groups[name]
@@ -117,9 +117,9 @@ class Centre:
         return digest.hexdigest()[:16]
 
     def centred(self, vectors: NDArray[np.floating], group: str) -> Floats:
-        """(n, d) published vectors of uncentred ones of a group: what is left of each block, scaled to unit norm.
+        """(n, d) uncentred vectors of one group minus its centre, each block scaled to unit norm.
 
-        A block that was not changed stays zero, and so does one that is its centre.
+        Blocks that are zero or equal to the centre become zero.
         """
         centre = self.groups[group].blocks.astype(np.float64)
         blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
@@ -149,9 +149,9 @@ class Centre:
         return whole.reshape(len(vectors), -1).astype(np.float32)
 
     def _lines(self, group: str) -> list[NDArray[np.float64]]:
-        """Of an initialisation, the directions (b, m) that say how far a model moved: of unit norm, or zero.
+        """The directions (b, m) in which models of an initialisation moved; blocks have unit norm or are zero.
 
-        They are at right angles to each other in every block.
+        They are orthogonal to each other in every block.
         """
         if group in GROUPS:
             return []
@@ -168,72 +168,60 @@ def _unit(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.divide(blocks, norms, out=np.zeros_like(blocks), where=norms > _NOTHING)
 
 
-def cosine_of_strangers(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
-    """What centring alone makes of the cosine of two voters whose blocks were at right angles, as was everybody's.
+def cosine_from_centring(votes: NDArray[np.integer], shrink: float = SHRINK) -> NDArray[np.float64]:
+    """The cosine of two voters after centring if the blocks of all voters were orthogonal.
 
-    With n ≥ 2 votes the centre is Σb/(n + s), which holds a part of both: −(n + 2s)/((n + s)² − n − 2s), −.6 for two
-    votes and s = 2. Of an initialisation that is so with what is left without the adapters' centre.
+    With n ≥ 2 votes the centre Σb/(n + s) contains a part of both, so the cosine is −(n + 2s)/((n + s)² − n − 2s):
+    −.6 for two votes and s = 2. For an initialisation this holds for the rest without the adapters' centre.
     """
     n = votes.astype(np.float64)
     found: NDArray[np.float64] = -(n + 2 * shrink) / ((n + shrink) ** 2 - n - 2 * shrink)
     return found
 
 
-def vote_shares(
-    voters: Sequence[str], changed: NDArray[np.bool_], few: float = 0.0
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What each block of each model counts in the mean over votes, (n, b), and the votes of each, (b,).
-
-    ``voters``: whose vote each model has a share of, its author's mostly. ``changed`` (n, b). A vote of n models counts
-    n/(n + ``few``). Columns of the shares sum to 1, or to 0 where nobody changed the block.
-    """
-    numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
-    counts = np.zeros((len(numbers), changed.shape[1]))
-    np.add.at(counts, codes, changed)
-    votes = (counts > 0).sum(axis=0)
-    weights = np.divide(1, counts + few, out=np.zeros_like(counts), where=counts > 0)
-    shares = changed * weights[codes]
-    total = shares.sum(axis=0)
-    return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0), votes
-
-
-def drift_slopes(voters: Sequence[str], changed: NDArray[np.bool_], norms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far the log of the norm (n,) of each model is above the mean of its voter, (n, b); 0 in unchanged blocks.
-
-    With these weights the sum of blocks is their regression on how far models moved, within voters. A voter of one
-    model adds nothing.
-    """
-    numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
-    counts, sums = np.zeros((2, len(numbers), changed.shape[1]))
-    logs = np.log(np.maximum(norms, 1e-30))[:, None] * changed
-    np.add.at(counts, codes, changed)
-    np.add.at(sums, codes, logs)
-    return np.where(changed & (counts[codes] > 1), logs - (sums / np.maximum(counts, 1))[codes], 0.0)
-
-
 class Mean:
-    """The centre of a group as its vectors go by; ``shares`` and ``votes`` as ``vote_shares`` gives them.
+    """Computes the centre of a group from vectors that arrive in any order, a few at a time.
 
-    Of an initialisation: ``slopes`` as ``drift_slopes`` gives them, and the ``fewest`` votes of a centre of its own.
+    ``ids`` (n,) ascending are the models that count, ``voters`` the vote that each has a share of (mostly its author),
+    and ``changed`` (n, b) their changed blocks. ``norms`` (n,), only for an initialisation: the norm of each model's
+    whole change. ``length``: numbers of a block.
     """
 
     def __init__(
         self,
         ids: NDArray[np.int64],
-        shares: NDArray[np.float64],
-        votes: NDArray[np.int64],
+        voters: Sequence[str],
+        changed: NDArray[np.bool_],
         length: int,
-        slopes: NDArray[np.float64] | None = None,
-        fewest: int = 0,
+        norms: NDArray[np.float64] | None = None,
     ) -> None:
-        self.ids, self.shares, self.votes, self.slopes, self.fewest = ids, shares, votes, slopes, fewest
-        self.sum = np.zeros((shares.shape[1], length))
+        self.ids = ids
+        self.fewest = fewest_votes(voters)
+        numbers: dict[str, int] = {}
+        codes = np.array([numbers.setdefault(voter, len(numbers)) for voter in voters], dtype=np.intp)
+        counts = np.zeros((len(numbers), changed.shape[1]))
+        np.add.at(counts, codes, changed)
+        self.votes = (counts > 0).sum(axis=0).astype(np.int64)
+        # The share (n, b) of each model in the mean: votes count alike, or n/(n + FEW_MODELS) with n models.
+        few = 0.0 if norms is None else FEW_MODELS
+        weights = np.divide(1, counts + few, out=np.zeros_like(counts), where=counts > 0)
+        shares = changed * weights[codes]
+        total = shares.sum(axis=0)
+        self.shares = np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
+        self.sum = np.zeros((changed.shape[1], length))
+        # With these weights (n, b) the sum of blocks is their regression on log norms, within voters. The only model
+        # of a voter adds nothing.
+        self.slopes: NDArray[np.float64] | None = None
         self.drift = np.zeros_like(self.sum)
+        if norms is not None:
+            logs = np.log(np.maximum(norms, 1e-30))[:, None] * changed
+            sums = np.zeros_like(counts)
+            np.add.at(sums, codes, logs)
+            above_mean = logs - (sums / np.maximum(counts, 1))[codes]
+            self.slopes = np.where(changed & (counts[codes] > 1), above_mean, 0.0)
 
     def add(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
-        """Uncentred vectors (n, d) of some models; those that have no share do not count."""
+        """Add uncentred vectors (n, d); those of models that do not count are ignored."""
         places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
         counts = np.flatnonzero(self.ids[places] == ids) if len(self.ids) else np.zeros(0, np.intp)
         blocks = vectors[counts].reshape(len(counts), *self.sum.shape).astype(np.float64)
@@ -242,20 +230,19 @@ class Mean:
             self.drift += np.einsum("nb,nbm->bm", self.slopes[places[counts]], blocks)
 
     def centre(self, above: GroupCentre | None = None) -> GroupCentre:
-        """The mean so far, shrunk towards zero; of an initialisation towards the adapters' centre, ``above``.
+        """The mean so far, shrunk towards zero; for an initialisation towards the adapters' centre, ``above``.
 
-        Blocks in which an initialisation has no centre of its own have no votes.
+        Blocks in which an initialisation has no centre of its own get no votes.
         """
-        votes = self.votes.astype(np.int64)
         if above is None:
             shrunk = self.sum * (self.votes / (self.votes + SHRINK))[:, None]
-            return GroupCentre(shrunk.astype(np.float32), votes, len(self.ids))
+            return GroupCentre(shrunk.astype(np.float32), self.votes, len(self.ids))
         models = np.count_nonzero(self.shares, axis=0)
         is_enough = (self.votes >= self.fewest)[:, None]
         own = np.where(is_enough, (models / (models + INITIALISATION_SHRINK))[:, None], 0.0)
         shrunk = own * self.sum + (1 - own) * above.blocks
         drift = np.where(is_enough, self.drift, 0.0).astype(np.float32)
-        return GroupCentre(shrunk.astype(np.float32), np.where(is_enough[:, 0], votes, 0), len(self.ids), drift)
+        return GroupCentre(shrunk.astype(np.float32), np.where(is_enough[:, 0], self.votes, 0), len(self.ids), drift)
 
 
 def centre_of(
@@ -265,23 +252,11 @@ def centre_of(
     above: GroupCentre | None = None,
     norms: Sequence[float] | None = None,
 ) -> GroupCentre:
-    """The centre of (n, d) uncentred vectors of one group, all at once; ``above`` as in ``Mean.centre``.
-
-    ``norms``: of an initialisation, the norm of the whole change of every model.
-    """
+    """The centre of (n, d) uncentred vectors of one group; ``above`` as in ``Mean.centre``, ``norms`` as in Mean."""
     changed = changed_blocks(vectors, blocks)
     kept = np.flatnonzero(changed.any(axis=1))
-    few = 0.0 if above is None else FEW_MODELS
-    of_kept = [voters[row] for row in kept.tolist()]
-    shares, votes = vote_shares(of_kept, changed[kept], few)
-    slopes = None if norms is None else drift_slopes(of_kept, changed[kept], np.asarray(norms, dtype=np.float64)[kept])
-    length = vectors.shape[1] // blocks
-    mean = Mean(np.arange(len(kept), dtype=np.int64), shares, votes, length, slopes, fewest_votes(of_kept))
-    mean.add(mean.ids, vectors[kept])
+    of_kept = None if norms is None else np.asarray(norms, dtype=np.float64)[kept]
+    ids = np.arange(len(kept), dtype=np.int64)
+    mean = Mean(ids, [voters[row] for row in kept.tolist()], changed[kept], vectors.shape[1] // blocks, of_kept)
+    mean.add(ids, vectors[kept])
     return mean.centre(above)
-
-
-def joined_centres(parts: Iterable[tuple[str, GroupCentre]]) -> Centre:
-    """Centres by group, in the order of GROUPS; then those of initialisations."""
-    found = dict(parts)
-    return Centre({name: found[name] for name in (*GROUPS, *found) if name in found})

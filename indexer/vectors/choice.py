@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from indexer.errors import AtlasError
 
@@ -50,11 +50,5 @@ class IndexChoice(IndexChange):
 
     def changed(self, asked: IndexChange | None) -> IndexChoice:
         """These settings with a change."""
-        if asked is None:
-            return self
-        return IndexChoice(
-            self.index if asked.index is None else asked.index,
-            self.memory if asked.memory is None else asked.memory,
-            self.promised if asked.promised is None else asked.promised,
-            self.budget if asked.budget is None else asked.budget,
-        )
+        changes = {} if asked is None else {name: value for name, value in vars(asked).items() if value is not None}
+        return replace(self, **changes)

@@ -1,30 +1,48 @@
-"""FAISS files: written once under the hash of their content, checked before they are loaded.
+"""FAISS files: written once under the hash of their content, and checked before FAISS loads them.
 
-FAISS can crash on a damaged file, so no file is loaded whose checksum was not verified; the check is remembered
-(``indexer.storage.checksums``).
+FAISS trusts the sizes in a file and crashes if they are wrong. So a file is loaded only if its checksum is that in the
+database and, because the database may come from anybody, if its format is one that this program writes: an id map over
+flat vectors (a segment) or over RaBitQ codes. Checks are remembered (``indexer.storage.checksums``).
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from indexer.atlas import file_name, mending
 from indexer.errors import AtlasError
 from indexer.regular_files import regular_status
 from indexer.storage.checksums import file_sha256, forget, is_checked, note_checked, stamp_of
 from indexer.untrusted import printable
+from indexer.vectors.choice import COMPRESSED
 
 HINT = "Run `index rebuild` to make it again from the records."
+
+# Formats besides those in COMPRESSED: segments of 32-bit and of 16-bit numbers.
+SEGMENT = ""
+HALF = "fp16"
+
+MOST_NUMBERS = 1 << 24  # of a vector
+
+# Values of fields in FAISS files.
+_INNER_PRODUCT = 0
+_UNUSED = 1 << 20
+_FP16 = 4  # ScalarQuantizer::QT_fp16
+_QUERY_BITS = 8  # the most that FAISS knows
 
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A published FAISS file, as the database names it: its size in bytes, its vectors, and their length.
+    """A published FAISS file as described by the database: its size in bytes, its vectors, and their length.
 
-    ``factory``: of a compressed index; empty for a segment, "fp16" for one of 16-bit numbers.
+    ``factory``: SEGMENT, HALF or one of COMPRESSED.
     """
 
     name: str
@@ -32,18 +50,18 @@ class VectorFile:
     size: int
     count: int
     length: int
-    factory: str = ""
+    factory: str = SEGMENT
 
     @property
     def number_bytes(self) -> int:
         """Bytes of a number of an exact vector."""
-        return 2 if self.factory == "fp16" else 4
+        return 2 if self.factory == HALF else 4
 
 
-def write_index(root: Path, base: str, representation: str, index: Any, factory: str = "") -> VectorFile:
-    """Write a FAISS index beside the others; its name holds the hash of its content.
+def write_index(root: Path, base: str, representation: str, index: Any, factory: str = SEGMENT) -> VectorFile:
+    """Write a FAISS index under a name that contains the hash of its content.
 
-    A whole file of the same content is left alone, so that readers need not check it again.
+    An intact file of the same content is not replaced, so that readers need not check it again.
     """
     import faiss
 
@@ -52,27 +70,24 @@ def write_index(root: Path, base: str, representation: str, index: Any, factory:
         faiss.write_index(index, str(temporary))
         sha256 = file_sha256(temporary)
         size = temporary.stat().st_size
-        name = f"{file_name(base)}.{representation}.{sha256[:16]}.faiss"
-        if not _is_there(root / name, sha256):
+        target = root / f"{file_name(base)}.{representation}.{sha256[:16]}.faiss"
+        try:
+            is_there = file_sha256(target) == sha256
+        except OSError:
+            is_there = False
+        if not is_there:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.replace(root / name)
+            temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return VectorFile(name, sha256, size, int(index.ntotal), int(index.d), factory)
-
-
-def _is_there(path: Path, sha256: str) -> bool:
-    try:
-        return file_sha256(path) == sha256
-    except OSError:
-        return False
+    return VectorFile(target.name, sha256, size, int(index.ntotal), int(index.d), factory)
 
 
 def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
-    """A checked FAISS file: mapped into memory read-only, or read, to be changed.
+    """Open a FAISS file after checking it: mapped into memory read-only, or read into memory to be changed.
 
-    Raises AtlasError where it is missing or damaged, or not what the database says.
+    Raises AtlasError if it is missing, damaged, or not what the database says.
     """
     import faiss
 
@@ -91,55 +106,127 @@ def open_index(root: Path, file: VectorFile, *, is_mapped: bool = True) -> Any:
 
 
 def check_file(root: Path, file: VectorFile, *, afresh: bool = False) -> Path:
-    """The path of a FAISS file whose size, checksum and form fit; AtlasError otherwise.
+    """The path of a FAISS file whose size, checksum and format are right; raises AtlasError otherwise.
 
-    ``afresh``: whatever is remembered of it; a file that does not fit is then forgotten.
+    ``afresh``: check it even if an earlier check is remembered.
     """
-    path = root / _plain_name(file.name)
+    # The name may come from somebody else's database and lead out of the folder.
+    if Path(file.name).name != file.name or "\0" in file.name or not file.name.endswith(".faiss"):
+        raise AtlasError(f"The database names {printable(file.name, 100)!r} as a FAISS file.", HINT)
+    path, hint = root / file.name, mending(root, HINT)
     try:
         status = regular_status(path)
     except FileNotFoundError as error:
-        raise AtlasError(f"The FAISS file {file.name} is missing.", mending(root, HINT)) from error
+        raise AtlasError(f"The FAISS file {file.name} is missing.", hint) from error
     except OSError as error:
-        raise AtlasError(
-            f"The FAISS file {file.name} cannot be read: {error.strerror}.", mending(root, HINT)
-        ) from error
+        raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", hint) from error
     if status.st_size != file.size:
-        raise AtlasError(
-            f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.",
-            mending(root, HINT),
-        )
+        raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
     stamp = [*stamp_of(status, file.sha256), file.count, file.length, file.factory]
-    if afresh or not is_checked(path, stamp):
-        try:
-            _check_content(path, file)
-        except AtlasError:
-            forget(path)
-            raise
-        note_checked(path, stamp)
+    if not afresh and is_checked(path, stamp):
+        return path
+    if file_sha256(path) != file.sha256:
+        forget(path)
+        raise AtlasError(f"The FAISS file {file.name} is damaged: its checksum does not match.", hint)
+    try:
+        check_format(path, file.factory, file.count, file.length)
+    except MalformedIndex as error:
+        forget(path)
+        raise AtlasError(
+            f"The FAISS file {file.name} is not what the database says "
+            f"({file.count} vectors of {file.length} numbers): it holds {error}.",
+            hint,
+        ) from error
+    note_checked(path, stamp)
     return path
 
 
-def _plain_name(name: str) -> str:
-    """The name of a file beside the database: a stranger's may lead out of the folder. Raises AtlasError."""
-    if Path(name).name != name or "\0" in name or not name.endswith(".faiss"):
-        raise AtlasError(f"The database names {printable(name, 100)!r} as a FAISS file.", HINT)
-    return name
+class MalformedIndex(ValueError):
+    """A FAISS file does not have the expected format."""
 
 
-def _check_content(path: Path, file: VectorFile) -> None:
-    """The checksum first; as a stranger's database names that, too, then the form."""
-    if file_sha256(path) != file.sha256:
-        raise AtlasError(
-            f"The FAISS file {file.name} is damaged: its checksum does not fit.", mending(path.parent, HINT)
-        )
-    from indexer.vectors.form import Malformed, check_form
+def rabitq_bytes(bits: int, length: int) -> int:
+    """Bytes of the RaBitQ code of a vector. With more than one bit per number FAISS stores the factors twice."""
+    return -(-length // 8) + (8 if bits == 1 else 20 + -(-length * (bits - 1) // 8))
 
-    try:
-        check_form(path, file.factory, file.count, file.length)
-    except Malformed as error:
-        raise AtlasError(
-            f"The FAISS file {file.name} is not what the database says of it "
-            f"({file.count} vectors of {file.length} numbers): it holds {error}.",
-            mending(path.parent, HINT),
-        ) from error
+
+def check_format(path: Path, factory: str, count: int, length: int) -> None:
+    """Check that a file is a FAISS index of ``count`` vectors of ``length`` numbers.
+
+    Every field must have the one value that follows from ``factory`` (as in VectorFile), length and count, and the
+    file must end after its last field. The format is described only by FAISS's index_write.cpp and index_read.cpp.
+
+    Raises MalformedIndex if it is not, or OSError.
+    """
+    if factory not in (SEGMENT, HALF, *COMPRESSED):
+        raise MalformedIndex(f"an index that this version does not write ({factory[:60]!r})")
+    content = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+    if count < 0 or not 0 < length <= MOST_NUMBERS:
+        raise MalformedIndex(f"{count} vectors of {length} numbers")
+    header = ("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
+    fields = _Fields(np.asarray(content))
+    fields.expect_name("IxMp")
+    fields.expect(*header)
+    if factory == SEGMENT:
+        fields.expect_name("IxFI")
+        fields.expect(*header)
+        fields.array("<f4", count * length)
+    elif factory == HALF:
+        fields.expect_name("IxSQ")
+        fields.expect(*header)
+        fields.expect("<iifQQ", _FP16, 0, 0.0, length, 2 * length)
+        fields.array("<f4", 0)
+        fields.array("u1", count * 2 * length)
+    else:
+        bits = COMPRESSED[factory]
+        size = rabitq_bytes(bits, length)
+        fields.expect_name("Ixrq" if bits == 1 else "Ixrr")
+        fields.expect(*header)
+        fields.expect("<QQi", length, size, _INNER_PRODUCT)
+        if bits > 1:
+            fields.expect("<Q", bits)
+        fields.array("u1", count * size)
+        fields.array("<f4", length)
+        query_bits = int(fields.take(1)[0])
+        if query_bits > _QUERY_BITS:
+            raise MalformedIndex(f"{query_bits} bits of a query")
+    ids = fields.array("<i8", count)
+    if len(ids) and ids.min() < 0:
+        raise MalformedIndex("a negative id")
+    if factory in (SEGMENT, HALF) and not (ids[1:] > ids[:-1]).all():
+        raise MalformedIndex("ids that do not ascend")
+    if fields.at != len(content):
+        raise MalformedIndex(f"{len(content) - fields.at} bytes after its end")
+
+
+class _Fields:
+    """The fields of a file, read from the front; integers are little-endian."""
+
+    def __init__(self, content: NDArray[np.uint8]) -> None:
+        self.content = content
+        self.at = 0
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """The next ``size`` bytes."""
+        if not 0 <= size <= len(self.content) - self.at:
+            raise MalformedIndex("an early end")
+        self.at += size
+        return self.content[self.at - size : self.at]
+
+    def expect_name(self, name: str) -> None:
+        """Check the next four bytes."""
+        found = self.take(4).tobytes()
+        if found != name.encode():
+            raise MalformedIndex(f"{found!r} instead of {name}")
+
+    def expect(self, form: str, *values: float) -> None:
+        """Check the next fields of a struct."""
+        if struct.unpack(form, self.take(struct.calcsize(form)).tobytes()) != values:
+            raise MalformedIndex(f"other fields at byte {self.at}")
+
+    def array(self, kind: str, count: int) -> NDArray[Any]:
+        """An array after its length, which must be ``count``."""
+        stored = int.from_bytes(self.take(8).tobytes(), "little")
+        if stored != count:
+            raise MalformedIndex(f"{stored} numbers at byte {self.at}")
+        return self.take(count * np.dtype(kind).itemsize).view(kind)

@@ -1,8 +1,8 @@
-"""Which blocks of a vector were changed, and what the similarity of two vectors is when some were not.
+"""Which blocks of a vector were changed, and the similarity of two vectors if some were not.
 
-A vector of blocks of unit norm is compared by the mean of the block cosines over the blocks that both models changed:
-their inner product over the number of these. An overlap of fewer than FEWEST_SHARED blocks says little however well it
-fits, so it counts as if the missing ones were at right angles.
+Vectors of blocks of unit norm are compared by the mean of the block cosines over the blocks that both models changed:
+their inner product divided by the number of these blocks. An overlap of fewer than FEWEST_SHARED blocks is weak
+evidence, so it counts as if the missing blocks were orthogonal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Booleans = NDArray[np.bool_]
 
 
 def changed_blocks(vectors: NDArray[np.floating], blocks: int) -> Booleans:
-    """(n, blocks): which blocks of (n, d) vectors hold anything."""
+    """(n, blocks): which blocks of (n, d) vectors are not zero."""
     return np.asarray(vectors.reshape(len(vectors), blocks, -1).any(axis=2))
 
 
 def shared_blocks(mine: Booleans, theirs: Booleans) -> Floats:
-    """(a, b): how many blocks both changed, of (a, blocks) and (b, blocks)."""
+    """(a, b): how many blocks both changed, from masks (a, blocks) and (b, blocks)."""
     return mine.astype(np.float32) @ theirs.astype(np.float32).T
 
 
 def divisors(shared: Floats, blocks: int) -> Floats:
-    """What an inner product is divided by: the shared blocks, at least FEWEST_SHARED (or all, if there are fewer)."""
+    """The divisor of an inner product: the shared blocks, at least FEWEST_SHARED (or all, if there are fewer)."""
     return np.maximum(shared, np.float32(max(1, min(FEWEST_SHARED, blocks))))
 
 
@@ -38,8 +38,8 @@ def divisors(shared: Floats, blocks: int) -> Floats:
 class Masks:
     """The changed blocks of every vector of one (base, representation).
 
-    ``blocks``: of a vector; 0 where it is compared as a whole. ``kinds`` (c, blocks): the first is "all of them";
-    ``ids`` (m,) ascending are the models of another kind, ``places`` (m,) the row of ``kinds`` of each.
+    ``blocks``: blocks of a vector; 0 if it is compared as a whole. ``kinds`` (c, blocks): the different masks, first
+    that of all blocks; ``ids`` (m,) ascending are the models of another kind, ``places`` (m,) their rows in ``kinds``.
     """
 
     blocks: int
@@ -49,12 +49,12 @@ class Masks:
 
     @classmethod
     def none(cls, blocks: int = 0) -> Masks:
-        """All vectors have all of their blocks."""
+        """No vector lacks a block."""
         return cls(blocks, np.ones((1, blocks), bool), np.zeros(0, np.int64), np.zeros(0, np.intp))
 
     @classmethod
     def of(cls, blocks: int, members: Mapping[bytes, Iterable[int]]) -> Masks:
-        """From the ids of the models of each kind, a kind being a byte for each block."""
+        """From the ids of the models of each kind; a kind has one byte per block."""
         kinds, ids, places = [np.ones(blocks, bool)], [np.zeros(0, np.int64)], [np.zeros(0, np.intp)]
         for kind in sorted(members):
             found = np.fromiter(members[kind], dtype=np.int64)
@@ -70,7 +70,7 @@ class Masks:
 
     @property
     def are_all_full(self) -> bool:
-        """Whether no vector lacks a block, so that one divisor serves for any model."""
+        """Whether no vector lacks a block, so that all models have the same divisor."""
         return not len(self.ids)
 
     def kinds_of(self, ids: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -85,22 +85,22 @@ class Masks:
         return self.kinds[self.kinds_of(ids)]
 
     def members(self) -> dict[bytes, NDArray[np.int64]]:
-        """The ids of the models of every kind but the first."""
+        """The ids of the models of every kind except the first, in the form that ``of`` takes."""
         return {
             self.kinds[place].astype(np.uint8).tobytes(): self.ids[self.places == place]
             for place in range(1, len(self.kinds))
         }
 
     def divisors_by_kind(self, asked: NDArray[np.floating]) -> Floats:
-        """(a, c): what the inner products of (a, d) vectors with those of models of each kind are divided by."""
+        """(a, c): divisors of the inner products of (a, d) vectors with those of models of each kind."""
         if not self.blocks:
             return np.ones((len(asked), 1), dtype=np.float32)
         return divisors(shared_blocks(changed_blocks(asked, self.blocks), self.kinds), self.blocks)
 
     def divisors(self, asked: NDArray[np.floating], ids: NDArray[np.int64]) -> Floats:
-        """(a, n): what the inner products of (a, d) vectors with those of the models ``ids`` are divided by.
+        """(a, n): divisors of the inner products of (a, d) vectors with those of the models ``ids``.
 
-        (a, 1) where that is the same for all models.
+        (a, 1) if they are the same for all models.
         """
         by_kind = self.divisors_by_kind(asked)
         return by_kind if self.are_all_full else by_kind[:, self.kinds_of(ids)]

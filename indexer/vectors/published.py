@@ -1,4 +1,4 @@
-"""What the database says of the vectors of one (base, representation), and those vectors opened."""
+"""What the database says about the vectors of one (base, representation), and those vectors opened."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 from indexer.errors import AtlasError
 from indexer.vectors.centre import GROUPS, Centre, GroupCentre
 from indexer.vectors.choice import IndexChoice
-from indexer.vectors.files import HINT, VectorFile, open_index
-from indexer.vectors.form import HALF, SEGMENT
+from indexer.vectors.files import HALF, HINT, SEGMENT, VectorFile, open_index
 from indexer.vectors.masks import Masks
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.segments import OpenSegment, Segment
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublishedBase:
-    """A base of an atlas: its matrices on disk, and the rank its published vectors were made with."""
+    """A base of an atlas: the file of its matrices, and the rank of its published vectors."""
 
     base: str
     commit: str
@@ -35,7 +34,7 @@ class PublishedBase:
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """The compressed index as the database names it; without a file it did not keep its promise."""
+    """The compressed index as described by the database; it has no file if its recall was too low."""
 
     factory: str
     candidates: int
@@ -47,10 +46,11 @@ class StoredIndex:
 
 @dataclass(frozen=True)
 class Published:
-    """The vectors of one (base, representation): ``count`` of them, of ``length`` numbers, in ``segments``.
+    """The vectors of one (base, representation): ``count`` vectors of ``length`` numbers, in ``segments``.
 
     ``per_delta``: a vector is a concatenation of equally long blocks in the order of the base's deltas. ``masks``: the
-    blocks each model changed, where blocks are compared one by one. ``centre``: the version of what was subtracted.
+    blocks each model changed, if blocks are compared separately. ``centre``: the version of the centre that was
+    subtracted.
     """
 
     base: str
@@ -68,54 +68,64 @@ class Published:
 
     @property
     def files(self) -> list[VectorFile]:
-        """Every FAISS file that belongs to them."""
+        """All their FAISS files."""
         found = [one.file for one in self.segments]
         return found + ([self.compressed.file] if self.compressed and self.compressed.file else [])
 
     def opened(self, root: Path) -> VectorIndex:
-        """Ready for search. Raises AtlasError where a file is missing, damaged, or not what the database says."""
+        """Open the files for search. Raises AtlasError if one is missing, damaged, or not what the database says."""
+        search = None
         try:
-            return self._opened(root)
+            if self.compressed is not None and self.compressed.file is not None:
+                from indexer.vectors.candidates import CompressedSearch
+
+                index = open_index(root, self.compressed.file)
+                search = CompressedSearch(index, self.compressed.candidates, self.masks)
+            segments = [OpenSegment(root, one, self.masks) for one in self.segments]
         except (RuntimeError, AttributeError) as error:  # FAISS found an index of another kind
             raise AtlasError(f"The vectors of {self.base}, {self.representation}, cannot be opened.", HINT) from error
-
-    def _opened(self, root: Path) -> VectorIndex:
-        search = None
-        if self.compressed is not None and self.compressed.file is not None:
-            from indexer.vectors.candidates import CompressedSearch
-
-            index = open_index(root, self.compressed.file)
-            search = CompressedSearch(index, self.compressed.candidates, self.masks)
-        segments = [OpenSegment(root, one, self.masks) for one in self.segments]
         return VectorIndex(segments, self.length, search, self.masks)
 
 
 def read_published(
     connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str
 ) -> Published | None:
-    """The vectors of a base as published; None where this representation is not."""
+    """The published vectors of a base; None if this representation is not published.
+
+    Raises AtlasError if a mask does not have the number of blocks that the representation has.
+    """
     key = [base, representation]
-    row = connection.execute(
+
+    def rows(statement: str) -> list[tuple[Any, ...]]:
+        return connection.execute(statement, key).fetchall()
+
+    found = rows(
         "SELECT version, rank, length, vectors, per_delta, blocks, centre, index_choice, index_memory, "
-        "promised_recall, budget FROM representations WHERE base = ? AND representation = ?",
-        key,
-    ).fetchall()
-    if not row:
+        "promised_recall, budget FROM representations WHERE base = ? AND representation = ?"
+    )
+    if not found:
         return None
-    version, rank, length, count, per_delta, blocks, centre, *choice = row[0]
-    segments = connection.execute(
+    version, rank, length, count, per_delta, blocks, centre, *choice = found[0]
+    segments = rows(
         "SELECT in_compressed, faiss_file, faiss_sha256, faiss_bytes, vectors, segments.centre, "
         "(SELECT coalesce(list(model_id), []) FROM internal.removed_vectors AS removed "
         "WHERE removed.base = segments.base AND removed.representation = segments.representation "
         "AND removed.segment = segments.segment) "
-        "FROM internal.segments WHERE base = ? AND representation = ? ORDER BY segment",
-        key,
-    ).fetchall()
-    compressed = connection.execute(
+        "FROM internal.segments WHERE base = ? AND representation = ? ORDER BY segment"
+    )
+    compressed = None
+    for factory, candidates, trained_on, recall, queries, name, sha256, size, stored in rows(
         "SELECT factory, candidates, trained_on, recall_at_10, queries, faiss_file, faiss_sha256, "
-        "faiss_bytes, vectors FROM internal.compressed_indexes WHERE base = ? AND representation = ?",
-        key,
-    ).fetchall()
+        "faiss_bytes, vectors FROM internal.compressed_indexes WHERE base = ? AND representation = ?"
+    ):
+        file = None if name is None else VectorFile(name, sha256, size, stored, length, factory)
+        compressed = StoredIndex(factory, candidates, trained_on, recall, queries, file)
+    masks = Masks.none()
+    if blocks:
+        members = rows("SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?")
+        if any(len(changed) != blocks or set(changed) - {"0", "1"} for changed, _ in members):
+            raise AtlasError(f"The masks of {base}, {representation}, do not have {blocks} blocks.", HINT)
+        masks = Masks.of(blocks, {bytes(map(int, changed)): ids for changed, ids in members})
     return Published(
         base=base,
         representation=representation,
@@ -134,27 +144,14 @@ def read_published(
             )
             for in_compressed, name, sha256, size, stored, of_centre, removed in segments
         ),
-        compressed=_stored(compressed[0], length) if compressed else None,
-        masks=read_masks(connection, base, representation, blocks) if blocks else Masks.none(),
+        compressed=compressed,
+        masks=masks,
         centre=centre,
     )
 
 
-def read_masks(
-    connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str, blocks: int
-) -> Masks:
-    """The changed blocks of all models of a base; AtlasError where the database names other ones than it has."""
-    rows = connection.execute(
-        "SELECT changed, model_ids FROM internal.vector_masks WHERE base = ? AND representation = ?",
-        [base, representation],
-    ).fetchall()
-    if any(len(changed) != blocks or set(changed) - {"0", "1"} for changed, _ in rows):
-        raise AtlasError(f"The masks of {base}, {representation}, are not of {blocks} blocks.", HINT)
-    return Masks.of(blocks, {bytes(map(int, changed)): ids for changed, ids in rows})
-
-
 def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, representation: str) -> Centre | None:
-    """The published centre; None where there is none. Raises AtlasError where its rows are no centre."""
+    """The published centre; None if there is none. Raises AtlasError if its rows are not a centre."""
     rows = connection.execute(
         "SELECT vector_group, models, votes, numbers, drift FROM internal.centres "
         "WHERE base = ? AND representation = ? ORDER BY vector_group, block",
@@ -163,10 +160,10 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
     if not rows:
         return None
     groups = {}
-    of_group: dict[str, list[Any]] = {name: [] for name in GROUPS}
+    rows_of: dict[str, list[Any]] = {name: [] for name in GROUPS}
     for row in rows:
-        of_group.setdefault(row[0], []).append(row)
-    for name, mine in of_group.items():
+        rows_of.setdefault(row[0], []).append(row)
+    for name, mine in rows_of.items():
         lengths = {len(numbers) for _, _, _, *both in mine for numbers in both if numbers is not None}
         if len(lengths) != 1:
             raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
@@ -175,15 +172,8 @@ def read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, r
         drift = np.array([row[4] for row in mine], dtype=np.float32) if has_drift else None
         groups[name] = GroupCentre(numbers, np.array([row[2] for row in mine], dtype=np.int64), mine[0][1], drift)
     if len({one.blocks.shape for one in groups.values()}) != 1:
-        raise AtlasError(f"The centres of {base}, {representation}, are of different lengths.", HINT)
-    centre = Centre(groups)
+        raise AtlasError(f"The centres of {base}, {representation}, have different lengths.", HINT)
     parts = [part for one in groups.values() for part in (one.blocks, one.drift) if part is not None]
     if any(not np.isfinite(part).all() for part in parts):
         raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)
-    return centre
-
-
-def _stored(row: tuple[Any, ...], length: int) -> StoredIndex:
-    factory, candidates, trained_on, recall, queries, name, sha256, size, stored = row
-    file = VectorFile(name, sha256, size, stored, length, factory) if name is not None else None
-    return StoredIndex(factory, candidates, trained_on, recall, queries, file)
+    return Centre(groups)

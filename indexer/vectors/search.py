@@ -1,11 +1,11 @@
-"""Search: the nearest of all vectors that count, over every segment, with the compressed index where there is one.
+"""Search: the nearest of all valid vectors, over every segment, with the compressed index if there is one.
 
-Similarities are always exact. Without a compressed index every vector is compared; with one, it proposes
-candidates, and only those are compared, together with the vectors it does not know yet.
+Similarities are always exact. Without a compressed index every vector is compared; with one, it proposes candidates,
+and only those are compared, together with the vectors that it does not contain yet.
 
-FAISS compares whole vectors. Where a vector is blocks, of which some models changed only some, its inner products are
-divided by the blocks that both have (``indexer.vectors.masks``): models for whom that number is the same are searched
-together, each such class by itself, so that the nearest of all are among the nearest of the classes.
+FAISS compares whole vectors. If a vector consists of blocks, of which some models changed only some, its inner products
+are divided by the number of blocks that both changed (``indexer.vectors.masks``). Models with the same divisor are
+searched together and each such class separately, so that the nearest of all are among the nearest of the classes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from indexer.vectors.segments import OpenSegment, Vectors, ascending, id_selecto
 if TYPE_CHECKING:
     from indexer.vectors.candidates import CompressedSearch
 
-# More results than asked for, among which ties at the cut are settled by id.
+# More results than asked for, among which ties at the cut are broken by id.
 TIES = 64
 
-# Digits to which float32 similarities are told apart.
+# Float32 similarities that agree to this many digits are ties.
 TIE_DIGITS = 6
 
-# Comparing this many bytes of vectors is instant: 0.15 s for a gigabyte in memory, by one thread.
+# Up to this many bytes of vectors are compared without a compressed index: 0.15 s for a gigabyte in memory, on one
+# thread.
 INSTANT_BYTES = 640 << 20
 
-# A compressed index keeps its promise for so many results. For more of them in proportion more candidates are compared,
-# but no more than so many for each: where 1,000 are compared for ten, 5,100 would be for 51. Of 100,000 models 856 of
-# them, for 200, find .95 of the 51 nearest.
+# The recall of a compressed index is measured for PROMISED_AT results. For more results more candidates are compared,
+# in proportion but at most EACH_MORE for each: where 1,000 are compared for ten, 5,100 would be for 51. Of 100,000
+# models 856 of them, for 200, find .95 of the 51 nearest.
 PROMISED_AT, EACH_MORE = 10, 16
 
-# So many more candidates are asked for than are to be compared, as some of them, the asked model first, do not count.
+# More candidates are requested than are to be compared, because some, first of all the model itself, are not valid.
 SLACK = 1.02
 
 Found = list[tuple[int, float]]
@@ -49,7 +50,7 @@ _Compared = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class VectorIndex:
-    """All vectors of one base and representation. ``compressed`` knows those of segments marked so.
+    """All vectors of one base and representation. ``compressed`` contains those of the segments marked so.
 
     ``masks``: which blocks each model changed.
     """
@@ -83,66 +84,55 @@ class VectorIndex:
         wanted = ascending(ids)
         return joined([one.rows(wanted) for one in self.segments], self.length)
 
-    def search(
-        self, query: NDArray[np.float32], k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None
-    ) -> Found:
-        """The k nearest (id, similarity) of one vector, ties by id; ``allowed`` restricts to these ids.
-
-        k come back where k exist, whatever the index.
-        """
-        chosen = None if allowed is None else ascending(allowed)
-        if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
-            return []
-        if self.compressed is None or self._is_instant(chosen):
-            return _nearest(self._exactly(self.segments, query, k, chosen), k)
-        return _nearest(self._with_candidates(self.compressed, query, k, chosen), k)
-
     def shared(self, query: NDArray[np.float32], ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(n,) how many blocks one vector shares with each of these models; None where there are no blocks."""
+        """(n,) how many blocks one vector shares with each of these models; None if vectors have no blocks."""
         if not self.masks.blocks:
             return None
         mine = changed_blocks(query[None, :], self.masks.blocks)
         return shared_blocks(mine, self.masks.rows(np.asarray(ids, dtype=np.int64)))[0].astype(np.int64)
 
-    def _is_instant(self, allowed: NDArray[np.int64] | None) -> bool:
-        count = len(self) if allowed is None else min(len(allowed), len(self))
-        each = self.segments[0].segment.file.number_bytes if self.segments else 4
-        return each * count * self.length <= INSTANT_BYTES
+    def search(
+        self, query: NDArray[np.float32], k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None
+    ) -> Found:
+        """The k nearest (id, similarity) of one vector, ties by id; ``allowed`` restricts the search to these ids.
+
+        There are k results if there are k vectors, with any index.
+        """
+        chosen = None if allowed is None else ascending(allowed)
+        if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
+            return []
+        count = len(self) if chosen is None else min(len(chosen), len(self))
+        size = self.segments[0].segment.file.number_bytes * count * self.length
+        if self.compressed is None or size <= INSTANT_BYTES:
+            found = self._exactly(self.segments, query, k, chosen)
+        else:
+            found = self._with_candidates(self.compressed, query, k, chosen)
+        ids, similarities = (np.concatenate(one) for one in zip(*found, strict=True))
+        order = np.lexsort((ids, -np.round(similarities.astype(np.float64), TIE_DIGITS)))[:k]
+        return list(zip(ids[order].tolist(), similarities[order].tolist(), strict=True))
 
     def _exactly(
         self, segments: Sequence[OpenSegment], query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
-        """A few more than k of each segment, so that among equal similarities at the cut the smallest ids are kept."""
-        counting = [one for one in segments if one.segment.count]
+        """A few more than k of each segment, so that the smallest ids are kept of equal similarities at the cut."""
+        # Kinds of models by their divisor; None stands for all models.
+        classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
+        if self.masks.blocks:
+            mine = changed_blocks(query[None, :], self.masks.blocks)
+            each = divisors(shared_blocks(mine, self.masks.kinds), self.masks.blocks)[0]
+            different = np.unique(each)
+            classes = [(float(one), None if len(different) == 1 else each == one) for one in different]
         found = []
-        for divisor, kinds in self._classes(query):
-            for one in counting:
+        for divisor, kinds in classes:
+            for one in segments:
                 ids, products = _search(one, query, min(k + TIES, one.segment.count), allowed, kinds)
                 found.append((ids, np.clip(products / divisor, -1.0, 1.0)))
         return found
 
-    def _classes(self, query: NDArray[np.float32]) -> list[tuple[float, NDArray[np.bool_] | None]]:
-        """Kinds of models by what their inner product with the query is divided by; None stands for all models."""
-        masks = self.masks
-        if not masks.blocks:
-            return [(1.0, None)]
-        mine = changed_blocks(query[None, :], masks.blocks)
-        each = divisors(shared_blocks(mine, masks.kinds), masks.blocks)[0]
-        found = np.unique(each)
-        return [(float(one), None if len(found) == 1 else each == one) for one in found]
-
-    def _compared(self, one: OpenSegment, query: NDArray[np.float32], ids: NDArray[np.int64]) -> _Compared:
-        """Those of some models that count in a segment, by FAISS, which reads 16-bit numbers where they lie."""
-        there = ids[np.isin(ids, one.stored.ids, assume_unique=True)]
-        if not len(there):
-            return there, np.zeros(0, np.float32)
-        found, products = _search(one, query, len(there), there, None)
-        return found, np.clip(products / self.masks.divisors(query[None, :], found)[0], -1.0, 1.0)
-
     def _with_candidates(
         self, compressed: CompressedSearch, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None
     ) -> list[_Compared]:
-        """Candidates that count and are allowed, compared exactly; ever more of them until there are enough."""
+        """Valid and allowed candidates, compared exactly; four times as many of them until there are enough."""
         covered = [one for one in self.segments if one.segment.in_compressed]
         others = [one for one in self.segments if not one.segment.in_compressed]
         known = sum(one.segment.count for one in covered)
@@ -154,7 +144,11 @@ class VectorIndex:
             proposed = np.unique(compressed.candidates(query, wanted))
             if allowed is not None:
                 proposed = allowed[positions(allowed, proposed)]
-            compared = [self._compared(one, query, proposed) for one in covered]
+            compared = []
+            for one in covered:  # by FAISS, which reads 16-bit numbers without a copy
+                there = proposed[np.isin(proposed, one.stored.ids, assume_unique=True)]
+                ids, products = _search(one, query, len(there), there, None)
+                compared.append((ids, np.clip(products / self.masks.divisors(query[None, :], ids)[0], -1.0, 1.0)))
             if sum(len(ids) for ids, _ in compared) >= enough:
                 return compared + self._exactly(others, query, k, allowed)
             wanted *= 4
@@ -168,32 +162,24 @@ def _search(
     allowed: NDArray[np.int64] | None,
     kinds: NDArray[np.bool_] | None,
 ) -> _Compared:
-    """At most ``count`` by FAISS, of the models of some ``kinds`` (of its masks), with their inner products."""
+    """At most ``count`` valid and allowed models of some ``kinds`` (of its masks), with their inner products."""
     import faiss
 
     removed = one.segment.removed
     selector: Any = None
-    if kinds is not None:
+    if allowed is not None or kinds is not None:
         ids = one.stored.ids if allowed is None else allowed
-        ids = ids[kinds[one.masks.kinds_of(ids)]]
+        if kinds is not None:
+            ids = ids[kinds[one.masks.kinds_of(ids)]]
         ids = np.setdiff1d(ids, removed, assume_unique=True) if len(removed) else ids
-        if not len(ids):
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        selector = id_selector(ids)
-    elif allowed is not None:
-        selector = faiss.IDSelectorBatch(np.setdiff1d(allowed, removed, assume_unique=True))
+        count = min(count, len(ids))
+        selector = id_selector(ids) if len(ids) else None
     elif len(removed):
-        gone = faiss.IDSelectorBatch(removed)
-        selector = faiss.IDSelectorNot(gone)
+        invalid = faiss.IDSelectorBatch(removed)
+        selector = faiss.IDSelectorNot(invalid)
+    if count < 1:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
     parameters = faiss.SearchParameters(sel=selector) if selector is not None else None  # type: ignore[call-arg]
     with one_thread():
         (similarities,), (ids,) = one.index.search(query[None, :], count, params=parameters)
-    return ids[ids >= 0], similarities[ids >= 0]  # −1 where there are fewer
-
-
-def _nearest(found: Sequence[_Compared], k: int) -> Found:
-    """The k nearest of all, ties by id."""
-    ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part for part, _ in found)])
-    similarities = np.concatenate([np.zeros(0, dtype=np.float32), *(part for _, part in found)])
-    order = np.lexsort((ids, -np.round(similarities.astype(np.float64), TIE_DIGITS)))[:k]
-    return list(zip(ids[order].tolist(), similarities[order].tolist(), strict=True))
+    return ids[ids >= 0], similarities[ids >= 0]  # −1 if there are fewer

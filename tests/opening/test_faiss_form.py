@@ -9,8 +9,7 @@ import pytest
 from indexer.errors import AtlasError
 from indexer.storage.checksums import file_sha256
 from indexer.vectors.choice import COMPRESSED
-from indexer.vectors.files import VectorFile, check_file
-from indexer.vectors.form import HALF, SEGMENT, Malformed, check_form
+from indexer.vectors.files import HALF, SEGMENT, MalformedIndex, VectorFile, check_file, check_format
 from tests.conftest import run_python
 
 LENGTH, COUNT = 32, 200
@@ -32,22 +31,22 @@ def written(path, factory):
 @pytest.mark.parametrize("factory", KINDS)
 def test_every_index_that_can_be_built_is_understood_to_its_last_byte(tmp_path, factory):
     path = written(tmp_path / "a.faiss", factory)
-    check_form(path, factory, COUNT, LENGTH)
+    check_format(path, factory, COUNT, LENGTH)
     for count, length in ((COUNT + 1, LENGTH), (COUNT, LENGTH + 8)):
-        with pytest.raises(Malformed):
-            check_form(path, factory, count, length)
+        with pytest.raises(MalformedIndex):
+            check_format(path, factory, count, length)
     content = path.read_bytes()
     for other in (content[:-1], content + b"\0", b""):
         path.write_bytes(other)
-        with pytest.raises(Malformed):
-            check_form(path, factory, COUNT, LENGTH)
+        with pytest.raises(MalformedIndex):
+            check_format(path, factory, COUNT, LENGTH)
 
 
 FUZZ = """
 import sys
 from pathlib import Path
 import faiss, numpy as np
-from indexer.vectors.form import Malformed, check_form
+from indexer.vectors.files import MalformedIndex, check_format
 path, factory, count, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 content = path.read_bytes()
 random = np.random.default_rng(1)
@@ -64,8 +63,8 @@ for turn in range(120):
         changed[at : at + 8] = value.to_bytes(8, "little", signed=True)
     path.write_bytes(bytes(changed))
     try:
-        check_form(path, factory, count, length)
-    except Malformed:
+        check_format(path, factory, count, length)
+    except MalformedIndex:
         refused += 1
         continue
     try:
@@ -102,8 +101,8 @@ def test_no_other_kind_of_index_is_read(tmp_path, kind):
     path = written(tmp_path / "a.faiss", kind)
     for factory in (kind, *KINDS):
         if FACTORIES.get(factory) != kind:
-            with pytest.raises(Malformed):
-                check_form(path, factory, COUNT, LENGTH)
+            with pytest.raises(MalformedIndex):
+                check_format(path, factory, COUNT, LENGTH)
 
 
 def test_a_file_of_another_kind_is_refused_though_everything_else_fits(tmp_path):

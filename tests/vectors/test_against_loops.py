@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from indexer.vectors.background import Background
-from indexer.vectors.centre import FULL, Centre, centre_of, cosine_of_strangers
+from indexer.vectors.centre import FULL, Centre, centre_of, cosine_from_centring
 from query import Atlas
 from query.lookup import resolve_model
 from query.similar import similarity_of
@@ -233,4 +233,4 @@ def test_what_a_small_centre_makes_of_strangers(count):
     raw = np.eye(12, dtype=np.float32)[:count]
     centre = centre_of(raw, [f"author{number}" for number in range(count)], 1)
     cosines = (centred := Centre({FULL: centre}).centred(raw, FULL)) @ centred.T
-    assert cosines[np.triu_indices(count, 1)] == pytest.approx(cosine_of_strangers(np.array([count]))[0], abs=1e-6)
+    assert cosines[np.triu_indices(count, 1)] == pytest.approx(cosine_from_centring(np.array([count]))[0], abs=1e-6)

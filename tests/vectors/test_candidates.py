@@ -8,9 +8,8 @@ import pytest
 
 from indexer.vectors.candidates import CompressedSearch
 from indexer.vectors.choice import COMPRESSED
-from indexer.vectors.compressed import compress
+from indexer.vectors.compressed import ask, compress, recall
 from indexer.vectors.masks import Masks
-from indexer.vectors.recall import ask, recall
 from indexer.vectors.segments import Vectors, id_selector
 
 BLOCKS, EACH = 12, 20
