@@ -1,9 +1,9 @@
 """`index verify --strict`: everything is recomputed, for an atlas that somebody else made.
 
-Checked are the catalog of the database against schema.sql; that the folder contains only files and folders; the rows
-and vectors of every model against its record; the centres against their members; and the lists of neighbours against
-the vectors, by brute force. One record is in memory at a time, and files are never written: that is why the atlas is
-not rebuilt elsewhere and compared.
+Compared are the catalog of the database with schema.sql, the rows and vectors of every model with its record, the
+centres with their members, and the lists of neighbours with the vectors, by brute force. The folder must contain only
+files and folders. One record is in memory at a time, and no files are written: that is why the atlas is not rebuilt
+elsewhere and compared.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.atlas import NEIGHBOURS, AtlasFolder
 from indexer.database import catalog
@@ -48,25 +49,39 @@ _FROM_OTHERS = {"verified", "is_unrelated", "duplicate_group", "duplicate_of", "
 _BLOCK = 1024
 
 
-def verify_deeply(folder: AtlasFolder, progress: Callable[[str], None] = lambda what: None) -> list[Disagreement]:
+def verify_deeply(folder: AtlasFolder) -> list[Disagreement]:
     """All problems that ``verify`` finds, and everything that differs from schema.sql and the records.
 
     The tables of a database that a reader would refuse are not queried.
     """
     folder.require()
-    found = [*_files(folder), *_catalog(folder.database)]
+    found = [*_check_files(folder), *_check_catalog(folder.database)]
     if any(one.kind == "database" for one in found):
         return found
     try:
-        found += verify(folder, progress)
+        found += verify(folder)
         with Reading(folder.database) as connection:
-            found += _rows(folder, connection, progress)
+            found += _check_rows(folder, connection)
     except AtlasError as error:
         found.append(Disagreement("database", folder.database.name, error.message))
     return found
 
 
-def _catalog(path: Path) -> Iterator[Disagreement]:
+def _check_files(folder: AtlasFolder) -> Iterator[Disagreement]:
+    """Report links that lead out of the folder, pipes, sockets and devices."""
+    root = folder.root.resolve()
+    for parent, folders, files in os.walk(folder.root):
+        for name in sorted([*folders, *files]):
+            path = Path(parent) / name
+            mode = os.lstat(path).st_mode
+            what = printable(str(path.relative_to(folder.root)), 200)
+            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(root):
+                yield Disagreement("file", what, "is a link that leads out of the atlas")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                yield Disagreement("file", what, "is neither a file nor a folder")
+
+
+def _check_catalog(path: Path) -> Iterator[Disagreement]:
     log = path.with_name(path.name + ".wal")
     if os.path.lexists(log):
         yield Disagreement("file", log.name, "is a write-ahead log: the database was changed by another program")
@@ -83,71 +98,58 @@ def _catalog(path: Path) -> Iterator[Disagreement]:
         yield Disagreement("definition", name, "differs from the view in schema.sql (it is never used)")
 
 
-def _files(folder: AtlasFolder) -> Iterator[Disagreement]:
-    """Report links that lead out of the folder, pipes, sockets and devices."""
-    root = folder.root.resolve()
-    for parent, folders, files in os.walk(folder.root):
-        for name in sorted([*folders, *files]):
-            path = Path(parent) / name
-            mode = os.lstat(path).st_mode
-            what = printable(str(path.relative_to(folder.root)), 200)
-            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(root):
-                yield Disagreement("file", what, "is a link that leads out of the atlas")
-            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-                yield Disagreement("file", what, "is neither a file nor a folder")
-
-
-def _rows(folder: AtlasFolder, connection: Connection, progress: Callable[[str], None]) -> Iterator[Disagreement]:
-    published = [
-        one
-        for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL")
-        if (one := read_published(connection, row["base"], row["representation"])) is not None
-    ]
-    opened: dict[tuple[str, str], Vectors] = {}
-    for one in published:
-        if one.representation not in REPRESENTATIONS:
-            yield Disagreement("vectors", printable(one.representation, 60), "is not a representation of this version")
+def _check_rows(folder: AtlasFolder, connection: Connection) -> Iterator[Disagreement]:
+    opened: list[tuple[Published, Vectors, Centre | None]] = []
+    for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
+        published = read_published(connection, row["base"], row["representation"])
+        if published is None:
+            continue
+        if published.representation not in REPRESENTATIONS:
+            what = printable(published.representation, 60)
+            yield Disagreement("vectors", what, "is not a representation of this version")
             continue
         try:
-            opened[one.base, one.representation] = one.opened(folder.root).vectors()
+            centre = None
+            if published.centre is not None:
+                centre = read_centre(connection, published.base, published.representation)
+            if centre is not None:
+                yield from _check_centre(folder, connection, published, centre)
+            opened.append((published, published.opened(folder.root).vectors(), centre))
         except AtlasError:
             continue  # reported by `verify`
-    centres: dict[tuple[str, str], Centre | None] = {}
-    for one in published:
-        if one.centre is not None:
-            try:
-                centre = read_centre(connection, one.base, one.representation)
-            except AtlasError:
-                continue  # reported by `verify`
-            progress(f"the centre of {one.base}, {one.representation}")
-            centres[one.base, one.representation] = centre
-            yield from _check_centre(folder, connection, one, centre)
     store = RecordStore(folder)
     for row in connection.rows(
         "SELECT model_id, model, base, fine_tunes.record_key, initialisation FROM fine_tunes "
         "LEFT JOIN records USING (model_id) WHERE status = 'indexed'"
     ):
-        progress(f"record of {row['model']}")
-        what = printable(str(row["model"]), 200)
+        model_id, what = row["model_id"], printable(str(row["model"]), 200)
         try:
             record = store.read(row["record_key"])
         except (AtlasError, TypeError):
             continue  # reported by `verify`
         if record.identity.digest != row["record_key"]:
             yield Disagreement("record", what, "its record has another identity than its file name")
-        yield from _facts(connection, row["model_id"], row["record_key"], what, record)
-        for one in published:
-            vectors = opened.get((one.base, one.representation))
-            if vectors is not None and one.base == row["base"]:
-                centre = centres.get((one.base, one.representation))
-                group = "" if centre is None else centre.group_of(record.vector_group, row["initialisation"])
-                yield from _vector(one, centre, vectors, row["model_id"], what, record, group)
-    for (base, name), vectors in opened.items():
-        progress(f"neighbours of {base}, {name}")
-        yield from _neighbours(connection, base, name, vectors)
+        yield from _check_facts(connection, model_id, row["record_key"], what, record)
+        for published, vectors, centre in opened:
+            representation = representation_named(published.representation, published.choice.budget)
+            if published.base != row["base"] or not representation.is_held_by(record):
+                continue
+            uncentred = representation.vector(record)
+            expected, held = normalised(uncentred), vectors.row(model_id)
+            if expected is None or held is None:
+                continue  # missing and extra vectors are reported by `verify`
+            if held.shape == expected.shape and centre is not None:
+                group = centre.group_of(record.vector_group, row["initialisation"])
+                expected = centre.centred(uncentred[None, :], group)[0]
+            tolerance = TOLERANCE if centre is None else TOLERANCE_OF_HALVES
+            if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
+                why = f"its vector ({published.representation}) differs from that of its record"
+                yield Disagreement("vectors", what, why)
+    for published, vectors, _ in opened:
+        yield from _check_neighbours(connection, published.base, published.representation, vectors)
 
 
-def _facts(connection: Connection, model_id: int, key: str, what: str, record: Record) -> Iterator[Disagreement]:
+def _check_facts(connection: Connection, model_id: int, key: str, what: str, record: Record) -> Iterator[Disagreement]:
     """Check the rows of a model against its record."""
     made = {
         "records": [record_row(model_id, record, key)],
@@ -162,17 +164,17 @@ def _facts(connection: Connection, model_id: int, key: str, what: str, record: R
         place = {(one.get("stack"), one.get("layer"), one.get("family")): one for one in held}
         for row in expected:
             mine = place.get((row.get("stack"), row.get("layer"), row.get("family")), {})
-            other = [name for name in row if name not in _FROM_OTHERS and not _same(mine.get(name), row[name])]
+            other = [name for name in row if name not in _FROM_OTHERS and not _is_same(mine.get(name), row[name])]
             if other:
                 yield Disagreement("row", what, f"{table} has another {', '.join(sorted(other))} than its record")
                 break
 
 
-def _same(held: Any, made: Any) -> bool:
+def _is_same(held: Any, made: Any) -> bool:
     if isinstance(made, float | np.floating) and isinstance(held, float | int):
         return math.isclose(held, float(made), rel_tol=1e-5, abs_tol=1e-6) or (math.isnan(held) and math.isnan(made))
     if isinstance(made, list | tuple | np.ndarray) and isinstance(held, list):
-        return len(held) == len(made) and all(_same(one, other) for one, other in zip(held, made, strict=True))
+        return len(held) == len(made) and all(_is_same(one, other) for one, other in zip(held, made, strict=True))
     if isinstance(made, dict) and isinstance(held, dict):
         return {**made} == held
     if hasattr(held, "isoformat"):  # the columns are UTC without a time zone
@@ -180,24 +182,7 @@ def _same(held: Any, made: Any) -> bool:
     return bool(held == made)
 
 
-def _vector(
-    one: Published, centre: Centre | None, vectors: Vectors, model_id: int, what: str, record: Record, group: str
-) -> Iterator[Disagreement]:
-    representation = representation_named(one.representation, one.choice.budget)
-    if not representation.is_held_by(record):
-        return
-    uncentred = representation.vector(record)
-    expected, held = normalised(uncentred), vectors.row(model_id)
-    if expected is None or held is None:
-        return  # missing and extra vectors are reported by `verify`
-    if held.shape == expected.shape and centre is not None:
-        expected = centre.centred(uncentred[None, :], group)[0]
-    tolerance = TOLERANCE if centre is None else TOLERANCE_OF_HALVES
-    if held.shape != expected.shape or not np.allclose(held, expected, atol=tolerance):
-        yield Disagreement("vectors", what, f"its vector ({one.representation}) differs from that of its record")
-
-
-def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) -> Iterator[Disagreement]:
+def _check_neighbours(connection: Connection, base: str, name: str, vectors: Vectors) -> Iterator[Disagreement]:
     """Check every list against all similarities: its length, ranks, members and cosines."""
     rows = connection.execute(
         "SELECT model_id::BIGINT AS model_id, rank::BIGINT AS rank, neighbour_id::BIGINT AS neighbour_id, similarity "
@@ -241,11 +226,9 @@ def _neighbours(connection: Connection, base: str, name: str, vectors: Vectors) 
 
 
 def _check_centre(
-    folder: AtlasFolder, connection: Connection, published: Published, centre: Centre | None
+    folder: AtlasFolder, connection: Connection, published: Published, centre: Centre
 ) -> Iterator[Disagreement]:
     """Check the centre of every group against the mean of its members, if their records are still present."""
-    if centre is None or published.representation not in REPRESENTATIONS:
-        return
     what = f"{published.base}, {published.representation}"
     for group, stored in centre.groups.items():
         members = connection.rows(
@@ -260,12 +243,22 @@ def _check_centre(
         made = _centre_from(folder, published, members, None if group in GROUPS else centre.groups[ADAPTER])
         if made is None:
             continue
-        is_same = made.blocks.shape == stored.blocks.shape and np.allclose(
-            made.blocks, stored.blocks, atol=TOLERANCE_OF_CENTRES
+        # A drift is a sum over members, so the tolerance grows with their number.
+        of_drift = TOLERANCE_OF_CENTRES * max(1, stored.models)
+        is_right = (
+            np.array_equal(made.votes, stored.votes)
+            and _are_close(made.blocks, stored.blocks, TOLERANCE_OF_CENTRES)
+            and _are_close(made.drift, stored.drift, of_drift)
         )
-        if not is_same or not np.array_equal(made.votes, stored.votes) or not _is_same_drift(made, stored):
+        if not is_right:
             why = f"the centre of group {group} is not the mean of the models it was made from"
             yield Disagreement("centre", what, why)
+
+
+def _are_close(made: NDArray[np.float32] | None, stored: NDArray[np.float32] | None, tolerance: float) -> bool:
+    if made is None or stored is None:
+        return made is stored
+    return made.shape == stored.shape and np.allclose(made, stored, atol=tolerance)
 
 
 def _centre_from(
@@ -292,11 +285,3 @@ def _centre_from(
         return None
     votes = [one["vote"] for one in members]
     return centre_of(np.stack(vectors), votes, blocks, above, None if above is None else norms)
-
-
-def _is_same_drift(made: GroupCentre, stored: GroupCentre) -> bool:
-    """A drift is a sum over members, so the tolerance grows with their number."""
-    if made.drift is None or stored.drift is None:
-        return made.drift is stored.drift
-    tolerance = TOLERANCE_OF_CENTRES * max(1, stored.models)
-    return made.drift.shape == stored.drift.shape and np.allclose(made.drift, stored.drift, atol=tolerance)

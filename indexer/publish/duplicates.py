@@ -48,10 +48,6 @@ class UnionFind:
         """Merge two groups."""
         self._leader[self.find(other)] = self.find(one)
 
-    def are_together(self, one: int, other: int) -> bool:
-        """Whether two models are in the same group."""
-        return self.find(one) == self.find(other)
-
 
 def find_duplicates(
     uploads: Sequence[Upload], differences: Iterable[tuple[int, int, float]], within: float
@@ -69,17 +65,17 @@ def find_duplicates(
     members: dict[int, list[Upload]] = {}
     for upload in uploads:
         members.setdefault(groups.find(upload.model_id), []).append(upload)
+
+    def age(upload: Upload) -> tuple[bool, float, int]:
+        created = upload.created
+        return (created is None, created.timestamp() if created else 0.0, upload.model_id)
+
     return {
-        upload.model_id: min(group, key=_age).model_id
+        upload.model_id: min(group, key=age).model_id
         for group in members.values()
         if len(group) > 1
         for upload in group
     }
-
-
-def _age(upload: Upload) -> tuple[bool, float, int]:
-    created = upload.created
-    return (created is None, created.timestamp() if created else 0.0, upload.model_id)
 
 
 class DuplicateGroups:
@@ -113,23 +109,15 @@ class DuplicateGroups:
             )
         ]
         model_ids = sorted(touched)
-        self._forget(model_ids)
-        self._compare(model_ids, UnionFind(uploads))
-        compared = self.tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
-        self._write(find_duplicates(uploads, compared, self.within))
-
-    def _forget(self, model_ids: Sequence[int]) -> None:
         with self.tables.listed(model_ids):
             self.tables.run(
                 "DELETE FROM internal.compared_deltas WHERE model_id IN (SELECT model_id FROM listed) "
                 "OR other_id IN (SELECT model_id FROM listed)"
             )
-
-    def _compare(self, model_ids: Sequence[int], groups: UnionFind) -> None:
-        """Store the difference of similar pairs, except within a group: reading records is slow."""
-        found = []
+        # Compare similar pairs, except within a group: reading records is slow.
+        groups, found = UnionFind(uploads), []
         for one, other, first_key, second_key in self._near_pairs(model_ids):
-            if groups.are_together(one, other):
+            if groups.find(one) == groups.find(other):
                 continue
             try:
                 difference = difference_of(self.read(first_key), self.read(second_key))
@@ -139,6 +127,14 @@ class DuplicateGroups:
             if difference <= self.within:
                 groups.join(one, other)
         self.tables.insert("internal.compared_deltas", found)
+        compared = self.tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
+        first_of = find_duplicates(uploads, compared, self.within)
+        rows = []
+        for model_id in (one.model_id for one in uploads):
+            first = first_of.get(model_id)
+            repeated = None if first == model_id else first
+            rows.append({"model_id": model_id, "duplicate_group": first, "duplicate_of": repeated})
+        self.tables.update("records", {"duplicate_group": "INTEGER", "duplicate_of": "INTEGER"}, rows)
 
     def _near_pairs(self, model_ids: Sequence[int]) -> list[tuple[int, int, str, str]]:
         """(model id, other id, their records) with similar signatures and norms; each pair once, smaller id first."""
@@ -159,26 +155,3 @@ class DuplicateGroups:
                 if is_near or norms_fit(first[3], second[3], first[4]):
                     found.add((first[0], second[0], first[1], second[1]))
         return sorted(found)
-
-    def _write(self, groups: dict[int, int]) -> None:
-        """Update only the rows that change."""
-        self.tables.connection.register("groups", _table(groups))
-        self.tables.run(
-            "UPDATE records SET duplicate_group = found.first, "
-            "duplicate_of = CASE WHEN found.first <> records.model_id THEN found.first END "
-            "FROM (SELECT model_id, first FROM fine_tunes LEFT JOIN groups USING (model_id) WHERE base = ?) AS found "
-            "WHERE records.model_id = found.model_id AND records.duplicate_group IS DISTINCT FROM found.first",
-            [self.base],
-        )
-        self.tables.connection.unregister("groups")
-
-
-def _table(groups: dict[int, int]) -> object:
-    import pyarrow
-
-    return pyarrow.table(
-        {
-            "model_id": pyarrow.array(list(groups), pyarrow.int32()),
-            "first": pyarrow.array(list(groups.values()), pyarrow.int32()),
-        }
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,6 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
 
 def rebuild(
     folder: AtlasFolder,
-    progress: Callable[[str], None] = lambda what: None,
     say: Callable[[str], None] = lambda what: None,
     *,
     force: bool = False,
@@ -93,119 +91,119 @@ def rebuild(
     unless ``force``, if the result would lose models; nothing is changed then.
     """
     before = PreviousAtlas.read(folder) if before is None else before
-    found = _read_store(folder, progress)
-    works = [_rework(folder, base, found, before, index) for base in _newest_bases(folder)]
-    entries = [entry for work in works for entry in work.publication.entries]
-    lost = before.missing_after(entries, found.damaged)
-    published = {work.publication.base.base for work in works}
-    without_base = {base for base, _ in before.models} | found.records.keys()
-    without_base -= published
-    lost += [(base, one.identity.model) for base in sorted(without_base) for one in found.records.get(base, ())]
-    if lost and not force:
-        raise rebuild_refused(list(dict.fromkeys(lost)), without_base, folder.root)
-    if not works:
-        raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
-    for work in works:
-        work.mend_listing(say)
-    publish(folder, [work.publication for work in works], before.representations, afresh=True, say=say)
     store = RecordStore(folder)
-    for digest in found.damaged:
-        store.discard(digest)
-    for digest in found.damaged_outcomes:
-        store.discard_failure(digest)
-    return {
-        "atlas": str(folder.root),
-        "bases": [work.publication.base.base for work in works],
-        "models": len(entries),
-        "records": sum(len(records) for records in found.records.values()),
-        "restored": sum(len(work.restored) for work in works),
-        "damaged_records": found.damaged,
-    }
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What the records folder holds, by base; ``damaged`` and ``damaged_outcomes`` are digests."""
-
-    records: dict[str, list[RecordHeader]]
-    outcomes: dict[str, list[FailureRecord]]
-    damaged: list[str]
-    damaged_outcomes: list[str]
-
-
-def _read_store(folder: AtlasFolder, progress: Callable[[str], None]) -> _Found:
-    found, store = _Found({}, {}, [], []), RecordStore(folder)
+    records: list[RecordHeader] = []
+    failures: list[FailureRecord] = []
+    damaged, damaged_failures = [], []
     for digest in store.digests():
-        progress(f"record {digest[:12]}")
         try:
             record = store.read(digest)
         except AtlasError:
-            found.damaged.append(digest)
+            damaged.append(digest)
             continue
-        if record.identity.digest != digest:  # whole, and under the name of another
-            found.damaged.append(digest)
-            continue
-        kept = RecordHeader(digest, record.identity, record.created)
-        found.records.setdefault(record.identity.base, []).append(kept)
+        if record.identity.digest == digest:
+            records.append(RecordHeader(digest, record.identity, record.created))
+        else:
+            damaged.append(digest)  # intact, but the record of something else
     for digest in store.failure_digests():
         try:
-            outcome = store.checked_failure(digest)
+            failures.append(store.checked_failure(digest))
         except (OSError, AtlasError):
-            found.damaged_outcomes.append(digest)
-            continue
-        found.outcomes.setdefault(outcome.identity.base, []).append(outcome)
-    return found
+            damaged_failures.append(digest)
 
+    newest = {base.base: base for base in reversed(stored_bases(folder))}
+    plans = []
+    for name in sorted(newest):
+        of_base = [one for one in records if one.identity.base == name]
+        failed = [one for one in failures if one.identity.base == name]
+        plans.append(_plan(folder, newest[name], of_base, failed, before, index))
+    entries = [entry for publication, _, _ in plans for entry in publication.entries]
+    lost = before.missing_after(entries, damaged)
+    without_base = {base for base, _ in before.models} | {one.identity.base for one in records}
+    without_base -= newest.keys()
+    lost += sorted((one.identity.base, one.identity.model) for one in records if one.identity.base in without_base)
+    if lost and not force:
+        raise rebuild_refused(list(dict.fromkeys(lost)), without_base, folder.root)
+    if not plans:
+        raise AtlasError(f"{folder.root} holds no bases to rebuild from.", "Run `index build --base ID`.")
 
-@dataclass(frozen=True)
-class _Rework:
-    """One base to be published again; ``restored`` are models that its listing lacks."""
-
-    publication: Publication
-    listing: Listing
-    restored: list[ListedModel]
-
-    def mend_listing(self, say: Callable[[str], None]) -> None:
-        base, problems = self.publication.base.base, self.listing.problems()
-        if self.restored or problems or not self.listing.path.is_file():
-            self.listing.restore(self.restored, [base, *self.publication.aliases])
+    for publication, listing, restored in plans:
+        base = publication.base.base
+        if restored or listing.problems() or not listing.path.is_file():
+            listing.restore(restored, [base, *publication.aliases])
             say(
-                f"{base}: {len(self.restored)} models put back into the listing as database and records know them; "
-                f"run `index build --base {base}` to list them anew"
+                f"{base}: restored {len(restored)} models of the listing from database and records; "
+                f"run `index build --base {base}` to list them again"
             )
+    publish(folder, [publication for publication, _, _ in plans], before.representations, afresh=True, say=say)
+    for digest in damaged:
+        store.discard(digest)
+    for digest in damaged_failures:
+        store.discard_failure(digest)
+    return {
+        "atlas": str(folder.root),
+        "bases": sorted(newest),
+        "models": len(entries),
+        "records": len(records),
+        "restored": sum(len(restored) for _, _, restored in plans),
+        "damaged_records": damaged,
+    }
 
 
-def _rework(
-    folder: AtlasFolder, base: StoredBase, found: _Found, before: PreviousAtlas, index: IndexChange | None
-) -> _Rework:
+def _plan(
+    folder: AtlasFolder,
+    base: StoredBase,
+    records: Sequence[RecordHeader],
+    failures: Sequence[FailureRecord],
+    before: PreviousAtlas,
+    index: IndexChange | None,
+) -> tuple[Publication, Listing, list[ListedModel]]:
+    """What to publish for one base, its listing, and the models that the listing lacks."""
     listing = Listing(folder.listing(base.base))
-    records = [one for one in found.records.get(base.base, []) if one.identity.base_commit == base.commit]
-    outcomes = found.outcomes.get(base.base, [])
-    rank = _rank_of(folder, base, records)
+    records = [one for one in records if one.identity.base_commit == base.commit]
+    # The published rank if there are records of it, else that of most records.
+    ranks = Counter(one.identity.spec.rank for one in records)
+    published = published_rank(folder, base.base)
+    rank = max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
+    if published is not None and published.rank in ranks:
+        rank = published.rank
     listed = listing.models()
     identities = [(one.identity, one.made) for one in records]
-    identities += [(one.identity, one.when) for one in outcomes if one.reason != "renamed"]
-    besides = {one.id for one in listed} | listing.removed | listing.renamed.keys()
-    restored = known_models(folder, base.base, besides, identities)
+    identities += [(one.identity, one.when) for one in failures if one.reason != "renamed"]
+    known = {one.id for one in listed} | listing.removed | listing.renamed.keys()
+    restored = known_models(folder, base.base, known, identities)
+
+    # For every model the record of its current commit, else the newest record, else the failure.
+    of_model: dict[str, list[RecordHeader]] = {}
+    for one in records:
+        if one.identity.spec.rank == rank:
+            of_model.setdefault(one.identity.model, []).append(one)
+    failed = {(one.identity.model, one.identity.commit): one for one in failures}
+    entries = []
+    for model in [*listed, *restored]:
+        commit = commit_of(model.row)
+        record = current_record(of_model.get(model.id, ()), commit)
+        if record is not None:
+            entries.append(Entry(model, base.base, record.identity.commit, record_key=record.digest))
+        else:
+            entries.append(Entry(model, base.base, commit, outcome=failed.get((model.id, commit or ""))))
     publication = Publication(
         base=base,
         aliases=listing.aliases() or before.aliases.get(base.base, ()),
-        entries=_entries(
-            base.base, [*listed, *restored], [one for one in records if one.identity.spec.rank == rank], outcomes
-        ),
+        entries=entries,
         rank=rank,
         rejected_rows=[row.as_row() for row in listing.rejected_rows()],
         index=before.choices.get(base.base, IndexChoice()).changed(index),
     )
-    return _Rework(publication, listing, restored)
+    return publication, listing, restored
 
 
 def represent(
     folder: AtlasFolder, name: str, index: IndexChange | None = None, say: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
-    """Publish another representation for every base, from the records; ``index``: another than the base has now.
+    """Publish another representation for every base, from the records; ``index``: a change of the index.
 
-    The caller holds the writer's lock.
+    The caller holds the lock of the writer.
     """
     chosen = representation_named(name)
     folder.require()
@@ -232,39 +230,6 @@ def represent(
         "description": chosen.description,
         "published": rows,
     }
-
-
-def _rank_of(folder: AtlasFolder, base: StoredBase, found: list[RecordHeader]) -> int:
-    """The published rank if there are records of it, else that of most records."""
-    ranks = Counter(one.identity.spec.rank for one in found)
-    published = published_rank(folder, base.base)
-    if published is not None and published.rank in ranks:
-        return published.rank
-    return max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
-
-
-def _entries(
-    base: str, models: Sequence[ListedModel], found: list[RecordHeader], outcomes: list[FailureRecord]
-) -> list[Entry]:
-    """For every listed model the record of its current commit, else the newest record, else the failure."""
-    records: dict[str, list[RecordHeader]] = {}
-    for one in found:
-        records.setdefault(one.identity.model, []).append(one)
-    failures = {(outcome.identity.model, outcome.identity.commit): outcome for outcome in outcomes}
-    entries = []
-    for listed in models:
-        commit = commit_of(listed.row)
-        kept = current_record(records.get(listed.id, ()), commit)
-        if kept is not None:
-            entries.append(Entry(listed, base, kept.identity.commit, record_key=kept.digest))
-        else:
-            entries.append(Entry(listed, base, commit, outcome=failures.get((listed.id, commit or ""))))
-    return entries
-
-
-def _newest_bases(folder: AtlasFolder) -> list[StoredBase]:
-    newest = {base.base: base for base in reversed(stored_bases(folder))}
-    return [newest[name] for name in sorted(newest)]
 
 
 def _size(paths: Iterator[Path]) -> int:

@@ -192,14 +192,11 @@ class _Lists:
         self._found.append(Pairs(rows, others[places], similarities[rows, places]))
         self._count += len(rows)
         if self._count > SLACK * self._k * len(self._ids):
-            self._drop()
-
-    def _drop(self) -> None:
-        """Drop all but the k nearest; from now on pairs must be as similar as the last entry of a full list."""
-        found, rank = Pairs.together(self._found).first(self._k)
-        last = rank == self._k
-        self._edges[found.owner[last], 0] = found.similarity[last] - _NEAR
-        self._found, self._count = [found], len(rank)
+            # Keep the k nearest; from now on pairs must be as similar as the last entry of a full list.
+            found, rank = Pairs.together(self._found).first(self._k)
+            last = rank == self._k
+            self._edges[found.owner[last], 0] = found.similarity[last] - _NEAR
+            self._found, self._count = [found], len(rank)
 
     def pairs(self) -> Pairs:
         """The lists, sorted by owner and rank."""
@@ -222,47 +219,37 @@ class NeighbourTable:
         vector is both). Their own lists are rewritten, and so are lists that name a removed model or that an added
         model enters; no others.
         """
+        step = rows_at_once(index.length)
         if len(added) > MOST_NEW * len(index):
-            self._write_all(index.segments, index.length)
+            self.tables.run(
+                "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
+                "(SELECT model_id FROM fine_tunes WHERE base = ?)",
+                [self.representation, self.base],
+            )
+            # Block by block, so that memory stays bounded.
+            for block in blocks((one.vectors() for one in index.segments), step):
+                self._insert(nearest(index.segments, [block], NEIGHBOURS)[0])
             return
-        again = np.union1d(added, np.setdiff1d(self._owners_naming(removed), removed))
-        lists, entering = self._computed(index, again, added)
-        changed = self._with_entering(entering)
-        self._replace(np.unique(np.concatenate([again, removed, changed.owner])), Pairs.together([lists, changed]))
-
-    def _write_all(self, segments: Sequence[OpenSegment], length: int) -> None:
-        """Rewrite every list block by block, so that memory stays bounded."""
-        self.tables.run(
-            "DELETE FROM neighbours WHERE representation = ? AND model_id IN "
-            "(SELECT model_id FROM fine_tunes WHERE base = ?)",
-            [self.representation, self.base],
-        )
-        for block in blocks((one.vectors() for one in segments), rows_at_once(length)):
-            lists, _ = nearest(segments, [block], NEIGHBOURS)
-            self._insert(lists)
-
-    def _owners_naming(self, removed: Ids) -> Ids:
-        if not len(removed):
-            return np.zeros(0, dtype=np.int64)
         with self.tables.listed(removed):
-            found = self.tables.arrays(
+            naming = self.tables.arrays(
                 "SELECT DISTINCT model_id::BIGINT AS model_id FROM neighbours WHERE representation = ? "
                 "AND neighbour_id IN (SELECT model_id FROM listed)",
                 [self.representation],
-            )
-        return np.sort(found["model_id"])
-
-    def _computed(self, index: VectorIndex, again: Ids, added: Ids) -> tuple[Pairs, Pairs]:
-        """The lists of the models ``again``, and which of the ``added`` models enter the lists of others."""
-        others = self._known(again)
-        step = rows_at_once(index.length)
+            )["model_id"]
+        again = np.union1d(added, np.setdiff1d(naming, removed))
         lists, entering = [], []
-        for chosen, known in ((added, others), (np.setdiff1d(again, added), None)):
+        for chosen, known in ((added, self._known(again)), (np.setdiff1d(again, added), None)):
             asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
             found, pushed = nearest(index.segments, asked, NEIGHBOURS, known)
             lists.append(found)
             entering.append(pushed)
-        return Pairs.together(lists), Pairs.together(entering)
+        changed = self._with_entering(Pairs.together(entering))
+        with self.tables.listed(np.unique(np.concatenate([again, removed, changed.owner]))):
+            self.tables.run(
+                "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
+                [self.representation],
+            )
+        self._insert(Pairs.together([*lists, changed]))
 
     def _known(self, again: Ids) -> Known:
         """The lists that are not recomputed. A model without neighbours has no rows yet."""
@@ -290,14 +277,6 @@ class NeighbourTable:
         entered = np.unique(lists.owner[np.isin(lists.neighbour, entering.neighbour)])
         is_changed = np.isin(lists.owner, entered)
         return Pairs(lists.owner[is_changed], lists.neighbour[is_changed], lists.similarity[is_changed])
-
-    def _replace(self, owners: Ids, lists: Pairs) -> None:
-        with self.tables.listed(owners):
-            self.tables.run(
-                "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
-                [self.representation],
-            )
-        self._insert(lists)
 
     def _insert(self, lists: Pairs) -> None:
         pairs, rank = lists.first(NEIGHBOURS)

@@ -22,7 +22,6 @@ from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
 from indexer.database.reading import earlier_rows
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
-from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import copy_file, sync_folder, write_atomically
@@ -63,7 +62,7 @@ def staged_publish(folder: AtlasFolder, *, afresh: bool = False, memory: int | N
     with staged_database(folder, afresh, memory) as staging:
         staging.connection.execute("BEGIN")
         yield staging
-        Tables(staging.connection).run(
+        staging.connection.execute(
             "UPDATE atlas_info SET generation = generation + 1, published = ?, tool_version = ?",
             [datetime.now(UTC), __version__],
         )
@@ -82,8 +81,19 @@ def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None
     Raises AtlasError if the original is damaged, has another schema, or has objects that schema.sql does not make: a
     copy would keep them, and run them.
     """
+    # Remove the files of a killed publish; the lock of the writer guarantees that nobody uses them.
+    for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
+        for path in folder.root.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
     copy = folder.root / f".atlas.{os.getpid()}.duckdb"
-    _remove_leftovers(folder)
+    spill = copy.with_name(f"{copy.name}.tmp")  # for data that does not fit into memory
+    settings = [f"SET temp_directory = {quoted(spill)}"]
+    if memory is not None:
+        settings.append(f"SET memory_limit = '{max(memory, LEAST_MEMORY) >> 10}KiB'")
+    # The FAISS files that the databases before and after name; None if they are unknown, so that all files stay.
     named = None if folder.database.exists() else frozenset[str]()
     kept_ids: dict[tuple[str, str], int] = {}
     next_id = 1
@@ -91,68 +101,49 @@ def staged_database(folder: AtlasFolder, afresh: bool, memory: int | None = None
         if folder.database.exists():
             copy_file(folder.database, copy, through_links=True)
             if afresh:
-                named = _named_before(copy)
-                kept_ids, next_id = _ids_in(copy)
+                named, kept_ids, next_id = _kept_of(copy)
                 copy.unlink()
         is_new = not copy.exists()
-        limits = _limits(copy, memory)
-        connection = attached_for_writing(copy, settings=limits)
+        connection = attached_for_writing(copy, settings=settings)
         try:
             if is_new:
                 use(connection)
                 connection.execute(schema_sql())
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
-                _use_verified(connection, folder.database)
+                found = catalog.examine(connection, folder.database)
+                catalog.refuse(folder.database, found)
+                use(connection)
+                catalog.replace_others(connection, found)
                 named = _named_files(connection)
             yield StagedDatabase(connection, kept_ids)
             named = None if named is None else named | _named_files(connection)
-            is_bloated = _is_bloated(connection)
+            block_size, total, free = connection.execute(
+                "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
+                "WHERE database_name = current_database()"
+            ).fetchall()[0]
         finally:
             connection.close()
-        if is_bloated:
-            _compact(copy, limits)
+        if total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total:
+            _compact(copy, settings)
         _put_in_place(folder, copy)
     finally:
-        _collect(folder, named)  # also after a failure: on a full disk the next publish needs the space
+        # Remove unused FAISS files, also after a failure: on a full disk the next publish needs the space. Files of
+        # the previous generation stay, because its readers may be opening them.
+        for path in folder.root.glob("*.faiss") if named is not None else ():
+            if path.name not in (named or ()):
+                path.unlink(missing_ok=True)
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
-        shutil.rmtree(_spill(copy), ignore_errors=True)
+        shutil.rmtree(spill, ignore_errors=True)
 
 
-def _use_verified(connection: duckdb.DuckDBPyConnection, original: Path) -> None:
-    """Use a copy that has the schema of schema.sql; foreign views and macros are replaced by our own."""
-    found = catalog.examine(connection, original)
-    catalog.refuse(original, found)
-    use(connection)
-    catalog.replace_others(connection, found)
-
-
-def _limits(copy: Path, memory: int | None) -> list[str]:
-    spilled = f"SET temp_directory = {quoted(_spill(copy))}"
-    return [spilled] if memory is None else [spilled, f"SET memory_limit = '{max(memory, LEAST_MEMORY) >> 10}KiB'"]
-
-
-def _spill(copy: Path) -> Path:
-    """The folder for data that does not fit into memory; DuckDB creates it when it needs it."""
-    return copy.with_name(f"{copy.name}.tmp")
-
-
-def _is_bloated(connection: duckdb.DuckDBPyConnection) -> bool:
-    """Whether a large file consists mostly of free space left by deleted rows."""
-    block_size, total, free = connection.execute(
-        "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
-        "WHERE database_name = current_database()"
-    ).fetchall()[0]
-    return total * block_size > BLOATED_BYTES and free > BLOATED_SHARE * total
-
-
-def _compact(database: Path, limits: Sequence[str]) -> None:
+def _compact(database: Path, settings: Sequence[str]) -> None:
     """Write everything into a new file, including comments, views and macros."""
     fresh = database.with_name(f"{database.stem}.compact{database.suffix}")
     fresh.unlink(missing_ok=True)
     try:
-        with attached_for_writing(fresh, settings=limits, others={"bloated": database}) as connection:
+        with attached_for_writing(fresh, settings=settings, others={"bloated": database}) as connection:
             connection.execute(f"COPY FROM DATABASE bloated TO {NAME}")
         fresh.replace(database)
     finally:
@@ -169,50 +160,25 @@ def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
     sync_folder(folder.root)
 
 
-def _collect(folder: AtlasFolder, named: frozenset[str] | None) -> None:
-    """Remove FAISS files that are not ``named``; None: the names are unknown, so all files stay.
-
-    After a publish the files of the previous generation are named too, because its readers may be opening them.
-    """
-    if named is None:
-        return
-    for path in folder.root.glob("*.faiss"):
-        if path.name not in named:
-            path.unlink(missing_ok=True)
-
-
 def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     """The FAISS files that the staged database names."""
     names = [f"SELECT faiss_file FROM {NAME}.{table}" for table in _NAMING]
     return frozenset(name for (name,) in connection.execute(" UNION ".join(names)).fetchall())
 
 
-def _named_before(database: Path) -> frozenset[str] | None:
-    """The FAISS files that a copy of any schema names; None if it cannot be read."""
-    found = earlier_rows(database, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
-    return None if found is None else frozenset(row["faiss_file"] for rows in found for row in rows)
-
-
-def _ids_in(database: Path) -> tuple[dict[tuple[str, str], int], int]:
-    """The ids by model and base in a copy of any schema, and the first id that was never used."""
+def _kept_of(database: Path) -> tuple[frozenset[str] | None, dict[tuple[str, str], int], int]:
+    """What is kept of a copy of any schema: FAISS files, ids by model and base, and the first id never used."""
+    files = earlier_rows(database, _NAMING, [f"SELECT faiss_file FROM {table}" for table in _NAMING])
+    named = None if files is None else frozenset(row["faiss_file"] for rows in files for row in rows)
     statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
     rows, given = earlier_rows(database, ("fine_tunes", "atlas_info"), statements) or ([], [])
     ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
-    return ids, max([1, *(row["next_model_id"] for row in given), *(1 + model_id for model_id in ids.values())])
-
-
-def _remove_leftovers(folder: AtlasFolder) -> None:
-    """Remove the files of a killed publish; the lock of the writer guarantees that nobody uses them."""
-    for pattern in (".atlas.*.duckdb", ".atlas.*.duckdb.wal", ".*.tmp"):
-        for path in folder.root.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    next_id = max([1, *(row["next_model_id"] for row in given), *(1 + model_id for model_id in ids.values())])
+    return named, ids, next_id
 
 
 def note_checksum(folder: AtlasFolder, coming: Path) -> None:
-    """Accept ``coming`` as the next database: from now on both checksums are valid. Raises OSError."""
+    """Note the checksum of the next database, ``coming``; that of the current one stays valid. Raises OSError."""
     rows = [_checksum_row(coming)]
     if folder.database.is_file() and damage(folder) is None:
         rows.insert(0, _checksum_row(folder.database))
@@ -241,15 +207,16 @@ def _checksum_row(database: Path) -> dict[str, Any]:
 
 def _noted_checksums(folder: AtlasFolder) -> list[dict[str, Any]]:
     """The rows of the file; empty if it cannot be read."""
-
-    def is_valid(row: Any) -> bool:
-        is_row = isinstance(row, dict) and row.keys() == {"bytes", "sha256"}
-        return is_row and type(row["bytes"]) is int and isinstance(row["sha256"], str)
-
     try:
         content = read_regular(folder.checksums, most=_MOST_CHECKSUM_BYTES)
-        return (
-            [row for row in parse_checksummed(content)["databases"] if is_valid(row)] if has_checksum(content) else []
-        )
+        rows = parse_checksummed(content)["databases"] if has_checksum(content) else []
+        return [
+            row
+            for row in rows
+            if isinstance(row, dict)
+            and row.keys() == {"bytes", "sha256"}
+            and type(row["bytes"]) is int
+            and isinstance(row["sha256"], str)
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return []

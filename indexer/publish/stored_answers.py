@@ -112,14 +112,13 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
     for kind in ANSWERS:
         path = kind.path(folder, base)
         before, _ = read_lines(path)
-        after = [_without(line, model) for line in before if model not in (line.get("model"), line.get("parent"))]
+        after = []
+        for line in before:
+            if model not in (line.get("model"), line.get("parent")):
+                lists = {name: line[name] for name in ("same", "models") if name in line}
+                after.append(line | {name: [one for one in ids if one != model] for name, ids in lists.items()})
         if after != before:
             write_lines(path, after)
-
-
-def _without(line: Line, model: str) -> Line:
-    lists: Line = {name: [one for one in line[name] if one != model] for name in ("same", "models") if name in line}
-    return {**line, **lists}
 
 
 def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: str, validator: ColumnValidator) -> None:
@@ -162,7 +161,7 @@ _LINEAGE_KEYS = frozenset((*_LINEAGE_NAMES, *_LINEAGE_NUMBERS, "same", "bytes_re
 def _lineage_line(line: Line) -> Line:
     """Raises one of WRONG_KINDS if this is not a line that this program writes."""
     if not line.keys() >= _LINEAGE_KEYS:
-        raise ValueError("not a line of a lineage")
+        raise ValueError("a key of a lineage is missing")
     if not all(line[name] is None or isinstance(line[name], str) for name in _LINEAGE_NAMES):
         raise ValueError("invalid name")
     # Lines of version 0.1 and before have no probability.
@@ -181,7 +180,7 @@ _PREDICTION_COLUMNS = (
 def _prediction_line(line: Line) -> Line:
     """Raises one of WRONG_KINDS if this is not a line that this program writes."""
     if not line.keys() >= {"model", *_PREDICTION_COLUMNS} or not isinstance(line["model"], str):
-        raise ValueError("not a line of a prediction")
+        raise ValueError("a key of a prediction is missing")
     return line | {"answered_at": _naive_utc(line["answered_at"])}
 
 

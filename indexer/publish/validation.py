@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 1 << 20
 MOST_ITEMS = 1 << 16
 
-_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _EXACT_INTEGER = 1 << 53  # Arrow refuses a larger integer in a column of floats
 _BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64}
 
@@ -67,11 +66,12 @@ class ColumnValidator:
         try:
             self.check(table, rows)
         except InvalidValue:
-            return [row for row in rows if self._fits(table, row)]
+            return [
+                row
+                for row in rows
+                if all(self._problem(table, column, [value]) is None for column, value in row.items())
+            ]
         return list(rows)
-
-    def _fits(self, table: str, row: Row) -> bool:
-        return all(self._problem(table, column, [value]) is None for column, value in row.items())
 
     def _problem(self, table: str, column: str, values: Sequence[Any]) -> str | None:
         check, is_nullable = self._columns[table][column]
@@ -111,7 +111,14 @@ def _check_of(kind: DuckDBPyType) -> Check:
         return _listed(_check_of(kind.children[0][1]))
     if name == "struct":
         return _structured({field: _check_of(inner) for field, inner in kind.children})
-    return {"float": _float, "double": _double, "boolean": _boolean, "varchar": _text, "timestamp": _moment}[name]
+    if name in ("boolean", "timestamp"):
+        exact = bool if name == "boolean" else datetime
+        return lambda values: _other_than(values, exact)
+    if name in ("float", "double"):
+        is_single = name == "float"
+        kind_of_float = np.finfo(np.float32 if is_single else np.float64)
+        return _floating(float(kind_of_float.max), "finite float32" if is_single else "finite number")
+    return {"varchar": _text}[name]
 
 
 def _whole(bits: int) -> Check:
@@ -147,18 +154,6 @@ def _floating(largest: float, name: str) -> Check:
     return check
 
 
-_float = _floating(_LARGEST_FLOAT, "finite float32")
-_double = _floating(float(np.finfo(np.float64).max), "finite number")
-
-
-def _boolean(values: Sequence[Any]) -> str | None:
-    return _other_than(values, bool)
-
-
-def _moment(values: Sequence[Any]) -> str | None:
-    return _other_than(values, datetime)
-
-
 def _text(values: Sequence[Any]) -> str | None:
     odd = _other_than(values, str)
     if odd is not None:
@@ -183,14 +178,11 @@ def _json(values: Sequence[Any]) -> str | None:
     odd = _text(values)
     try:
         for text in values if odd is None else ():
-            _text_of_json(json.loads(text, parse_constant=refuse))
+            value = json.loads(text, parse_constant=refuse)
+            json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
     except (ValueError, RecursionError):
         return "invalid JSON"
     return odd
-
-
-def _text_of_json(value: Any) -> None:
-    json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
 
 
 def _listed(inner: Check) -> Check:
