@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from indexer.weights.stored_tensor import DTYPE_NAMES, TensorIndex, read_safetensors
+
+if TYPE_CHECKING:
+    from indexer.vectors.published import PublishedBase
 
 
 @dataclass
@@ -69,6 +73,16 @@ class BaseMatrices(StoredBase):
         self._spectra.clear()
         if "_file" in self.__dict__:
             self._file.close()
+
+
+def published_matrices(base: PublishedBase) -> BaseMatrices:
+    """The block matrices of a published base. Raises AtlasError if they are not in the atlas."""
+    if not base.file.is_file():
+        raise AtlasError(
+            f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
+            f"Fetch them: `build({base.base!r})`",
+        )
+    return BaseMatrices(base.file, resident=False)
 
 
 def open_base(facts: BaseFacts) -> Checkpoint:
@@ -146,16 +160,12 @@ def _write_matrices(checkpoint: Checkpoint, layout: Layout, base: str, commit: s
             "shapes": {matrix.tensor: list(checkpoint.tensors[matrix.tensor].shape) for matrix in layout.matrices},
             "norms": norms,
         }
-        _assemble(header | {"__metadata__": {"base": json.dumps(description), "sha256": UNKNOWN}}, data, path)
+        header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        front = with_checksum(len(text).to_bytes(8, "little") + text, data)
+        with replacing(path) as target, data.open("rb") as source:
+            target.write(front)
+            shutil.copyfileobj(source, target, 1 << 22)
     finally:
         data.unlink(missing_ok=True)
-
-
-def _assemble(header: dict[str, Any], data: Path, path: Path) -> None:
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    front = with_checksum(len(text).to_bytes(8, "little") + text, data)
-    with replacing(path) as target, data.open("rb") as source:
-        target.write(front)
-        while chunk := source.read(1 << 22):
-            target.write(chunk)

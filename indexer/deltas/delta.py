@@ -20,7 +20,7 @@ from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
-from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
+from indexer.weights.adapter import lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 
 # The inner loop over a matrix works on pieces of this size.
@@ -108,7 +108,17 @@ def lora_deltas(checkpoint: Checkpoint, base: BaseMatrices) -> Iterator[LoraDelt
     located = architecture.locate_modules(lora_paths(checkpoint), base.layout)
     for module in read_lora(checkpoint):
         for matrix in located.get(module.path, ()):
-            yield _lora_delta(matrix, module)
+            a, b = matrix.extract_lora(module.a, module.b)
+            made, expected = (b.shape[0], a.shape[1]), tuple(matrix.shape)
+            if made != expected:
+                raise Skipped(
+                    "shape_mismatch",
+                    f"the adapter's {shown(module.path)} makes {made}, the base's matrix is {expected}",
+                )
+            a, b = a.to(torch.float32), b.to(torch.float32)
+            if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+                raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values")
+            yield LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)
 
 
 def _dense_delta(
@@ -142,17 +152,3 @@ def _dense_delta(
         raise Skipped("not_finite", f"the tensor {shown(matrix.tensor)} holds NaN or infinite values")
     moved = int(delta[where].count_nonzero())
     return DenseDelta(matrix.key, delta, norm, inner, matrix.transposed, sample, moved, kept)
-
-
-def _lora_delta(matrix: Matrix, module: LoraModule) -> LoraDelta:
-    a, b = matrix.extract_lora(module.a, module.b)
-    if (b.shape[0], a.shape[1]) != tuple(matrix.shape):
-        raise Skipped(
-            "shape_mismatch",
-            f"the adapter's {shown(module.path)} makes {(b.shape[0], a.shape[1])}, "
-            f"the base's matrix is {tuple(matrix.shape)}",
-        )
-    a, b = a.to(torch.float32), b.to(torch.float32)
-    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values")
-    return LoraDelta(matrix.key, a, b, module.scale, matrix.transposed)

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 
 import torch
 
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Matrix
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.base import published_matrices
 from indexer.deltas.delta import layout_against
 from indexer.deltas.rounding import narrowest_dtype
-from indexer.deltas.single import Described
-from indexer.errors import AtlasError, ModelError, Skipped
+from indexer.deltas.single import Described, model_errors
+from indexer.errors import ModelError, Skipped
 from indexer.listing.claims import untyped_relation
 from indexer.names import DeltaKey, ModelRef
 from indexer.network.hub import conversion_revision
-from indexer.network.hub_errors import as_model_error
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, ModelParts
@@ -52,12 +52,7 @@ class Parts:
     """
 
     def __init__(self, base: PublishedBase, changed: Collection[str] | None = None) -> None:
-        if not base.file.is_file():
-            raise AtlasError(
-                f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
-                f"Fetch them: `build({base.base!r})`",
-            )
-        self._base = BaseMatrices(base.file, resident=False)
+        self._base = published_matrices(base)
         self._published = base
         self._leading: dict[str, int] = {}
         self.extents: dict[DeltaKey, Extent] = {}
@@ -131,23 +126,13 @@ class Parts:
         def conversion() -> str | None:
             return conversion_revision(reference.id)
 
-        try:
+        with model_errors():
             checkpoint = open_checkpoint(
                 reference, commit=commit, filenames=filenames, relation=relation, conversion=conversion,
                 most_small=most_small,
             )  # fmt: skip
-        except (ModelError, AtlasError):
-            raise
-        except Exception as error:
-            raise as_model_error(error) from error
-        try:
-            return read(checkpoint)
-        except (ModelError, AtlasError):
-            raise
-        except Exception as error:
-            raise as_model_error(error) from error
-        finally:
-            checkpoint.close()
+            with closing(checkpoint):
+                return read(checkpoint)
 
     def _parts_of(self, checkpoint: Checkpoint) -> ModelParts:
         is_adapter = checkpoint.kind == "adapter"

@@ -18,11 +18,17 @@ NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 _SMALLEST_NORMAL = torch.finfo(torch.float16).tiny
 
+
+def _flushed(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to float16 by a processor that flushes subnormal numbers to zero."""
+    half = values.to(torch.float16).to(torch.float32)
+    return torch.where(half.abs() < _SMALLEST_NORMAL, 0.0, half)
+
+
 _STEPS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bfloat16": lambda values: values.to(torch.bfloat16).to(torch.float32),
     "float16": lambda values: values.to(torch.float16).to(torch.float32),
-    # Some processors flush subnormal numbers to zero.
-    "float16 flushed": lambda values: _flushed(_STEPS["float16"](values)),
+    "float16 flushed": _flushed,
 }
 
 _ROUNDOFF: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float16 flushed": 2.0**-11}
@@ -72,8 +78,12 @@ class RoundingChoice:
 
     def reference(self, weight: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """The base's matrix in float32 after the checkpoint's roundings. Do not write to it."""
-        key = (weight.dtype, narrowest_dtype(weight))
-        live = self._live.get(key) or _chains(*key)
+        narrow = narrowest_dtype(weight)
+        key = (weight.dtype, narrow)
+        live = self._live.get(key) or _CHAINS.get(narrow, _CHAINS[torch.float32])
+        if key not in self._live and key == (torch.float16, torch.bfloat16):
+            # A bfloat16 model saved as float16 was rounded twice.
+            live = sorted(live, key=lambda chain: chain != ("bfloat16", "float16"))
         if len(live) > 1:
             live = _weighed(live, weight, base)
         self._live[key] = live
@@ -98,18 +108,6 @@ def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
-
-
-def _flushed(values: torch.Tensor) -> torch.Tensor:
-    return torch.where(values.abs() < _SMALLEST_NORMAL, 0.0, values)
-
-
-def _chains(stored: torch.dtype, narrow: torch.dtype) -> Sequence[Chain]:
-    chains = _CHAINS.get(narrow, _CHAINS[torch.float32])
-    if stored == torch.float16 and narrow == torch.bfloat16:
-        # A bfloat16 model saved as float16 was rounded twice.
-        return sorted(chains, key=lambda chain: chain != ("bfloat16", "float16"))
-    return chains
 
 
 def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) -> Sequence[Chain]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from huggingface_hub import constants
 
 from indexer.cards.local import facts_of, local_row
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.base import published_matrices
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.claims import untyped_relation
@@ -56,11 +58,7 @@ def read_model(described: Described, base: PublishedBase) -> Record:
     """Vectorise a described model against one base of an atlas. Raises ModelError and AtlasError."""
     torch.set_num_threads(1)
     reference, row = described.reference, described.row
-    if not base.file.is_file():
-        raise AtlasError(
-            f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
-            f"Fetch them: `build({base.base!r})`",
-        )
+    matrices = published_matrices(base)
     parents = Parents((base.base,), (), None if constants.HF_HUB_OFFLINE else ask_hub)
     parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None
     model = reference.id if reference.folder is not None else str(row["id"])
@@ -77,13 +75,17 @@ def read_model(described: Described, base: PublishedBase) -> Record:
         is_on_base=parent is None and not parents.unknown,
         card={"datasets": list(described.datasets)},
     )
-    matrices = BaseMatrices(base.file, resident=False)
     matrices.check()
-    try:
+    with closing(matrices), model_errors():
         return vectorise(unit, matrices, lambda: conversion_revision(model))
+
+
+@contextmanager
+def model_errors() -> Iterator[None]:
+    """Raise unexpected errors while a model is read as ModelError."""
+    try:
+        yield
     except (ModelError, AtlasError):
         raise
     except Exception as error:
         raise as_model_error(error) from error
-    finally:
-        matrices.close()

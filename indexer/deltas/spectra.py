@@ -1,6 +1,6 @@
-"""Full spectra for the study of ranks: all singular values of every δW, of every W, and of fused matrices as a whole.
+"""Full spectra for the study of ranks: all singular values of every δW, of every W, and of whole fused matrices.
 
-Only `index build --spectra` computes them. Parts of a fused matrix are held until the last one has arrived; everything
+Only `index build --spectra` computes them. Parts of a fused matrix are kept until the last one has arrived; everything
 else is one matrix at a time. The order of a fused tensor's rows does not matter, because singular values do not depend
 on it.
 """
@@ -88,14 +88,13 @@ class Spectra:
         if dense:
             return self._values(torch.cat([delta.matrix for delta in dense])) if any(d.norm for d in dense) else None
         factors = [delta for delta in deltas if isinstance(delta, LoraDelta)]
-        return self._of_factors(factors, min(shape)) if factors else None
-
-    def _of_factors(self, deltas: list[LoraDelta], count: int) -> Values | None:
-        """From the factors: stacked, the parts are diag(b_1, b_2, …) · (s_1 a_1; s_2 a_2; …)."""
-        a = torch.cat([delta.a.double() * delta.scale for delta in deltas]).to(self._device)
-        b = torch.block_diag(*[delta.b.double() for delta in deltas]).to(self._device)
-        rank = min(count, len(a))
-        found = np.zeros(count, dtype=np.float32)
+        if not factors:
+            return None
+        # Stacked, the parts are diag(b_1, b_2, …) · (s_1 a_1; s_2 a_2; …).
+        a = torch.cat([delta.a.double() * delta.scale for delta in factors]).to(self._device)
+        b = torch.block_diag(*[delta.b.double() for delta in factors]).to(self._device)
+        rank = min(*shape, len(a))
+        found = np.zeros(min(shape), dtype=np.float32)
         found[:rank] = lora_svd(a, b, 1.0, rank).s.cpu().numpy()
         return found if found.any() else None
 

@@ -51,9 +51,9 @@ class Factors:
 
     ``u`` (out, rank), ``s`` (rank,) descending and ``v`` (in, rank) are float32. Past the numerical rank of M
     (σ_i ≤ σ_1 · eps · max(out, in)) ``s`` is exactly 0 and the vectors are zero vectors, because M has no such
-    directions. ``norm`` is the Frobenius norm of all of M. ``blocks``
-    counts the blocks of the iteration, 0 if the decomposition was exact. The sign of (u_i, v_i) is arbitrary.
-    ``rows`` (in, k), of a LoRA that changes anything: an orthonormal basis of the space that the rows of A span.
+    directions. ``norm`` is the Frobenius norm of all of M. ``blocks`` counts the blocks of the iteration, 0 if the
+    decomposition was exact. The sign of (u_i, v_i) is arbitrary. ``rows`` (in, k), only of a LoRA that changes
+    anything: an orthonormal basis of the space that the rows of A span.
     """
 
     u: torch.Tensor
@@ -75,16 +75,26 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
 
     Raises ValueError: not two-dimensional, NaN or Inf, ``rank`` below 1.
     """
-    _check_rank(rank)
-    if matrix.ndim != 2:
-        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
+    if rank < 1:
+        raise ValueError(f"the rank must be at least 1, not {rank}")
     scaled, scale, norm = _in_safe_range(matrix, norm)
     shape = (matrix.shape[0], matrix.shape[1])
     if norm == 0:
         return _zeros(shape, rank, matrix.device)
+    # Both methods take the tall matrix: the basis lies on the shorter side, where it costs least to keep orthogonal,
+    # and LAPACK needs a quarter of the time.
+    is_wide = shape[0] < shape[1]
+    tall = scaled.t() if is_wide else scaled
     kept = min(rank, *shape)
-    found = _block_krylov(scaled, kept, seed) or _exact(scaled, kept)
-    return _factors(found, shape, rank, _rank_tolerance(shape), scale, norm)
+    block = _COLUMNS * math.ceil((kept + _OVERSAMPLING) / _COLUMNS)
+    found = _block_krylov(tall, kept, block, seed) if tall.shape[1] > _EXACT_UP_TO * block else None
+    if found is None:
+        precise = tall.double() if tall.shape[1] <= _PRECISE_BELOW else tall
+        u, s, vt = torch.linalg.svd(precise, full_matrices=False)
+        found = Factors(u[:, :kept], s[:kept], vt[:kept].t())
+    if is_wide:
+        found = replace(found, u=found.v, v=found.u)
+    return _padded(found, rank, _rank_tolerance(shape), scale, norm)
 
 
 @torch.no_grad()
@@ -96,7 +106,8 @@ def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Facto
 
     Raises ValueError: shapes that do not multiply, NaN or Inf, ``rank`` below 1.
     """
-    _check_rank(rank)
+    if rank < 1:
+        raise ValueError(f"the rank must be at least 1, not {rank}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} do not multiply as b @ a")
     left, right = b.detach().double(), a.detach().double().t()
@@ -111,9 +122,8 @@ def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Facto
         return _zeros(shape, rank, b.device)
     u, s, vt = torch.linalg.svd(core, full_matrices=False)
     kept = min(rank, len(s))
-    found = _Triplets(q_left @ u[:, :kept], s[:kept], q_right @ vt[:kept].t())
-    factors = _factors(found, shape, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
-    return replace(factors, rows=q_right)
+    found = Factors(q_left @ u[:, :kept], s[:kept], q_right @ vt[:kept].t(), rows=q_right)
+    return _padded(found, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
 
 
 @torch.no_grad()
@@ -126,8 +136,6 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
 
     Raises ValueError: not two-dimensional, NaN or Inf.
     """
-    if matrix.ndim != 2:
-        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
     scaled, scale, norm = _in_safe_range(matrix, None)
     if norm == 0:
         return torch.zeros(min(matrix.shape), device=matrix.device)
@@ -136,31 +144,11 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
     return (squares.clamp_min(0).sqrt().double() * scale).float()
 
 
-@dataclass(frozen=True)
-class _Triplets:
-    u: torch.Tensor
-    s: torch.Tensor
-    v: torch.Tensor
-    blocks: int = 0
+def _block_krylov(tall: torch.Tensor, rank: int, block: int, seed: int) -> Factors | None:
+    """Leading triplets from a Krylov space of AᵀA; None if the iteration does not converge.
 
-
-def _block_krylov(matrix: torch.Tensor, rank: int, seed: int) -> _Triplets | None:
-    """Leading triplets from a Krylov space of AᵀA, or None if the matrix is small or it does not converge."""
-    block = _COLUMNS * math.ceil((rank + _OVERSAMPLING) / _COLUMNS)
-    if min(matrix.shape) <= _EXACT_UP_TO * block:
-        return None
-    if matrix.shape[0] < matrix.shape[1]:
-        # The basis lies on the shorter side, where it costs least to keep orthogonal.
-        found = _iterate(matrix.t(), rank, block, seed)
-        return found and _Triplets(found.v, found.s, found.u, found.blocks)
-    return _iterate(matrix, rank, block, seed)
-
-
-def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets | None:
-    """Add blocks of basis vectors until the residuals are small enough.
-
-    Vectors of the shorter side lie in rows, those of the longer side as the products leave them, so that nothing is
-    transposed in memory.
+    Blocks of basis vectors are added until the residuals are small enough. Vectors of the shorter side lie in rows,
+    those of the longer side as the products leave them, so that nothing is transposed in memory.
     """
     generator = torch.Generator().manual_seed(seed % 2**63)
     start = torch.randn(block, tall.shape[1], generator=generator).to(tall.device)
@@ -180,7 +168,7 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
             if _converged(values, residual.tolist(), rank, _rank_tolerance(tall.shape)):
                 # Computed from Aᵀu, which is already known: half a step better than the Ritz values.
                 v, s, turn = torch.linalg.svd(pulled.t(), full_matrices=False)
-                return _Triplets(u @ turn[:rank].t(), s[:rank], v[:, :rank], blocks)
+                return Factors(u @ turn[:rank].t(), s[:rank], v[:, :rank], blocks=blocks)
         newest = _extension(remainder, basis)
         basis = torch.cat((basis, newest))
     return None
@@ -189,7 +177,8 @@ def _iterate(tall: torch.Tensor, rank: int, block: int, seed: int) -> _Triplets 
 def _ritz(images: list[torch.Tensor], rank: int) -> tuple[torch.Tensor, list[float]]:
     """One block of left Ritz vectors and their σ."""
     block = images[-1].shape[1]
-    joined = _concatenated(images)
+    # One matrix, in the memory order of the blocks.
+    joined = torch.cat(images, 1) if images[0].stride(1) == 1 else torch.cat([image.t() for image in images]).t()
     # Double precision costs nothing here, keeps u orthonormal and converges even if most entries are zero.
     ascending, turn = torch.linalg.eigh((joined.t() @ joined).double())
     squares = ascending.tolist()[-block:]
@@ -228,13 +217,6 @@ def _pulled_back(tall: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return _product(tall.t(), columns).t().contiguous()
 
 
-def _concatenated(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """The blocks as one matrix, in their memory order."""
-    if blocks[0].stride(1) == 1:
-        return torch.cat(blocks, 1)
-    return torch.cat([block.t() for block in blocks]).t()
-
-
 def _outside(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     """The part of ``rows`` that is orthogonal to ``basis``."""
     return torch.addmm(rows, rows @ basis.t(), basis, alpha=-1)
@@ -256,25 +238,13 @@ def _extension(rows: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _exact(matrix: torch.Tensor, rank: int) -> _Triplets:
-    """LAPACK's decomposition of the tall matrix (the wide one takes four times as long)."""
-    wide = matrix.shape[0] < matrix.shape[1]
-    tall = matrix.t() if wide else matrix
-    precise = tall.double() if tall.shape[1] <= _PRECISE_BELOW else tall
-    u, s, vt = torch.linalg.svd(precise, full_matrices=False)
-    u, s, v = u[:, :rank], s[:rank], vt[:rank].t()
-    return _Triplets(v, s, u) if wide else _Triplets(u, s, v)
-
-
 def _rank_tolerance(shape: tuple[int, ...]) -> float:
     """The ratio σ_i / σ_1 up to which σ_i of a float32 matrix of this shape is numerically zero."""
     return torch.finfo(torch.float32).eps * max(shape)
 
 
-def _factors(
-    found: _Triplets, shape: tuple[int, int], rank: int, tolerance: float, scale: float, norm: float
-) -> Factors:
-    """Exact zeros past the numerical rank, and σ multiplied by the scale again."""
+def _padded(found: Factors, rank: int, tolerance: float, scale: float, norm: float) -> Factors:
+    """``rank`` triplets with exact zeros past the numerical rank, and σ multiplied by the scale again."""
     values = found.s.tolist()
     s = torch.tensor([value * scale for value in values if value > tolerance * values[0]], dtype=torch.float64)
 
@@ -282,7 +252,7 @@ def _factors(
         columns = columns[..., : len(s)].float()
         return torch.nn.functional.pad(columns, (0, rank - len(s))).contiguous()
 
-    return Factors(padded(found.u), padded(s).to(found.s.device), padded(found.v), norm, found.blocks)
+    return replace(found, u=padded(found.u), s=padded(s).to(found.s.device), v=padded(found.v), norm=norm)
 
 
 def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:
@@ -294,16 +264,13 @@ def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:
     )
 
 
-def _check_rank(rank: int) -> None:
-    if rank < 1:
-        raise ValueError(f"the rank must be at least 1, not {rank}")
-
-
 def _in_safe_range(matrix: torch.Tensor, norm: float | None) -> tuple[torch.Tensor, float, float]:
     """The matrix in dense float32, divided by a power of two if its norm is extreme; that power; its norm.
 
-    Raises ValueError on NaN and Inf.
+    Raises ValueError: not two-dimensional, NaN or Inf.
     """
+    if matrix.ndim != 2:
+        raise ValueError(f"a matrix has two dimensions, not the shape {tuple(matrix.shape)}")
     matrix = matrix.detach().to(torch.float32)
     if norm is None:
         norm = float(torch.linalg.vector_norm(matrix))

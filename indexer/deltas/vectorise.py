@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -54,7 +55,7 @@ def vectorise(
     traffic: Traffic | None = None,
     parent_record: Callable[[Parent], Record | None] | None = None,
 ) -> Record:
-    """Do one unit of work.
+    """Compute the record of one unit.
 
     ``conversion`` returns a revision with a safetensors conversion; it is called only if the model has nothing but
     pickles. ``ahead_bytes`` may be fetched ahead of the SVD; this changes the time, not the record. ``traffic``
@@ -74,12 +75,14 @@ def vectorise(
         conversion=conversion,
     )
     try:
-        layout = None if checkpoint.kind == "adapter" else layout_against(checkpoint, base)
         reader = _DeltaReader(unit, checkpoint, base)
         adapter_base: AdapterBase | None = None
-        if layout is not None:
+        if checkpoint.kind != "adapter":
+            layout = layout_against(checkpoint, base)
+            needed = layout.tensors
             reader.read_full(layout, ahead_bytes)
         else:
+            needed = tuple(factor_names(checkpoint))
             planned, unit = unit, _by_its_file(unit, checkpoint)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
@@ -93,6 +96,9 @@ def vectorise(
                 else:
                     reader.read_adapter(None, ahead_bytes)
         deltas = reader.deltas()
+        bytes_of_dtype: Counter[str] = Counter()
+        for info in checkpoint.tensors.values():
+            bytes_of_dtype[str(info.dtype).removeprefix("torch.")] += info.nbytes
         record = Record(
             identity=identity,
             deltas=deltas,
@@ -104,12 +110,12 @@ def vectorise(
             files=checkpoint.files,
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
-            dtype=_dtype_of(checkpoint),
+            dtype=max(bytes_of_dtype, key=lambda name: (bytes_of_dtype[name], name), default=""),
             device=unit.device,
             threads=torch.get_num_threads(),
             adapter_base=adapter_base,
             bytes_read=checkpoint.bytes_read + (stack.bytes_read if stack else 0),
-            block_bytes=_block_bytes(checkpoint, layout),
+            block_bytes=sum(checkpoint.tensors[name].nbytes for name in needed),
             seconds=time.perf_counter() - started,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -118,7 +124,14 @@ def vectorise(
             traffic.read, traffic.total = checkpoint.bytes_read, sum(facts.size for facts in checkpoint.files)
             traffic.read += stack.bytes_read if stack else 0
         checkpoint.close()
-    return _with_vectors(record, unit)
+
+    # Compute the requested vectors, then drop the factors unless they are to be kept.
+    wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
+    vectors = {representation.tag: representation.of(record) for representation in wanted}
+    space = row_space_of(record)
+    if not unit.keep_factors:
+        deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
+    return replace(record, vectors=vectors, deltas=deltas, row_space=space)
 
 
 def _without_parent(
@@ -140,11 +153,10 @@ def _without_parent(
 
 
 class _DeltaReader:
-    """Decomposes the deltas of one checkpoint, and collects what else is kept of its weights.
+    """Decomposes the deltas of one checkpoint, and collects what else its record contains.
 
-    ``sample``: entries of a full checkpoint's matrices (``indexer.records.weight_sample``), of which ``moved`` differ
-    from the base's. ``row_spaces``: for each matrix an orthonormal basis (in, k) of the space that the rows of A
-    span.
+    ``sample``: entries of a full checkpoint's matrices (``indexer.records.weight_sample``); ``moved``: how many of them
+    differ from the base's. ``row_spaces``: for each matrix an orthonormal basis (in, k) of the row space of A.
     """
 
     def __init__(self, unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> None:
@@ -197,21 +209,23 @@ class _DeltaReader:
 
     def _add_dense(self, delta: DenseDelta) -> None:
         unit = self._unit
-        matrix = delta.matrix if unit.device == "cpu" else delta.matrix.to(unit.device)
-        factors = truncated_svd(matrix, unit.spec.rank, _seed(unit, delta.key), delta.norm)
-        shape = (matrix.shape[0], matrix.shape[1])
-        found = _delta_record(delta.key, shape, factors, delta.norm, delta.inner, self._base, delta.transposed)
-        self._add(found, delta)
+        matrix = delta.matrix.to(unit.device)
+        # A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form,
+        # whatever the order of reading, the number of workers or the commit.
+        named = f"{unit.base}@{unit.base_commit}|{delta.key}"
+        seed = int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
+        factors = replace(truncated_svd(matrix, unit.spec.rank, seed, delta.norm), norm=delta.norm)
+        self._add(delta, factors, (matrix.shape[0], matrix.shape[1]), delta.inner)
 
     def _add_lora(self, delta: LoraDelta) -> None:
         a, b = (factor.to(self._unit.device) for factor in (delta.a, delta.b))
         factors = lora_svd(a, b, delta.scale, self._unit.spec.rank)
         if factors.rows is not None:
             self.row_spaces[delta.key] = factors.rows.cpu().numpy()
-        shape = (b.shape[0], a.shape[1])
-        self._add(_delta_record(delta.key, shape, factors, factors.norm, 0.0, self._base, delta.transposed), delta)
+        self._add(delta, factors, (b.shape[0], a.shape[1]), 0.0)
 
-    def _add(self, found: DeltaRecord, delta: DenseDelta | LoraDelta) -> None:
+    def _add(self, delta: DenseDelta | LoraDelta, factors: Factors, shape: tuple[int, int], inner: float) -> None:
+        found = _delta_record(delta.key, shape, factors, inner, self._base, delta.transposed)
         if self.spectra is not None:
             changes, weights = self.spectra.of(delta)
             found = replace(found, spectrum=changes, weights=weights)
@@ -220,7 +234,7 @@ class _DeltaReader:
     def _untouched(self, matrix: Matrix) -> DeltaRecord:
         (rows, columns), rank = matrix.shape, self._unit.spec.rank
         zeros = Factors(torch.zeros(rows, rank), torch.zeros(rank), torch.zeros(columns, rank))
-        found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, 0.0, self._base, matrix.transposed)
+        found = _delta_record(matrix.key, matrix.shape, zeros, 0.0, self._base, matrix.transposed)
         return replace(found, weights=self.spectra.of_untouched(matrix.key)) if self.spectra else found
 
 
@@ -228,11 +242,12 @@ def _delta_record(
     key: DeltaKey,
     shape: tuple[int, int],
     factors: Factors,
-    norm: float,
     inner: float,
     base: BaseMatrices,
     transposed: bool,
 ) -> DeltaRecord:
+    """The record of one delta. Raises Skipped if its norm does not fit into float32."""
+    norm = factors.norm
     relative = norm / base.norms[key] if base.norms[key] else 0.0
     if not (norm <= LARGEST_NORM and relative <= LARGEST_NORM):  # also refuses NaN
         raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
@@ -247,17 +262,6 @@ def _delta_record(
         v=factors.v.cpu().numpy().astype(np.float16),
         transposed=transposed,
     )
-
-
-def _with_vectors(record: Record, unit: Unit) -> Record:
-    """Compute the requested vectors, then drop the factors unless they are to be kept."""
-    wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
-    vectors = {representation.tag: representation.of(record) for representation in wanted}
-    space = row_space_of(record)
-    deltas = record.deltas
-    if not unit.keep_factors:
-        deltas = tuple(replace(delta, u=None, v=None) for delta in deltas)
-    return replace(record, vectors=vectors, deltas=deltas, row_space=space)
 
 
 def _by_its_file(unit: Unit, checkpoint: Checkpoint) -> Unit:
@@ -303,27 +307,3 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
         return AdapterBase(shown, "base", why=why)
     unknown = "this could not be resolved, so it is treated as the base"
     return AdapterBase(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)
-
-
-def _seed(unit: Unit, key: DeltaKey) -> int:
-    """A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form.
-
-    It does not depend on the order of reading, the number of workers, or the commit.
-    """
-    named = f"{unit.base}@{unit.base_commit}|{key}"
-    return int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
-
-
-def _dtype_of(checkpoint: Checkpoint) -> str:
-    """The dtype of most bytes of the file."""
-    sizes: dict[str, int] = {}
-    for info in checkpoint.tensors.values():
-        name = str(info.dtype).removeprefix("torch.")
-        sizes[name] = sizes.get(name, 0) + info.nbytes
-    return max(sizes, key=lambda name: (sizes[name], name), default="")
-
-
-def _block_bytes(checkpoint: Checkpoint, layout: Layout | None) -> int:
-    """Bytes that had to be read: the block matrices as stored, or an adapter's factors."""
-    names = factor_names(checkpoint) if layout is None else layout.tensors
-    return sum(checkpoint.tensors[name].nbytes for name in names)
