@@ -1,9 +1,9 @@
 """Parts of a model's block matrices for questions of lineage: the leading rows of a few of them, read by range.
 
-A small part of a few matrices shows which model was made from which: eight parts of 256 KiB, of different families
-and depths, are 2 MB of a roberta-base whose block matrices take 340 MB. Some rows of the token embeddings are read as
-well: training does not change the rows of words that it never met, so they show through whose training a model went.
-Nothing is stored.
+Small parts of a few matrices show which model was made from which: eight parts of 256 KiB, of different families and
+depths, are 2 MB of a roberta-base whose block matrices take 340 MB. Some rows of the token embeddings are read as well:
+training does not change the rows of words that do not occur in its data, so they show which trainings a model has in
+common with another. Nothing is stored.
 """
 
 from __future__ import annotations

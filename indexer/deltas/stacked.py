@@ -60,23 +60,20 @@ class StackedAdapter:
         factors = [by_key(lora_deltas(self.checkpoint, self.base))]
         below: Parent | None = self.parent
         while below is not None and below.relation == "adapter":
-            factors.append(self._factors_of(below))
+            opened = _opened(below)
+            try:
+                factors.append(by_key(lora_deltas(opened, self.base)))
+            except Skipped as reason:
+                raise _parent_error(reason, below) from reason
+            finally:
+                self.bytes_read += opened.bytes_read
+                opened.close()
             below = below.parent
         if below is None:
             for key in dict.fromkeys(key for part in factors for key in part):
                 yield _joined([part[key] for part in factors if key in part])
         else:
             yield from self._on(below, factors, ahead_bytes, with_weights)
-
-    def _factors_of(self, parent: Parent) -> dict[DeltaKey, LoraDelta]:
-        checkpoint = _opened(parent)
-        try:
-            return by_key(lora_deltas(checkpoint, self.base))
-        except Skipped as reason:
-            raise _parent_error(reason, parent) from reason
-        finally:
-            self.bytes_read += checkpoint.bytes_read
-            checkpoint.close()
 
     def _on(
         self, parent: Parent, factors: list[dict[DeltaKey, LoraDelta]], ahead_bytes: int, with_weights: bool

@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +115,7 @@ class StoredBase:
 
     @cached_property
     def layout(self) -> Layout:
-        """The places of the block matrices in the base's own checkpoint. Raises AtlasError if the file holds others."""
+        """The block matrices in the base's own checkpoint. Raises AtlasError if the file contains other matrices."""
         shapes = {name: tuple(shape) for name, shape in self.description["shapes"].items()}
         try:
             found = load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
@@ -152,9 +152,15 @@ def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBas
 
     Only the headers are read; call ``check`` before reading matrices.
     """
-    found = [path for path in folder.bases.glob("[!.]*.safetensors") if path.is_file() and not path.is_symlink()]
-    paths = sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))
-    return [one for one in map(StoredBase, paths) if _is_readable(one) and (base is None or one.base == base)]
+    paths = [path for path in folder.bases.glob("[!.]*.safetensors") if path.is_file() and not path.is_symlink()]
+    found = []
+    for path in sorted(paths, key=lambda path: (-path.stat().st_mtime_ns, path.name)):
+        stored = StoredBase(path)
+        with suppress(AtlasError):
+            if base is None or stored.base == base:
+                stored.description  # noqa: B018 - raises if it cannot be read
+                found.append(stored)
+    return found
 
 
 def base_in(path: Path) -> str:
@@ -178,13 +184,6 @@ def _check_description(found: Any) -> None:
             raise ValueError("invalid norm")
     if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):
         raise ValueError("invalid hash")
-
-
-def _is_readable(base: StoredBase) -> bool:
-    try:
-        return bool(base.description)
-    except AtlasError:
-        return False
 
 
 def with_checksum(header: bytes, data: Path) -> bytes:

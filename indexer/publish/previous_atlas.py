@@ -6,7 +6,7 @@ The database may be missing, damaged or of another schema; whatever can be read 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -102,54 +102,35 @@ def known_models(
 
     ``identities``: those of records and failures, each with a time in ISO 8601.
     """
-    found = {one.id: one for one in _listed(folder, base, listed)}
-    for identity, when in identities:
-        if identity.base == base and identity.model not in listed and identity.model not in found:
-            found[identity.model] = _of_identity(identity, when)
-    return list(found.values())
-
-
-def _of_identity(identity: Identity, when: str) -> ListedModel:
-    try:
-        seen = _utc(datetime.fromisoformat(when))
-    except ValueError:
-        seen = datetime.now(UTC)
-    row = {"id": identity.model, "sha": identity.commit}
-    return ListedModel(identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen)
-
-
-def _listed(folder: AtlasFolder, base: str, listed: Collection[str]) -> Iterator[ListedModel]:
-    """Rows of fine_tunes in the form of a listing of the Hub."""
+    found: dict[str, ListedModel] = {}
+    now = datetime.now(UTC)
     rows = _rows_of(folder, "fine_tunes", "FROM fine_tunes ORDER BY model_id")
     wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
-    if not wanted:
-        return
-    tags, datasets = _grouped(folder, "tags", "tag"), _grouped(folder, "model_datasets", "raw")
+    values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
+    for table, column in (("tags", "tag"), ("model_datasets", "raw")) if wanted else ():
+        for row in _rows_of(folder, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
+            values[column].setdefault(row["model_id"], []).append(row[column])
     for row in wanted:
-        number, now = row["model_id"], datetime.now(UTC)
+        card = {
+            "license": row["licence"],
+            "language": row["languages"],
+            "datasets": values["raw"].get(row["model_id"]),
+        }
         row_of_hub = {
             "id": row["model"],
             "sha": row["commit"],
-            "createdAt": _spelt(row["created"]),
-            "lastModified": _spelt(row["modified"]),
+            "createdAt": _as_on_hub(row["created"]),
+            "lastModified": _as_on_hub(row["modified"]),
             "downloads": row["downloads"],
             "likes": row["likes"],
             "gated": row["gated"],
             "private": row.get("private"),  # a column since schema 6
             "pipeline_tag": row["pipeline_tag"],
             "library_name": row["library"],
-            "tags": tags.get(number, []),
-            "cardData": {
-                name: value
-                for name, value in (
-                    ("license", row["licence"]),
-                    ("language", row["languages"]),
-                    ("datasets", datasets.get(number)),
-                )
-                if value
-            },
+            "tags": values["tag"].get(row["model_id"], []),
+            "cardData": {name: value for name, value in card.items() if value},
         }
-        yield ListedModel(
+        found[row["model"]] = ListedModel(
             row["model"],
             {name: value for name, value in row_of_hub.items() if value not in (None, [], {})},
             row["relation"],
@@ -159,18 +140,23 @@ def _listed(folder: AtlasFolder, base: str, listed: Collection[str]) -> Iterator
             _utc(row["last_seen"] or now),
             bool(row.get("deleted_at_hub", row.get("gone"))),
         )
+    for identity, when in identities:
+        if identity.base != base or identity.model in listed or identity.model in found:
+            continue
+        try:
+            seen = _utc(datetime.fromisoformat(when))
+        except ValueError:
+            seen = now
+        row = {"id": identity.model, "sha": identity.commit}
+        found[identity.model] = ListedModel(
+            identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen
+        )
+    return list(found.values())
 
 
 def _rows_of(folder: AtlasFolder, table: str, statement: str) -> list[dict[str, Any]]:
     """Rows of one table; empty if it cannot be read."""
     return (earlier_rows(folder.database, [table], [statement]) or [[]])[0]
-
-
-def _grouped(folder: AtlasFolder, table: str, column: str) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for row in _rows_of(folder, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
-        found.setdefault(row["model_id"], []).append(row[column])
-    return found
 
 
 def _choices(representations: Sequence[dict[str, Any]]) -> dict[str, IndexChoice]:
@@ -192,7 +178,8 @@ def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def _spelt(moment: datetime | None) -> str | None:
+def _as_on_hub(moment: datetime | None) -> str | None:
+    """A time as the Hub writes it."""
     return None if moment is None else _utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -240,7 +227,11 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
     found = published_rank(folder, base.base)
     if found is not None:
         return found.rank
-    ranks = _ranks_of_records(folder, base)
+    ranks = Counter(
+        identity.spec.rank
+        for identity in RecordStore(folder).identities()
+        if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd in SVD_METHODS
+    )
     if len(ranks) > 1:
         found_ranks = " and ".join(f"rank {rank} ({count})" for rank, count in sorted(ranks.items()))
         raise AtlasError(
@@ -248,12 +239,3 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
             f"Say which: index publish --rank {ranks.most_common(1)[0][0]}",
         )
     return next(iter(ranks), USUAL_RANK)
-
-
-def _ranks_of_records(folder: AtlasFolder, base: StoredBase) -> Counter[int]:
-    """Number of records of each rank that a publish of ``base`` could use."""
-    return Counter(
-        identity.spec.rank
-        for identity in RecordStore(folder).identities()
-        if (identity.base, identity.base_commit) == (base.base, base.commit) and identity.spec.svd in SVD_METHODS
-    )

@@ -2,7 +2,7 @@
 
 Nothing in the database may be the only copy, so each base has a JSON lines file per kind of answer. A line names its
 models and the records that the answer was computed from. The table is made from the lines whose records are still
-current: a model that has been read again has no stored answer until it is asked about again.
+current: a model that was read again has no stored answer until it is computed again.
 """
 
 from __future__ import annotations

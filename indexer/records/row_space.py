@@ -1,9 +1,9 @@
-"""Row spaces of LoRA's factor A, by which adapters that started from the same random A are recognised.
+"""Row spaces of LoRA's factor A, which show whether adapters started from the same random A.
 
-PEFT starts A at random numbers and B at zero. Training moves A little, so that the space that its rows span stays near
-the one that the seed drew, whatever the data are. Of every matrix the projector onto that space, QQᵀ with orthonormal
-Q (in, r), is sketched (TensorSketch), without its share of the identity, r/in: so the inner product of two is 0 in
-expectation where one space was drawn without the other, and r·(1 − r/in) where they are the same.
+PEFT initialises A at random and B at zero. Training moves A little, so that the space of its rows stays near the one
+that the seed drew, whatever the data are. For every matrix the projector onto that space, QQᵀ with orthonormal
+Q (in, r), is sketched (TensorSketch) without its share of the identity, r/in. So the inner product of two sketches is 0
+in expectation if the spaces were drawn independently, and r·(1 − r/in) if they are the same.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Sketches = NDArray[np.float32]
 BUDGET = 2_048
 _SHORTEST = 4
 
-# Two adapters of one initialisation agree by .5 to 1 (ranks 4 to 16, the lowest at rates that move A the furthest),
-# others by .06 at most; and it must be so many times what the hashes alone make of two with nothing in common.
+# Two adapters of one initialisation agree by .5 to 1 (ranks 4 to 16; least at learning rates that move A far), others
+# by .06 at most. The agreement must also be _CERTAIN times the standard deviation that hashing gives independent ones.
 ALIKE = 0.3
 _CERTAIN = 5.0
 
 # A change of low rank: its kept singular values hold this share of its energy (see the view merged_loras).
 LOW_RANK = 0.999
 
-_CELLS = 1 << 22  # agreements worked out at a time
+_CELLS = 1 << 22  # agreements computed at a time
 
 
 def row_space(bases: Mapping[DeltaKey, NDArray[np.floating]], keys: Sequence[DeltaKey]) -> NDArray[np.float16]:
@@ -57,8 +57,8 @@ def row_space(bases: Mapping[DeltaKey, NDArray[np.floating]], keys: Sequence[Del
 def row_space_of(record: Record) -> NDArray[np.float16] | None:
     """The sketch of a record, (K, 1 + m); None where its change is not that of LoRA factors, as far as it tells.
 
-    The stored one, else from the right singular vectors where these hold every change: of a LoRA merged into full
-    weights, and of records of earlier versions. Raises ValueError where what is stored is no such sketch.
+    The stored one, else one computed from the right singular vectors if these contain the whole change, as in LoRAs
+    merged into full weights and in records of earlier versions. Raises ValueError if the stored sketch is malformed.
     """
     keys = [delta.key for delta in record.deltas]
     stored = record.row_space
@@ -67,17 +67,17 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
             raise ValueError("its sketch of row spaces is malformed")
         return stored
     changed = [delta for delta in record.deltas if delta.norm > 0]
-    stands_on_another = record.is_adapter and record.vector_group != "adapter"
-    if not changed or stands_on_another or any(delta.v is None or delta.energy < LOW_RANK for delta in changed):
+    is_on_fine_tune = record.is_adapter and record.vector_group != "adapter"
+    if not changed or is_on_fine_tune or any(delta.v is None or delta.energy < LOW_RANK for delta in changed):
         return None
     return row_space({delta.key: _directions(delta) for delta in changed}, keys)
 
 
 def _directions(delta: DeltaRecord) -> NDArray[np.float64]:
-    """The right singular vectors of a change of low rank, without those that only its rounding made."""
+    """The right singular vectors of a change of low rank, without those that are only rounding."""
     assert delta.v is not None
     rest = max(delta.norm**2 - float(np.square(delta.s, dtype=np.float64).sum()), 0.0)
-    # Of a matrix of rounding errors the largest singular value is about twice the root mean square.
+    # The largest singular value of a matrix of rounding errors is about twice their root mean square.
     noise = 4 * np.sqrt(rest / max(min(delta.shape) - len(delta.s), 1))
     kept = delta.s > max(noise, 1e-3 * float(delta.s[0]))
     kept[0] = True
@@ -85,12 +85,12 @@ def _directions(delta: DeltaRecord) -> NDArray[np.float64]:
 
 
 def as_text(sketch: NDArray[np.float16]) -> str:
-    """A sketch as the database keeps it."""
+    """A sketch in the form in which the database stores it."""
     return base64.b64encode(np.ascontiguousarray(sketch, dtype="<f2").tobytes()).decode()
 
 
 def from_texts(texts: Sequence[str], matrices: int) -> Sketches:
-    """(n, K, 1 + m) of ``as_text``; zeros, which agree with nothing, for what is none of ours."""
+    """(n, K, 1 + m) sketches from ``as_text``; zeros, which agree with nothing, for invalid texts."""
     length = 1 + max(_SHORTEST, BUDGET // matrices)
     found = np.zeros((len(texts), matrices, length), dtype=np.float32)
     for place, text in enumerate(texts):
@@ -104,10 +104,10 @@ def from_texts(texts: Sequence[str], matrices: int) -> Sketches:
 
 
 def agreement(mine: Sketches, others: Sketches) -> NDArray[np.float32]:
-    """(a, n): how far the row spaces of (a, K, 1 + m) and (n, K, 1 + m) are the same, over the matrices of both.
+    """(a, n): the agreement of the row spaces of (a, K, 1 + m) and (n, K, 1 + m) sketches, over shared matrices.
 
-    1: the smaller space of each pair lies in the larger one; 0: as spaces drawn apart. 0 too where the two share
-    fewer than FEWEST_SHARED matrices (or than all there are), and where so much may be the work of the hashes.
+    1: the smaller space of each pair lies in the larger one; 0: like spaces drawn independently. Also 0 if two models
+    share fewer than FEWEST_SHARED matrices (or all, if there are fewer), or if the hashes may explain the agreement.
     """
     step = max(1, _CELLS // max(1, len(others)))
     return np.concatenate(

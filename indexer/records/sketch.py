@@ -1,7 +1,7 @@
-"""Sketched outer products: what the deltas react to, or give, as numbers that do not depend on sign or basis.
+"""Sketched outer products: the input or output directions of deltas, independent of sign and basis.
 
 Outer products are compressed by TensorSketch (Pham & Pagh, 2013, "Fast and scalable polynomial kernels via explicit
-feature maps"): the sketch of a ⊗ b is the circular convolution of two CountSketches, and keeps inner products in
+feature maps"): the sketch of a ⊗ b is the circular convolution of two CountSketches, and preserves inner products in
 expectation.
 """
 
@@ -20,31 +20,31 @@ Vector = NDArray[np.float32]
 # Numbers of a block in representations of version 1.
 FIXED_LENGTH = 57
 
-# Numbers of a whole vector where nobody says: 342 for each of 24 matrices, 57 for each of 144.
+# The default length of a whole vector: 342 numbers for each of 24 matrices, 57 for each of 144.
 USUAL_BUDGET = 8_208
 
-# Which draw of the hashes vectors of a chosen length have: of five the one that did best on RoBERTa. On four bases
-# purity moves by ±.01 with the draw, that of eight adapters by ±.08 (docs/vectors.md).
+# The draw of the hashes for vectors of a chosen length: the best of five on RoBERTa. On four bases purity varies by
+# ±.01 with the draw, that of eight adapters by ±.08 (docs/vectors.md).
 DRAW = "0|"
 
-# A block is never shorter, however many matrices share the budget.
+# The shortest block, however many matrices share the budget.
 SHORTEST = 8
 
 
 def block_length(record: Record, budget: int) -> int:
-    """Numbers for each delta, so that all together are about ``budget``.
+    """The length of the block of each delta, so that all together have about ``budget`` numbers.
 
-    A block is made of r vectors of n numbers (n: columns of δW), so it is never longer than r · n of the narrowest:
-    vectors of small bases are shorter.
+    A block is computed from r vectors of n numbers (n: columns of δW), so it is never longer than r · n of the
+    narrowest delta: vectors of small bases are shorter.
     """
     made_of = min(delta.shape[1] * len(delta.s) for delta in record.deltas)
     return max(1, min(max(SHORTEST, budget // len(record.deltas)), made_of))
 
 
 def sketched(record: Record, side: str, length: int, draw: str = "") -> Vector:
-    """Per delta Σ σ_i a_i ⊗ b_i, sketched to ``length`` numbers, unit norm; zeros for a zero delta.
+    """For each delta Σ σ_i a_i ⊗ b_i, sketched to ``length`` numbers of unit norm; zeros for a zero delta.
 
-    ``draw``: which hashes; those of the representations of version 1 where it is empty.
+    ``draw`` selects the hashes; if it is empty, those of the representations of version 1.
     """
     return np.concatenate([_block(delta, side, length, draw) for delta in record.deltas]).astype(np.float32)
 
@@ -62,9 +62,9 @@ def _block(delta: DeltaRecord, side: str, length: int, draw: str) -> NDArray[np.
 def tensor_sketch(
     left: NDArray[np.float64], right: NDArray[np.float64], weights: NDArray[np.float64], name: str, length: int
 ) -> NDArray[np.float64]:
-    """(length,) the sketch of Σ w_i a_i ⊗ b_i, of columns a_i of (n, r) ``left`` and b_i of (k, r) ``right``.
+    """(length,) the sketch of Σ w_i a_i ⊗ b_i, for columns a_i of (n, r) ``left`` and b_i of (k, r) ``right``.
 
-    ``name`` decides the hashes. Where a and b are the same vector the two hashes must still be independent.
+    ``name`` determines the hashes. The two hashes are independent even if a and b are the same vector.
     """
     first = _count_sketch(left, f"{name}|first", length)
     second = _count_sketch(right, f"{name}|second", length)
@@ -88,11 +88,11 @@ def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_L
     return np.stack([np.bincount(buckets, weights=column, minlength=length) for column in signed.T], axis=1)
 
 
-# Two for each matrix, one or two bytes each coordinate: 28 KB a layer of roberta-base. Models deeper than 40 layers of
-# six matrices have them made again, in microseconds.
+# Two for each matrix, with one or two bytes per coordinate: 28 KB for a layer of roberta-base. For models deeper than 40
+# layers of six matrices they are recomputed, in microseconds.
 @lru_cache(maxsize=512)
 def _hashes(seed: str, count: int, length: int = FIXED_LENGTH) -> NDArray[np.unsignedinteger]:
-    """2 · bucket + (1 where the sign is +) of each coordinate, from SHAKE-256: the same in every library's version."""
+    """2 · bucket + (1 if the sign is +) of each coordinate, from SHAKE-256: independent of library versions."""
     stream = hashlib.shake_256(f"tensor-sketch|{seed}".encode()).digest(4 * count)
     words = np.frombuffer(stream, dtype="<u4")
     packed = (words >> 1) % length << 1 | words & 1

@@ -1,7 +1,7 @@
-"""Some weights of every block matrix, kept in the record: by them an upload is known again after rounding.
+"""Some weights of every block matrix, stored in the record to recognise an upload after rounding.
 
-A delta is a small part of a weight, and casting a checkpoint to bfloat16 changes the one by a tenth while it moves the
-other by less than half a unit in the last place. Two checkpoints of one origin agree to within their roundings in every
+A delta is small compared with the weight: casting a checkpoint to bfloat16 changes the delta by a tenth, but the weight
+by less than half a unit in the last place. Two checkpoints of one origin agree to within their roundings in every
 sampled weight; those of another run, another learning rate or one more step do not.
 """
 
@@ -18,17 +18,17 @@ from indexer.names import DeltaKey
 
 Positions = NDArray[np.int64]
 
-# Weights of each matrix, and of the smallest bases together: 18 kB a record of roberta-base.
+# Weights of each matrix, and of all matrices of a small base together: 18 kB in a record of roberta-base.
 EACH = 64
 FEWEST = 4096
 
-# Half a unit in the last place of a value in [1, 2), by the dtype that holds it. A bfloat16 value may have been a
-# float16 one before; wider ones are compared as they are.
+# Half a unit in the last place of a value in [1, 2), by dtype. A bfloat16 value may have been a float16 value before;
+# wider values are not rounded.
 _HALF_UNITS: Mapping[str, float] = {"bfloat16": 2.0**-8 + 2.0**-11, "float16": 2.0**-11}
-# Below this float16 has other units, or zeros.
+# Below this, units of float16 are different, or values are zero.
 _SMALLEST = 2.0**-14
 
-# So many ties are not all even by chance.
+# With this many ties it is no accident if all are even.
 _FEWEST_TIES = 32
 
 # Unit roundoff of bfloat16. No rounding, of a weight and of the base's, moves a delta by more than this share of it.
@@ -36,7 +36,7 @@ ROUNDOFF = 2.0**-8
 
 
 def sampled_positions(key: DeltaKey, shape: tuple[int, int], matrices: int) -> tuple[Positions, Positions]:
-    """Rows and columns of the sampled weights of one of ``matrices`` matrices: the same for all models of a base."""
+    """Rows and columns of the sampled weights of one of ``matrices`` matrices; the same for all models of a base."""
     return _positions(str(key), shape, max(EACH, -(-FEWEST // matrices)))
 
 
@@ -48,10 +48,10 @@ def _positions(key: str, shape: tuple[int, int], count: int) -> tuple[Positions,
 
 
 def agree(one: NDArray[np.float32], dtype: str, other: NDArray[np.float32], other_dtype: str) -> bool:
-    """Whether two samples can be of one origin: ``dtype`` is the narrowest that holds all weights of a checkpoint.
+    """Whether two samples can have one origin. ``dtype``: the narrowest that holds all weights of a checkpoint.
 
-    Of equal dtypes all weights must be equal, or one checkpoint was rounded twice; of different ones no farther apart
-    than half a unit of each.
+    With equal dtypes all weights must be equal, unless one checkpoint was rounded twice; with different dtypes they
+    may differ by half a unit of each.
     """
     if one.shape != other.shape or not one.size:
         return False
@@ -66,10 +66,10 @@ def agree(one: NDArray[np.float32], dtype: str, other: NDArray[np.float32], othe
 
 
 def _is_rounded_twice(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
-    """Whether one of two bfloat16 samples went through float16, the other not.
+    """Whether one of two bfloat16 samples was float16 before, and the other was not.
 
-    In one weight of sixteen that rounds to the other neighbour: the float16 value lies half-way then, and the tie goes
-    to the even one. In those of another run as many go to the odd one.
+    Then one weight in sixteen is rounded to the other neighbour: the float16 value lies half-way, and the tie goes to
+    the even neighbour. In samples of another run as many go to the odd one.
     """
     first, second = (values.view(np.uint32).astype(np.int64) >> 16 for values in (one, other))
     apart = (first != second) & (np.maximum(np.abs(one), np.abs(other)) >= _SMALLEST)
