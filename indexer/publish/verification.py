@@ -99,6 +99,7 @@ class _Verifier:
         self.models: list[dict[str, Any]] = []
         self.bases: list[dict[str, Any]] = []
         self.vectors: list[Published] = []
+        self.centre_problems: list[list[str]] = []  # of each of these vectors
         self.copies: set[int] = set()
         self.profiles: set[str] = set()
         self.profiled: dict[str, set[int]] = {}  # models with a vector of depth profiles, by base
@@ -140,7 +141,7 @@ class _Verifier:
                     published = read_published(connection, row["base"], row["representation"])
                     if published is not None:
                         self.vectors.append(published)
-                        self._check_centre(published, connection)
+                        self.centre_problems.append(_problems_of_centre(published, connection))
                 self.profiles = {row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")}
                 self.copies = {row["model_id"] for row in connection.rows("SELECT model_id FROM records WHERE is_copy")}
                 self.models = connection.rows(
@@ -150,30 +151,9 @@ class _Verifier:
         except AtlasError:
             if problem is None:
                 raise
-            self.vectors = []
+            self.vectors, self.centre_problems = [], []
         else:
             self.is_known = True
-
-    def _check_centre(self, published: Published, connection: Connection) -> None:
-        """Whether all vectors were centred with the published centre."""
-        what = f"{published.base}, {published.representation}"
-        if {one.centre for one in published.segments} - {published.centre}:
-            self.report("centre", what, "holds vectors of several centres")
-        if published.centre is None:
-            return
-        try:
-            centre = read_centre(connection, published.base, published.representation)
-        except AtlasError as error:
-            self.report("centre", what, str(error))
-            return
-        if centre is None:
-            self.report("centre", what, "names a centre that is missing")
-            return
-        if centre.version != published.centre:
-            why = f"names the centre {published.centre}, but the stored one is {centre.version}"
-            self.report("centre", what, why)
-        if any(one.blocks.size != published.length for one in centre.groups.values()):
-            self.report("centre", what, f"has vectors of {published.length} numbers, and a centre of another length")
 
     def _check_bases(self) -> None:
         """Check the files of bases, including earlier commits and bases that are not published."""
@@ -243,7 +223,7 @@ class _Verifier:
 
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
         """Check every file, and which models have a vector. ``without``: see _check_records; None without records."""
-        for one in self.vectors:
+        for one, centre_problems in zip(self.vectors, self.centre_problems, strict=True):
             is_damaged = False
             for file in one.files:
                 try:
@@ -259,6 +239,8 @@ class _Verifier:
             except AtlasError as error:
                 self.report("vectors", what, str(error))
                 continue
+            for problem in centre_problems:
+                self.report("centre", what, problem)
             for problem in _problems_of_index(one, index):
                 self.report("vectors", what, problem)
             rows = {row["model_id"] for row in self.models if row["base"] == one.base and row["record_key"]}
@@ -342,6 +324,26 @@ def _check_norms(path: Path) -> None:
                 raise ValueError(f"{key} has norm {found:g} instead of {norm:g}")
     finally:
         matrices.close()
+
+
+def _problems_of_centre(published: Published, connection: Connection) -> list[str]:
+    """Whether all vectors were centred with the published centre."""
+    found = []
+    if {one.centre for one in published.segments} - {published.centre}:
+        found.append("holds vectors of several centres")
+    if published.centre is None:
+        return found
+    try:
+        centre = read_centre(connection, published.base, published.representation)
+    except AtlasError as error:
+        return [*found, str(error)]
+    if centre is None:
+        return [*found, "names a centre that is missing"]
+    if centre.version != published.centre:
+        found.append(f"names the centre {published.centre}, but the stored one is {centre.version}")
+    if any(one.blocks.size != published.length for one in centre.groups.values()):
+        found.append(f"has vectors of {published.length} numbers, and a centre of another length")
+    return found
 
 
 def _problems_of_index(published: Published, index: VectorIndex) -> Iterator[str]:

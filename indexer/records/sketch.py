@@ -88,8 +88,8 @@ def _count_sketch(columns: NDArray[np.float64], seed: str, length: int = FIXED_L
     return np.stack([np.bincount(buckets, weights=column, minlength=length) for column in signed.T], axis=1)
 
 
-# Two for each matrix, with one or two bytes per coordinate: 28 KB for a layer of roberta-base. For models deeper than 40
-# layers of six matrices they are recomputed, in microseconds.
+# Two for each matrix, with one or two bytes per coordinate: 28 KB for a layer of roberta-base. For models of more than
+# 40 layers of six matrices they are recomputed, in microseconds.
 @lru_cache(maxsize=512)
 def _hashes(seed: str, count: int, length: int = FIXED_LENGTH) -> NDArray[np.unsignedinteger]:
     """2 · bucket + (1 if the sign is +) of each coordinate, from SHAKE-256: independent of library versions."""
