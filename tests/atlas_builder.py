@@ -133,7 +133,7 @@ def publish(
     with UncentredVectors(folder, BASE, "input") as uncentred:
         for number, model in enumerate(models, first):
             _add(connection, number, model, BASE, models)
-            uncentred.add(number, model.vector.astype(np.float32).ravel(), model.group, len(model.vector))
+            uncentred.add(number, model.vector.astype(np.float32).ravel(), len(model.vector))
         writer, moved = Centring(tables, vectors, say).centred(uncentred, np.zeros(0, np.int64))
     change = vectors.change(writer, (), is_anew=moved)
     if change is not None:

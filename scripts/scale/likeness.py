@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.publish.vectors import with_unit_blocks
-from indexer.vectors.centre import ADAPTER, FULL, Centre, centre_of, joined_centres
+from indexer.vectors.centre import ADAPTER, FULL, Centre, centre_of
 from query.statistics.likeness import similarities
 from scripts.scale.facts import HUB_LABELS, HUB_MODELS, LAW, Law
 from scripts.scale.population import EVERY_FAMILY, Floats, Labels, Population, draw_labels
@@ -175,7 +175,7 @@ def centre_of_drawn(drawn: Floats, blocks: int, labels: Labels, votes: NDArray[n
     unit = with_unit_blocks(drawn, blocks)
     is_adapter, authors = labels.is_adapter[: len(drawn)], labels.author[: len(drawn)].astype(str)
     groups = ((ADAPTER, np.flatnonzero(is_adapter & votes)), (FULL, np.flatnonzero(~is_adapter & votes)))
-    return joined_centres((name, centre_of(unit[rows], authors[rows].tolist(), blocks)) for name, rows in groups)
+    return Centre({name: centre_of(unit[rows], authors[rows].tolist(), blocks) for name, rows in groups})
 
 
 def as_published(drawn: Floats, blocks: int, is_adapter: NDArray[np.bool_], centre: Centre) -> Floats:
