@@ -143,7 +143,7 @@ def features(
     seed: int = 0,
     device: str = "cpu",
 ) -> FeatureGrid:
-    """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.features_now`.
+    """What single neurons of ``model`` respond to, as images; see :func:`indexer.profiles.single.neuron_features`.
 
     ``neurons``: numbers, "0-15", "3,7", or "all" with a ``patch``. ``stem``: an image stem in front of a language
     model's layers. ``plain``: without octaves, blur and jitter. Raises AtlasError if a layer, neuron or patch does not
@@ -152,15 +152,16 @@ def features(
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import canonical_recipe, features_now
+    from indexer.profiles.single import canonical_recipe, neuron_features, read_now
 
     recipe = canonical_recipe(recipe)
     chosen = _parse_neurons(neurons, patch)
-    name, found, notes = features_now(
-        reference_of(atlas, model, base), layers=layers, neurons=chosen, patch=patch, stem=stem, recipe=recipe,
-        plain=plain, seed=seed, device=device, progress=lambda layer: say_more(f"layer {layer}"),
+    subject = read_now(reference_of(atlas, model, base), device)
+    found, notes = neuron_features(
+        subject, chosen, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, seed=seed,
+        progress=lambda layer: say_more(f"layer {layer}"),
     )  # fmt: skip
-    return FeatureGrid(name, recipe, patch, found, notes)
+    return FeatureGrid(subject.name, recipe, patch, found, notes)
 
 
 def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:

@@ -197,7 +197,7 @@ def invert(
     model = str(model)
     require("Running a model", *READERS)
     from indexer.console.messages import say_more
-    from indexer.profiles.single import canonical_recipe, invert_images, invert_text
+    from indexer.profiles.single import canonical_recipe, invert_images, invert_words, read_now
 
     if text is not None and (images or stem):
         raise BadArgument(
@@ -214,20 +214,24 @@ def invert(
             raise BadArgument("`keep` and `restrict` apply to words only.", "Give a text.")
         if recipe == "blank":
             raise BadArgument("Images always start from a blank.", "Leave `recipe` out.")
-        name, target, image_layers, notes = invert_images(
-            reference, [Path(one) for one in images], stem=stem, layers=layers, recipe=recipe, steps=steps, rate=rate,
-            seed=seed, device=device, progress=on_progress,
+        subject = read_now(reference, device)
+        target, image_layers, notes = invert_images(
+            subject, [Path(one) for one in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate, seed=seed,
+            progress=on_progress,
         )  # fmt: skip
-        return ImagesBack(name, recipe, target, image_layers, notes)
+        return ImagesBack(subject.name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "seed":
         raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
-    name, words, found, notes = invert_text(
-        reference, text, layers=layers, recipe=recipe, top=top, keep=_parse_slice(keep), restrict=restrict, seed=seed,
-        shift=shift, steps=steps, rate=rate, device=device, progress=on_progress,
+    positions = _parse_slice(keep)
+    subject = read_now(reference, device)
+    words, found = invert_words(
+        subject, text, layers, recipe=recipe, top=top, keep=positions, restrict=restrict, seed=seed, shift=shift,
+        steps=steps, rate=rate, progress=on_progress,
     )  # fmt: skip
+    notes = subject.notes
     if restrict:
         notes = (*notes, "only the text's own words could be answered, so a right answer says less than it seems to")
-    return WordsBack(name, text, recipe, words, found, notes)
+    return WordsBack(subject.name, text, recipe, words, found, notes)
 
 
 def _parse_slice(text: str | None) -> slice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from indexer.machine import available_memory
 from indexer.names import ModelRef
 from indexer.network.session import install_session
 from indexer.profiles.layers import States
-from indexer.profiles.measure import ProfileRequest, make_profile
+from indexer.profiles.measurement import ProfileRequest, make_profile
 from indexer.profiles.probes import Probe, ProbeChoice, matching_probe
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, Subject, read_subject, read_weights
@@ -105,7 +105,7 @@ class ProfileWorker:
             if probe is shared:
                 states = {layer: torch.from_numpy(found).to(self.device) for layer, found in self.states.items()}
             else:
-                subject = subject.noted(OWN_VOCABULARY)
+                subject = replace(subject, notes=(*subject.notes, OWN_VOCABULARY))
             store_profile(self.atlas, unit.identity, subject, probe, self.request, states, self.on_progress)
         except ModelError as error:
             return Result(unit, error)

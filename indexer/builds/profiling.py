@@ -28,7 +28,7 @@ from indexer.machine import available_memory, check_device
 from indexer.names import ModelRef
 from indexer.network.rows import listed_filenames
 from indexer.profiles.layers import chosen_layers
-from indexer.profiles.measure import ProfileRequest, parse_layers
+from indexer.profiles.measurement import ProfileRequest, parse_layers
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import WORKING_BYTES, Source, Subject, download_base, read_subject
@@ -294,8 +294,7 @@ class _Profiling:
         options, request = self.options, self.options.request
         source, base = self._read_base()
         probe = options.probe.probe(base)
-        chosen = request.layers or tuple(chosen_layers(base.layers.depth))
-        base.layers.check(chosen)
+        chosen = base.layers.choose(request.layers)
         self.is_new = True  # from here on there are complete layers to publish, even after an interruption
         for identity in baselines:
             subject = base if identity.subject == "base" else base.twin(request.seed, options.device)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from indexer.profiles.layers import Layers
-    from indexer.profiles.measure import measure
+    from indexer.profiles.measurement import measure
     from indexer.profiles.probes import image_probe, random_probe
 
 __all__ = ["Layers", "image_probe", "measure", "random_probe"]
 
-_MODULES = {"Layers": "layers", "measure": "measure", "random_probe": "probes", "image_probe": "probes"}
+_MODULES = {"Layers": "layers", "measure": "measurement", "random_probe": "probes", "image_probe": "probes"}
 
 
 def __getattr__(name: str) -> Any:

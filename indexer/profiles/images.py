@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from indexer.errors import AtlasError
-from indexer.profiles.layers import Layers, PatchEmbeddedLayers, fitting_tokens, patchify
-from indexer.profiles.loading import LoadedModel
+from indexer.profiles.layers import HookedLayers, fitting_tokens, patchify
 from indexer.profiles.statistics import normal
 from indexer.regular_files import read_regular
 
@@ -68,20 +67,20 @@ def shipped_images(shape: tuple[int, int, int]) -> torch.Tensor:
     from sklearn.datasets import load_digits, load_sample_images
 
     digits = torch.tensor(load_digits().images[:DIGITS] / 16, dtype=torch.float32)[:, None]
-    photographs = []
+    squares = list(digits)
     for image in load_sample_images().images:
         pixels = torch.tensor(np.asarray(image), dtype=torch.float32).permute(2, 0, 1) / 255
         side = min(pixels.shape[1:])
         top, left = (pixels.shape[1] - side) // 2, (pixels.shape[2] - side) // 2
-        photographs.append(pixels[:, top : top + side, left : left + side])
-    return torch.stack([_scaled(one, shape) for one in (*digits, *photographs)])
-
-
-def _scaled(pixels: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
-    channels = pixels.mean(dim=0, keepdim=True) if shape[0] == 1 else pixels.expand(shape[0], -1, -1)
-    return torch.nn.functional.interpolate(
-        channels[None], size=shape[1:], mode="bilinear", antialias=True, align_corners=False
-    )[0].clamp(0, 1)
+        squares.append(pixels[:, top : top + side, left : left + side])
+    found = []
+    for square in squares:
+        channels = square.mean(dim=0, keepdim=True) if shape[0] == 1 else square.expand(shape[0], -1, -1)
+        scaled = torch.nn.functional.interpolate(
+            channels[None], size=shape[1:], mode="bilinear", antialias=True, align_corners=False
+        )
+        found.append(scaled[0].clamp(0, 1))
+    return torch.stack(found)
 
 
 def images_sha256(paths: Sequence[Path]) -> str:
@@ -102,10 +101,11 @@ def _content(path: Path) -> bytes:
         raise AtlasError(f"{path} cannot be read: {error.strerror}.", HINT) from error
 
 
-def seeded_patch_embedding(layers: Layers, seed: int = 0) -> PatchEmbeddedLayers:
+def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
     """A language model's layers behind a seeded orthonormal map from patches to the model's width.
 
-    Scaled so that a patch of variance 1 (of pixels from −1 to 1) is as long as an embedding.
+    Patches take the place of tokens; positions are added as for tokens. The map is scaled so that a patch of variance 1
+    (of pixels from −1 to 1) is as long as an embedding. Raises AtlasError if the model is too narrow.
     """
     width = layers.tokens.shape[1]
     patch, side = next(((patch, side) for patch, side in SIZES if CHANNELS * patch * patch <= width), (0, 0))
@@ -121,21 +121,21 @@ def seeded_patch_embedding(layers: Layers, seed: int = 0) -> PatchEmbeddedLayers
     columns = torch.linalg.qr(drawn)[0][:numbers].float().to(layers.device)
     length = float(layers.tokens.square().sum(dim=1).mean().sqrt())
     matrix = columns * (length / numbers**0.5)
-    return PatchEmbeddedLayers(
-        lambda pixels: patchify(2 * pixels - 1, patch) @ matrix,
-        layers,
+    return HookedLayers(
+        lambda pixels: layers.stem(patchify(2 * pixels - 1, patch) @ matrix),
+        layers.blocks,
         patch=patch,
         image_shape=(CHANNELS, side, side),
     )
 
 
-def borrowed_patch_embedding(layers: Layers, vit: LoadedModel) -> PatchEmbeddedLayers:
-    """A language model's layers behind the patch convolution of a vision transformer.
+def borrowed_patch_embedding(layers: HookedLayers, model: torch.nn.Module, images: HookedLayers) -> HookedLayers:
+    """A language model's layers behind the patch convolution of ``model``, a vision transformer with layers ``images``.
 
-    Raises AtlasError if its width differs from the model's, or it has no such convolution.
+    Raises AtlasError if its width differs from the language model's, or it has no such convolution.
     """
-    convolution = next((one for one in vit.model.modules() if isinstance(one, torch.nn.Conv2d)), None)
-    images, width = vit.layers, layers.tokens.shape[1]
+    convolution = next((one for one in model.modules() if isinstance(one, torch.nn.Conv2d)), None)
+    width = layers.tokens.shape[1]
     if convolution is None or images.patch is None or images.image_shape is None:
         raise AtlasError("The stem's model does not cut images into patches.", "Name a ViT, or use `stem='image'`.")
     if convolution.out_channels != width:
@@ -146,10 +146,10 @@ def borrowed_patch_embedding(layers: Layers, vit: LoadedModel) -> PatchEmbeddedL
     side = images.image_shape[1]
     while (side // images.patch) ** 2 > fitting_tokens(layers, (side // images.patch) ** 2):
         side -= images.patch
-    found = convolution.to(layers.device)
-    return PatchEmbeddedLayers(
-        lambda pixels: found(2 * pixels - 1).flatten(2).transpose(1, 2),
-        layers,
+    embed = convolution.to(layers.device)
+    return HookedLayers(
+        lambda pixels: layers.stem(embed(2 * pixels - 1).flatten(2).transpose(1, 2)),
+        layers.blocks,
         patch=images.patch,
         image_shape=(images.image_shape[0], side, side),
     )

@@ -23,6 +23,7 @@ States = dict[int, torch.Tensor]
 SAME = 1e-9
 TOKENS = 16  # of a sequence
 FEWEST_TOKENS = 4
+MOST_CHOSEN = 12  # layers that are measured by default
 PIECE = 2048  # tokens of the vocabulary that are compared at once: 50,000 do not fit
 # Candidates kept beyond those asked for, so that float32 rounding cannot drop one of them before the exact sort.
 SPARE = 8
@@ -98,11 +99,7 @@ class Layers:
         return self.tokens[ids.to(self.device)]
 
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
-        """h_l of the chosen layers; nothing deeper is computed.
-
-        Raises AtlasError if a layer does not exist.
-        """
-        self.check(chosen)
+        """h_l of the chosen layers, which exist; nothing deeper is computed."""
         found: States = {}
         hidden = self.stem(inputs)
         for layer in range(max(chosen, default=0) + 1):
@@ -117,11 +114,13 @@ class Layers:
         """h_l alone."""
         return self.states(inputs, [layer])[layer]
 
-    def check(self, chosen: Collection[int]) -> None:
-        """Raise AtlasError if one of the layers does not exist."""
+    def choose(self, wanted: Collection[int] | None = None) -> list[int]:
+        """The layers ``wanted``, by default those of ``chosen_layers``. Raises AtlasError if one does not exist."""
+        chosen = list(wanted or chosen_layers(self.depth))
         for layer in chosen:
             if not 0 <= layer <= self.depth:
                 raise AtlasError(f"There is no layer {layer}.", f"The layers are 1 to {self.depth}.")
+        return chosen
 
     def by_position(self, values: torch.Tensor) -> torch.Tensor:
         """Sum values of the inputs' shape (n, …) by token or by patch: (n, positions)."""
@@ -147,18 +146,13 @@ class Layers:
 class HookedLayers(Layers):
     """The layers of a real model, taken by forward hooks on its blocks.
 
-    ``run`` calls the model on the continuous input; ``blocks`` are modules of it, each called once, in order. The
-    forward pass stops after the deepest layer asked for. ``output_hidden_states`` would not do: its last entry comes
-    after a final norm in GPT-2 and Llama.
+    ``stem`` calls the whole model on the continuous input; ``blocks`` are modules of it, each called once, in order.
+    The forward pass stops after the deepest layer asked for. ``output_hidden_states`` would not do: its last entry
+    comes after a final norm in GPT-2 and Llama.
     """
-
-    def __init__(self, run: Callable[[torch.Tensor], Any], blocks: Sequence[nn.Module], **facts: Any) -> None:
-        super().__init__(run, blocks, **facts)
-        self.run = run
 
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
         """h_l of the chosen layers: the input of the first block, and the outputs of the others."""
-        self.check(chosen)
         found: States = {}
         last = max(chosen, default=0)
 
@@ -183,7 +177,7 @@ class HookedLayers(Layers):
             if layer in chosen
         ]
         try:
-            self.run(inputs)
+            self.stem(inputs)
         except _DeepestLayerReached:
             pass
         finally:
@@ -199,26 +193,6 @@ class HookedLayers(Layers):
 
 class _DeepestLayerReached(Exception):
     """Stops a forward pass."""
-
-
-class PatchEmbeddedLayers(Layers):
-    """A language model's layers with a patch embedding in front: patches take the place of tokens.
-
-    ``stem`` turns pixels into embeddings (images, patches, width); positions are added as for tokens.
-    """
-
-    def __init__(self, stem: Stem, model: Layers, **facts: Any) -> None:
-        super().__init__(stem, model.blocks, **facts)
-        self.model = model
-
-    def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
-        """h_l of the language model."""
-        return self.model.states(self.stem(inputs), chosen)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the language model."""
-        return self.model.device
 
 
 def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
@@ -307,8 +281,8 @@ def unpatchify(patches: torch.Tensor, side: int, shape: tuple[int, int, int]) ->
     return cut.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, height, width)
 
 
-def chosen_layers(depth: int, most: int = 12) -> list[int]:
-    """All layers up to ``most``, else that many evenly spaced, always with the last."""
-    if depth <= most:
+def chosen_layers(depth: int) -> list[int]:
+    """All layers up to MOST_CHOSEN, else that many evenly spaced, always with the last."""
+    if depth <= MOST_CHOSEN:
         return list(range(1, depth + 1))
-    return sorted({round(step * depth / most) for step in range(1, most + 1)})
+    return sorted({round(step * depth / MOST_CHOSEN) for step in range(1, MOST_CHOSEN + 1)})

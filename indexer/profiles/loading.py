@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import re
 import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ LARGEST_PADDING = 4096
 # Modules per tensor: activations and containers have no tensors. A config that asks for more modules is wrong.
 MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
 LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
-# Numbers in a config that are not sizes; positions that become a table are counted by `_size_by`.
+# Numbers in a config that are not sizes; positions that become a table are counted by `_allocated_bytes`.
 _NO_SIZE = re.compile("token_id|position|n_ctx|max_seq|theta|rope|rotary|seed|sliding_window|distance")
 _PADDING = re.compile("attention_window|block_size|block_length|radius|num_blocks|segment_means|landmarks")
 # Parts that no layer's output depends on.
@@ -45,86 +45,75 @@ _NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outp
 _REFUSED = {"input_values": "it takes sound", "input_features": "it takes sound"}
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory. ``stack`` is "encoder" if it has two stacks (``layers`` are the encoder's), else empty."""
+def load(weights: FullWeights) -> tuple[Any, str]:
+    """Load a model; also returns "encoder" if it has two stacks, else "".
 
-    layers: HookedLayers
-    model: Any
-    config: Mapping[str, Any]
-    stack: str
-    notes: tuple[str, ...]
-
-
-def load(
-    weights: FullWeights,
-    *,
-    device: str = "cpu",
-    special_ids: tuple[int, ...] = (),
-    normalisation: tuple[list[float], list[float]] | None = None,
-) -> LoadedModel:
-    """Load a model and find its blocks.
-
-    ``special_ids`` are added to those of the config; ``normalisation`` is mean and standard deviation of each channel.
     Raises Skipped: ``missing_tensors`` with their names, ``shape_mismatch``, ``unknown_architecture``,
-    ``layer_mismatch``, ``unsupported_input``, ``malformed`` for an impossible config.
+    ``layer_mismatch``, ``malformed`` for an impossible config.
     """
+    from safetensors.torch import save_file
+    from transformers import AutoModel
+
     configuration = _configuration(weights)
     depths = _checked_depth(weights, configuration)
     with tempfile.TemporaryDirectory(prefix="profile-") as folder, _quietly():
-        weights.write(Path(folder))
-        model = _loaded(folder, configuration)
-    return _as_layers(model, weights.config, sorted(depths), device, special_ids, normalisation, weights.notes)
+        (Path(folder) / "config.json").write_text(json.dumps(weights.config), encoding="utf-8")
+        tensors = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
+        save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        try:
+            model, information = AutoModel.from_pretrained(
+                folder,
+                config=configuration,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        except (RuntimeError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+            text = shown(" ".join(str(error).split()), 200)
+            reason = "shape_mismatch" if "size mismatch" in str(error) or "mismatched" in str(error) else "malformed"
+            raise Skipped(reason, f"its weights cannot be loaded: {text}") from error
+    missing = sorted(name for name in information["missing_keys"] if not set(name.split(".")) & set(_NEEDLESS))
+    if missing:
+        some = ", ".join(shown(name, 80) for name in missing[:3])
+        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, for example {some}")
+    if information.get("mismatched_keys"):
+        raise Skipped(
+            "shape_mismatch", f"{len(information['mismatched_keys'])} tensors have other shapes than its config says"
+        )
+    return model, "encoder" if "encoder" in depths else ""
 
 
-def untrained(
-    config: Mapping[str, Any],
-    seed: int = 0,
-    *,
-    device: str = "cpu",
-    special_ids: tuple[int, ...] = (),
-    normalisation: tuple[list[float], list[float]] | None = None,
-) -> LoadedModel:
-    """A model of this config with fresh weights, as a baseline for a trained one."""
+def load_untrained(config: Mapping[str, Any], seed: int) -> tuple[Any, str]:
+    """The same with fresh weights, as a baseline for a trained model of this config."""
     from transformers import AutoModel
 
     configuration = _configuration(FullWeights({}, dict(config)))
     with torch.random.fork_rng(devices=[]), _quietly():
         torch.manual_seed(seed)
         model = AutoModel.from_config(configuration, attn_implementation="eager", trust_remote_code=False)
-    stacks = ["encoder"] if getattr(configuration, "is_encoder_decoder", False) else [""]
-    return _as_layers(model.float(), config, stacks, device, special_ids, normalisation, ())
+    return model.float(), "encoder" if getattr(configuration, "is_encoder_decoder", False) else ""
 
 
 def _configuration(weights: FullWeights) -> Any:
-    from transformers import AutoConfig
+    """The config as transformers' own class.
 
-    model_type = weights.config.get("model_type")
-    architecture = load_architecture(str(model_type))
-    if architecture.name == "clip":
-        raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
-    values = {name: value for name, value in weights.config.items() if name != "model_type"}
-    dimensions = [dimension for tensor in weights.tensors.values() for dimension in tensor.shape]
-    _check_sizes(str(model_type), values, max(LARGEST_SIZE, *dimensions, 0))
-    try:
-        with _quietly():
-            return AutoConfig.for_model(str(model_type), **values)
-    except Exception as error:
-        text = shown(" ".join(str(error).split()), 160)
-        raise Skipped("malformed", f"its config.json does not fit a {model_type}: {text}") from error
-
-
-def _check_sizes(model_type: str, values: Mapping[str, Any], largest: int) -> None:
-    """Refuse numbers that no model of these weights can have, before a class of transformers makes lists of them.
-
+    Numbers that no model of these weights can have are refused, before a class of transformers makes lists of them.
     Names that the class does not know only become attributes, so their values are not checked.
     """
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    if model_type not in CONFIG_MAPPING:
-        return  # transformers refuses it
-    known = CONFIG_MAPPING[model_type]
-    names = {*inspect.signature(known.__init__).parameters, *known.attribute_map}
+    model_type = str(weights.config.get("model_type"))
+    if load_architecture(model_type).name == "clip":
+        raise Skipped("unsupported_input", f"it is a {model_type}: two towers, of text and of images, are not profiled")
+    values = {name: value for name, value in weights.config.items() if name != "model_type"}
+    names: set[str] = set()
+    if model_type in CONFIG_MAPPING:  # else transformers refuses it
+        known = CONFIG_MAPPING[model_type]
+        names = {*inspect.signature(known.__init__).parameters, *known.attribute_map}
+    largest = max(LARGEST_SIZE, *(dimension for tensor in weights.tensors.values() for dimension in tensor.shape), 0)
     for name, value in values.items():
         if name not in names or _NO_SIZE.search(name):
             continue
@@ -137,6 +126,12 @@ def _check_sizes(model_type: str, values: Mapping[str, Any], largest: int) -> No
             elif isinstance(one, int | float) and not -most <= one <= most:
                 reason = "layer_mismatch" if "layer" in name else "shape_mismatch"
                 raise Skipped(reason, f"its config.json says {name} is {shown(one, 20)}; up to {most} is profiled")
+    try:
+        with _quietly():
+            return AutoConfig.for_model(model_type, **values)
+    except Exception as error:
+        text = shown(" ".join(str(error).split()), 160)
+        raise Skipped("malformed", f"its config.json does not fit a {model_type}: {text}") from error
 
 
 def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
@@ -160,17 +155,17 @@ def _checked_depth(weights: FullWeights, configuration: Any) -> dict[str, int]:
         if positions * width > numbers + SPARE_NUMBERS:
             what = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
             raise Skipped("shape_mismatch", f"by its config.json {what}")
-    size = _size_by(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights.tensors))
+    size = _allocated_bytes(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights.tensors))
     # Half-precision weights are loaded as float32.
-    if size > 4 * weights.nbytes + SPARE_BYTES:
+    stored = sum(tensor.nbytes for tensor in weights.tensors.values())
+    if size > 4 * stored + SPARE_BYTES:
         raise Skipped(
-            "shape_mismatch",
-            f"by its config.json the model takes {size >> 20} MiB, its weights are {weights.nbytes >> 20} MiB",
+            "shape_mismatch", f"by its config.json the model takes {size >> 20} MiB, its weights are {stored >> 20} MiB"
         )
     return depth
 
 
-def _size_by(configuration: Any, most: int) -> int:
+def _allocated_bytes(configuration: Any, most: int) -> int:
     """Bytes that a model of this config takes, without allocating them.
 
     Raises Skipped if no model can be made, or it has more than ``most`` modules, which take memory even when empty.
@@ -197,103 +192,72 @@ def _size_by(configuration: Any, most: int) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
-def _loaded(folder: str, configuration: Any) -> Any:
-    from transformers import AutoModel
-
-    try:
-        model, information = AutoModel.from_pretrained(
-            folder,
-            config=configuration,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            output_loading_info=True,
-        )
-    except (RuntimeError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        text = shown(" ".join(str(error).split()), 200)
-        reason = "shape_mismatch" if "size mismatch" in str(error) or "mismatched" in str(error) else "malformed"
-        raise Skipped(reason, f"its weights cannot be loaded: {text}") from error
-    missing = sorted(name for name in information["missing_keys"] if not set(name.split(".")) & set(_NEEDLESS))
-    if missing:
-        some = ", ".join(shown(name, 80) for name in missing[:3])
-        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, for example {some}")
-    if information.get("mismatched_keys"):
-        raise Skipped(
-            "shape_mismatch", f"{len(information['mismatched_keys'])} tensors have other shapes than its config says"
-        )
-    return model
-
-
-def _as_layers(
+def layers_of(
     model: Any,
     config: Mapping[str, Any],
-    stacks: list[str],
-    device: str,
-    special_ids: tuple[int, ...],
-    normalisation: tuple[list[float], list[float]] | None,
-    notes: tuple[str, ...],
-) -> LoadedModel:
-    model = model.to(device).eval().requires_grad_(False)
+    stack: str,
+    *,
+    special_ids: tuple[int, ...] = (),
+    normalisation: tuple[list[float], list[float]] | None = None,
+) -> HookedLayers:
+    """The layers of a loaded model, or of the encoder of one with two stacks.
+
+    ``special_ids`` are added to those of the config; ``normalisation`` is mean and standard deviation of each channel.
+    Raises Skipped: ``unsupported_input``, ``unknown_architecture``.
+    """
     kind = getattr(model, "main_input_name", "input_ids")
     if kind in _REFUSED or hasattr(model.config, "num_frames"):
         raise Skipped(
             "unsupported_input", f"{_REFUSED.get(kind, 'it takes video')}; only text and image models are profiled"
         )
-    stack = "encoder" if "encoder" in stacks else ""
-    blocks = blocks_of(model, config, stack)
-    if stack:
-        notes = (*notes, "the layers of its encoder; those of the decoder also depend on a second input")
+    blocks = _blocks(model, config, stack)
     part = model.get_encoder() if stack else model
-    options = {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
     if kind == "pixel_values":
-        return LoadedModel(_of_images(part, blocks, model.config, normalisation), model, config, stack, notes)
-    if "inputs_embeds" not in inspect.signature(part.forward).parameters:
+        return _image_layers(part, blocks, model.config, normalisation)
+    parameters = inspect.signature(part.forward).parameters
+    if "inputs_embeds" not in parameters:
         raise Skipped("unsupported_input", f"a {config.get('model_type')} does not take embeddings")
+    options = {"use_cache": False} if "use_cache" in parameters else {}
     embedding = model.get_input_embeddings()
     vocabulary = embedding.weight
     if type(embedding) is not nn.Embedding:  # BART scales its embeddings
         with torch.no_grad():
             vocabulary = embedding(torch.arange(len(vocabulary), device=vocabulary.device))
-    layers = HookedLayers(
-        lambda inputs: part(inputs_embeds=inputs, **options),
-        blocks,
-        vocabulary=vocabulary,
-        special_ids={*special_ids, *_special_ids(config)},
+    special = set(special_ids)  # with those that the config names: padding, start, end, mask
+    for name, value in config.items():
+        if name.endswith("_token_id"):
+            special |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
+    return HookedLayers(
+        lambda inputs: part(inputs_embeds=inputs, **options), blocks, vocabulary=vocabulary, special_ids=special
     )
-    return LoadedModel(layers, model, config, stack, notes)
 
 
-def blocks_of(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Module]:
+def _blocks(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Module]:
     """The block modules of one stack, found by the architecture file that names their matrices.
 
     Raises Skipped if the architecture does not describe them, or one module serves as several layers.
     """
     architecture = load_architecture(str(config.get("model_type")))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    layout = architecture.locate(shapes, config)
     names: dict[int, list[str]] = {}
-    for matrix in layout.matrices:
+    for matrix in architecture.locate(shapes, config).matrices:
         if matrix.key.stack == stack:
             names.setdefault(matrix.key.layer, []).append(matrix.tensor)
-    paths = [_common(names[layer]) for layer in sorted(names)]
-    said = getattr(model.config, "num_hidden_layers", len(paths))
-    if said != len(paths):
-        raise Skipped("unknown_architecture", f"{said} layers share the weights of {len(paths)}: not profiled")
-    return [model.get_submodule(path) for path in paths]
+    said = getattr(model.config, "num_hidden_layers", len(names))
+    if said != len(names):
+        raise Skipped("unknown_architecture", f"{said} layers share the weights of {len(names)}: not profiled")
+    blocks = []
+    for layer in sorted(names):
+        # The common prefix of its tensors, up to the block's number.
+        parts = zip(*(name.split(".")[:-1] for name in names[layer]), strict=False)
+        shared = [one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts)]
+        while shared and not shared[-1].isdigit():
+            shared.pop()  # T5 has a list of sublayers inside the block
+        blocks.append(model.get_submodule(".".join(shared)))
+    return blocks
 
 
-def _common(names: list[str]) -> str:
-    """The path of the block that holds all these tensors: their common prefix, up to the block's number."""
-    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    shared = [one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts)]
-    while shared and not shared[-1].isdigit():
-        shared.pop()  # T5 has a list of sublayers inside the block
-    return ".".join(shared)
-
-
-def _of_images(
+def _image_layers(
     model: Any, blocks: list[nn.Module], config: Any, normalisation: tuple[list[float], list[float]] | None
 ) -> HookedLayers:
     side = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
@@ -312,15 +276,6 @@ def _of_images(
         patch=side,
         image_shape=(channels, size // side * side, size // side * side),
     )
-
-
-def _special_ids(config: Mapping[str, Any]) -> set[int]:
-    """Ids that the config names (padding, start, end, mask)."""
-    found: set[int] = set()
-    for name, value in config.items():
-        if name.endswith("_token_id"):
-            found |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
-    return found
 
 
 @contextmanager

@@ -117,11 +117,11 @@ def shipped_text() -> str:
     return (files("indexer.profiles") / "sentences.txt").read_text(encoding="utf-8")
 
 
-def image_probe(pixels: torch.Tensor, name: str = "image") -> Probe:
+def image_probe(pixels: torch.Tensor) -> Probe:
     """Images (images, channels, height, width) in the model's own range of values."""
     if pixels.ndim != 4 or not len(pixels):
         raise ValueError(f"images have four dimensions, not shape {tuple(pixels.shape)}")
-    return Probe(name, pixels=pixels.float())
+    return Probe("image", pixels=pixels.float())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +32,10 @@ SHIFT = 0.35
 IMAGE_STEPS = 150
 IMAGE_RATE = 0.1
 FINAL_SHARE = 0.1  # of the first rate, in the last step
+# The original papers' descent: steps, rate, mean of the start, weight of the loss.
+ORIGINAL_TEXT = (500, 1.0, 0.5, 0.1)
+ORIGINAL_IMAGES = (1000, 1e-3, 0.7, 1.0)
+ORIGINAL_START_NOISE = 0.05
 
 # Exact search.
 SAME_OUTPUT = 1e-3  # relative distance
@@ -42,70 +45,54 @@ MOST_CANDIDATES = 4096
 SWEEPS = 3
 
 
-@dataclass(frozen=True)
-class LinearReadout:
-    """Linear maps from hidden states to embeddings: by layer (width + 1, embedding width), the last row the bias."""
+def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> dict[int, torch.Tensor]:
+    """Linear maps from h_l to embeddings: by layer (width + 1, embedding width), the last row the bias.
 
-    maps: dict[int, torch.Tensor]
-
-    def guess(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Embeddings (…, embedding width) read from h_l (…, width)."""
-        found = self.maps[layer]
-        return hidden.to(found.dtype) @ found[:-1] + found[-1]
-
-
-def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> LinearReadout:
-    """Fit ridge regressions on random sequences of ``tokens`` tokens, with one forward pass for all layers.
-
-    Random tokens, because a map that was fitted on text would learn which words are likely.
+    Ridge regressions on random sequences of ``tokens`` tokens, with one forward pass for all layers. Random tokens,
+    because a map that was fitted on text would learn which words are likely.
 
     Raises Failed("not_finite") if outputs overflow.
     """
-    sums: dict[int, _RegressionSums] = {}
     width = layers.tokens.shape[1]
-    needed, drawn = max(FEWEST_FIT_TOKENS, TOKENS_PER_WIDTH * width), 0
+    needed = max(FEWEST_FIT_TOKENS, TOKENS_PER_WIDTH * width)
     ids = random_ids(layers, -(-needed // tokens), tokens, seed, "readable")
+    # By layer the sums over tokens of hᵀh, hᵀe, h and e.
+    sums: dict[int, tuple[torch.Tensor, ...]] = {}
     for batch in ids.split(max(1, FIT_TOKENS_AT_ONCE // tokens)):
         inputs = layers.embed(batch)
         with torch.no_grad():
             found = layers.states(inputs, chosen)
+        targets = inputs.reshape(-1, width).double()
         for layer in chosen:
-            rows = found[layer].reshape(-1, found[layer].shape[-1])
+            rows = found[layer].reshape(-1, found[layer].shape[-1]).double()
             if layer not in sums:
-                sums[layer] = _RegressionSums(rows.shape[1], width, rows.device)
-            sums[layer].add(rows, inputs.reshape(-1, width))
-        drawn += batch.numel()
+                sizes = ((rows.shape[1], rows.shape[1]), (rows.shape[1], width), (rows.shape[1],), (width,))
+                sums[layer] = tuple(torch.zeros(size, dtype=torch.float64, device=rows.device) for size in sizes)
+            added = (rows.T @ rows, rows.T @ targets, rows.sum(dim=0), targets.sum(dim=0))
+            for held, one in zip(sums[layer], added, strict=True):
+                held += one
     # Each layer's sums are freed as soon as they are solved: those of twelve layers of width 768 take 100 MB.
-    maps = {layer: sums.pop(layer).solved(drawn) for layer in list(sums)}
+    maps = {layer: _ridge_regression(sums.pop(layer), ids.numel()) for layer in list(sums)}
     for layer, solved in maps.items():
         if not torch.isfinite(solved).all():
             raise Failed("not_finite", f"the outputs of layer {layer} for random tokens hold NaN or infinite values")
-    return LinearReadout(maps)
+    return maps
 
 
-class _RegressionSums:
-    """The sums that a ridge regression needs: of rows, of embeddings, and of their products."""
+def _ridge_regression(sums: tuple[torch.Tensor, ...], count: int) -> torch.Tensor:
+    """The map from the sums over ``count`` tokens."""
+    products, crossed, rows, targets = sums
+    mean, target = rows / count, targets / count
+    centred = products - count * torch.outer(mean, mean)
+    ridge = RIDGE * centred.diagonal().mean() + RIDGE_FLOOR * products.diagonal().mean()
+    centred.diagonal().add_(ridge.clamp_min(1e-30))
+    slope = torch.linalg.solve(centred, crossed - count * torch.outer(mean, target))
+    return torch.cat([slope, (target - mean @ slope)[None]]).float()
 
-    def __init__(self, width: int, embedding: int, device: torch.device) -> None:
-        shapes = ((width, width), (width, embedding), (width,), (embedding,))
-        made = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
-        self.products, self.crossed, self.rows, self.targets = made
 
-    def add(self, rows: torch.Tensor, targets: torch.Tensor) -> None:
-        left, right = rows.double(), targets.double()
-        self.products += left.T @ left
-        self.crossed += left.T @ right
-        self.rows += left.sum(dim=0)
-        self.targets += right.sum(dim=0)
-
-    def solved(self, count: int) -> torch.Tensor:
-        mean, target = self.rows / count, self.targets / count
-        products = self.products - count * torch.outer(mean, mean)
-        crossed = self.crossed - count * torch.outer(mean, target)
-        ridge = RIDGE * products.diagonal().mean() + RIDGE_FLOOR * self.products.diagonal().mean()
-        products.diagonal().add_(ridge.clamp_min(1e-30))
-        slope = torch.linalg.solve(products, crossed)
-        return torch.cat([slope, (target - mean @ slope)[None]]).float()
+def read_off(linear_map: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Embeddings (…, embedding width) that a map of ``fit_readout`` reads from h_l (…, width)."""
+    return hidden.to(linear_map.dtype) @ linear_map[:-1] + linear_map[-1]
 
 
 def embedding_sd(layers: Layers) -> float:
@@ -160,36 +147,24 @@ def _adam(
     return guess.detach()
 
 
-@dataclass(frozen=True)
-class OriginalMethod:
-    """The original papers' descent: a normal start, plain steps on weight · ‖h − h*‖₁, rate → rate/10 linearly."""
-
-    steps: int
-    rate: float
-    start_mean: float
-    weight: float
-    start_noise: float = 0.05
-
-    def changed(self, steps: int | None, rate: float | None) -> OriginalMethod:
-        """With other steps or another rate, where given."""
-        return replace(self, steps=steps or self.steps, rate=rate or self.rate)
-
-
-ORIGINAL_TEXT = OriginalMethod(steps=500, rate=1.0, start_mean=0.5, weight=0.1)
-ORIGINAL_IMAGES = OriginalMethod(steps=1000, rate=1e-3, start_mean=0.7, weight=1.0)
-
-
 def recover_as_original(
-    layers: Layers, layer: int, target: torch.Tensor, seed: int, method: OriginalMethod, keep: slice = slice(None)
-) -> torch.Tensor:
-    """Embeddings or pixels by the original papers' method. If it diverges, the last finite guess is returned."""
+    layers: Layers, layer: int, target: torch.Tensor, seed: int,
+    steps: int | None = None, rate: float | None = None, keep: slice = slice(None),
+) -> torch.Tensor:  # fmt: skip
+    """Embeddings or pixels by the original papers' method; if it diverges, the last finite guess is returned.
+
+    From a normal start, plain steps on weight · ‖h − h*‖₁, the rate falling linearly to a tenth. ``steps`` and
+    ``rate`` replace those of ORIGINAL_TEXT or ORIGINAL_IMAGES.
+    """
+    default_steps, default_rate, start_mean, weight = ORIGINAL_IMAGES if layers.takes_images else ORIGINAL_TEXT
+    steps, rate = steps or default_steps, rate or default_rate
     shape = layers.image_shape or (target.shape[1], layers.tokens.shape[1])
-    guess = method.start_mean + method.start_noise * normal((len(target), *shape), seed, "start", target.device)
-    for step in range(method.steps):
+    guess = start_mean + ORIGINAL_START_NOISE * normal((len(target), *shape), seed, "start", target.device)
+    for step in range(steps):
         leaf = guess.requires_grad_(True)
-        loss = method.weight * (layers.state(leaf, layer) - target)[:, keep].abs().sum()
-        schedule = 1 - (1 - FINAL_SHARE) * step / method.steps
-        guess = leaf.detach() - schedule * method.rate * gradient_of(loss, leaf)
+        loss = weight * (layers.state(leaf, layer) - target)[:, keep].abs().sum()
+        schedule = 1 - (1 - FINAL_SHARE) * step / steps
+        guess = leaf.detach() - schedule * rate * gradient_of(loss, leaf)
         if not torch.isfinite(guess).all():
             return leaf.detach()
     return guess
@@ -205,49 +180,34 @@ def decode_as_original(layers: Layers, embeddings: torch.Tensor, count: int = 1)
     return found.reshape(*embeddings.shape[:-1], -1)
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """The original papers' criterion (4) by sequence.
-
-    ``found`` = ‖O(e_g) − O(e)‖₁ and ``shifted`` = ‖O(e′) − O(e)‖₁ with e′ = e + N(0, σ).
-    """
-
-    found: torch.Tensor
-    shifted: torch.Tensor
-
-    @property
-    def is_met(self) -> torch.Tensor:
-        """1 where the generated input's output lies nearer than the shifted one's, else 0."""
-        return (self.found < self.shifted).double()
-
-    @property
-    def ratio(self) -> torch.Tensor:
-        """How many times nearer it lies."""
-        return (self.shifted / self.found.clamp_min(1e-30)).double()
-
-
 def criterion(
     layers: Layers, layer: int, inputs: torch.Tensor, guess: torch.Tensor, seed: int, shift: float | None = None
-) -> Criterion:
-    """``shift`` is σ, by default SHIFT times the embeddings' standard deviation (about 1/20 for GPT-2)."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The original papers' criterion (4) by sequence: ‖O(e_g) − O(e)‖₁ and ‖O(e′) − O(e)‖₁ with e′ = e + N(0, σ).
+
+    It is met where the first is smaller than the second. ``shift`` is σ, by default SHIFT times the embeddings'
+    standard deviation (about 1/20 for GPT-2).
+    """
     size = SHIFT * embedding_sd(layers) if shift is None else shift
     shifted = inputs + size * normal(tuple(inputs.shape), seed, "shift", inputs.device)
     with torch.no_grad():
         truth, found, other = (layers.state(one, layer) for one in (inputs, guess, shifted))
-    return Criterion(*((one - truth).abs().sum(dim=(1, 2)).cpu() for one in (found, other)))
+    distances = [(one - truth).abs().sum(dim=(1, 2)).cpu() for one in (found, other)]
+    return distances[0], distances[1]
 
 
-@dataclass(frozen=True)
-class ImageError:
-    """‖a_g − a‖ / ‖a − mean‖ over images, its standard error, and the share of its square by row of patches."""
-
-    value: float
-    error: float | None
-    rows: tuple[float, ...]
+def times_closer(found: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
+    """How many times nearer the guess's output lies than the shifted input's, from the distances of ``criterion``."""
+    return (shifted / found.clamp_min(1e-30)).double()
 
 
-def image_error(layers: Layers, found: torch.Tensor, truth: torch.Tensor) -> ImageError:
-    """How far ``found`` is from ``truth`` (images, channels, height, width)."""
+def image_error(
+    layers: Layers, found: torch.Tensor, truth: torch.Tensor
+) -> tuple[float, float | None, tuple[float, ...]]:
+    """‖a_g − a‖ / ‖a − mean‖ over images (images, channels, height, width), and its standard error.
+
+    Third, the share of the squared error by row of patches.
+    """
     assert layers.patch is not None
     off = (found - truth).double().square()
     whole = (truth - truth.mean(dim=(2, 3), keepdim=True)).double().square()
@@ -255,19 +215,19 @@ def image_error(layers: Layers, found: torch.Tensor, truth: torch.Tensor) -> Ima
     across = off.shape[3] // layers.patch
     rows = patchify(off, layers.patch).sum(dim=(0, 2)).reshape(-1, across).sum(dim=1)
     shares = tuple((rows / rows.sum().clamp_min(1e-300)).tolist())
-    return ImageError(float(each.mean()), standard_error(each), shares)
+    return float(each.mean()), standard_error(each), shares
 
 
 def exact_search(
-    layers: Layers, layer: int, target: torch.Tensor, unit: float, readout: LinearReadout
+    layers: Layers, layer: int, target: torch.Tensor, unit: float, linear_map: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find tokens that give the same output: ids (sequences, positions), and whether each sequence is certified.
 
-    Starts from the linear readout and a few steps of descent; then causal models are searched token by token, others
-    repaired position by position. Decoders without a bottleneck send different prompts to different outputs almost
-    surely (SipIt, arXiv 2510.15511), so this succeeds nearly everywhere and says nothing of depth.
+    Starts from the linear readout (``linear_map``) and a few steps of descent; then causal models are searched token
+    by token, others repaired position by position. Decoders without a bottleneck send different prompts to different
+    outputs almost surely (SipIt, arXiv 2510.15511), so this succeeds nearly everywhere and says nothing of depth.
     """
-    guess = recover(layers, layer, target, unit, readout.guess(layer, target), SEARCH_STEPS)
+    guess = recover(layers, layer, target, unit, read_off(linear_map, target), SEARCH_STEPS)
     ids = nearest_tokens(layers, guess)[..., 0]
     certified = _distances(layers, layer, layers.embed(ids), target) < SAME_OUTPUT
     search = _search_in_order if layers.is_causal(target.shape[1]) else _repair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +86,21 @@ class Profile:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer with every column and error; None for NULL."""
+        columns = {"spread": self.values.get("spread")}
+        for name in MEASURES:
+            columns |= {name: self.values.get(name), f"{name}_error": self.errors.get(name)}
         found = []
         for place, layer in enumerate(self.layers.tolist()):
             row: dict[str, Any] = {"stack": self.stack, "layer": layer, "is_constant": bool(self.is_constant[place])}
-            row["spread"] = _number(self.values, "spread", place)
-            for name in MEASURES:
-                row[name] = _number(self.values, name, place)
-                row[f"{name}_error"] = _number(self.errors, name, place)
+            for name, column in columns.items():
+                value = math.nan if column is None else float(column[place])
+                row[name] = None if math.isnan(value) else value
             found.append(row)
         return found
 
 
 _IDENTITY_TEXTS = ("subject", "model", "commit", "base", "base_commit", "probe", "probe_source", "recipe", "method")
 _HEADER = ("is_complete", "stack", "probe_sha256", "sequences", "tokens", "device", "threads")
-
-
-def _number(columns: Mapping[str, NDArray[np.float32]], name: str, place: int) -> float | None:
-    value = float(columns[name][place]) if name in columns else math.nan
-    return None if math.isnan(value) else value
 
 
 class ProfileStore:
@@ -124,29 +121,25 @@ class ProfileStore:
             return None
 
     def write(self, profile: Profile) -> None:
-        """Write a profile, replacing an earlier one."""
-        write_profile(profile, self.folder.profile(profile.identity.digest))
+        """Write a profile atomically, after the file that describes its run; an earlier one is replaced."""
+        arrays: dict[str, NDArray[Any]] = {"layers": profile.layers, "is_constant": profile.is_constant.astype(np.uint8)}
+        for name, column in profile.values.items():
+            arrays[name] = column.astype(np.float32)
+        for name, column in profile.errors.items():
+            arrays[f"{name}_error"] = column.astype(np.float32)
+        header = {"identity": asdict(profile.identity), "notes": list(profile.notes)}
+        header |= {name: getattr(profile, name) for name in _HEADER}
+        # A single key: safetensors writes several in any order, and the same profile must give the same bytes.
+        metadata = canonical_json({"checksum": checksum(canonical_json(header), arrays), "header": header})
+        path = self.folder.profile(profile.identity.digest)
+        run = {"cpu_seconds": round(profile.cpu_seconds, 2), "made": profile.made}
+        write_atomically(path.with_suffix(".run.json"), canonical_json(run).encode())
+        write_arrays(path, arrays, {"profile": metadata})
 
     def digests(self) -> Iterator[str]:
         """The digests of all profiles, sorted."""
         for path in sorted(self.folder.profiles.glob("[0-9a-f][0-9a-f]/*.safetensors")):
             yield path.stem
-
-
-def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile atomically, after the file that describes its run."""
-    arrays: dict[str, NDArray[Any]] = {"layers": profile.layers, "is_constant": profile.is_constant.astype(np.uint8)}
-    for name, column in profile.values.items():
-        arrays[name] = column.astype(np.float32)
-    for name, column in profile.errors.items():
-        arrays[f"{name}_error"] = column.astype(np.float32)
-    header = {"identity": asdict(profile.identity), "notes": list(profile.notes)}
-    header |= {name: getattr(profile, name) for name in _HEADER}
-    # A single key: safetensors writes several in any order, and the same profile must give the same bytes.
-    metadata = canonical_json({"checksum": checksum(canonical_json(header), arrays), "header": header})
-    run = {"cpu_seconds": round(profile.cpu_seconds, 2), "made": profile.made}
-    write_atomically(_run_file(path), canonical_json(run).encode())
-    write_arrays(path, arrays, {"profile": metadata})
 
 
 def read_profile(path: Path) -> Profile:
@@ -179,7 +172,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raise one of WRONG_KINDS if something has another type than ``write_profile`` writes."""
+    """Raise one of WRONG_KINDS if something has another type than ``ProfileStore.write`` writes."""
     texts = [getattr(identity, name) for name in _IDENTITY_TEXTS]
     texts += [
         *identity.asked,
@@ -196,40 +189,11 @@ def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping
         raise ValueError("array of another type")
 
 
-def _run_file(path: Path) -> Path:
-    return path.with_suffix(".run.json")
-
-
 def _run(path: Path) -> dict[str, Any]:
     """``cpu_seconds`` and ``made`` of the run that made a profile; empty if they cannot be read."""
     try:
-        found = load_json(read_regular(_run_file(path), most=1 << 16))
+        found = load_json(read_regular(path.with_suffix(".run.json"), most=1 << 16))
         seconds = float(found["cpu_seconds"])
         return {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(found["made"])}
     except (OSError, *WRONG_KINDS):
         return {}
-
-
-def joined(profile: Profile, earlier: Profile | None) -> Profile:
-    """The profile with the layers of an earlier, interrupted run added."""
-    if earlier is None or not len(earlier.layers):
-        return profile
-    order = np.argsort(np.concatenate([earlier.layers, profile.layers]), kind="stable")
-    columns: dict[str, Any] = {}
-    for part in ("values", "errors"):
-        before, now = getattr(earlier, part), getattr(profile, part)
-        columns[part] = {
-            name: np.concatenate([_column(before, name, earlier), _column(now, name, profile)])[order]
-            for name in {**before, **now}
-        }
-    return replace(
-        profile,
-        layers=np.concatenate([earlier.layers, profile.layers])[order],
-        is_constant=np.concatenate([earlier.is_constant, profile.is_constant])[order],
-        cpu_seconds=earlier.cpu_seconds + profile.cpu_seconds,
-        **columns,
-    )
-
-
-def _column(columns: Mapping[str, NDArray[np.float32]], name: str, of: Profile) -> NDArray[np.float32]:
-    return columns.get(name, np.full(len(of.layers), np.nan, dtype=np.float32))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import hf_hub_download
@@ -15,7 +15,7 @@ from indexer.names import ModelRef
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import ensure_session
 from indexer.profiles.layers import HookedLayers
-from indexer.profiles.loading import LoadedModel, load, untrained
+from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.profiles.weights import FullWeights, full_weights, merged_weights
 from indexer.weights.checkpoint import Checkpoint, open_checkpoint
@@ -38,28 +38,54 @@ class Source:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in memory. ``tokenizer`` is None if it has none."""
+    """A model in memory. ``tokenizer`` is None if it has none.
+
+    ``stack`` is "encoder" if it has two stacks (``layers`` are the encoder's), else empty.
+    """
 
     name: str
     commit: str | None
-    loaded: LoadedModel
-    tokenizer: IsolatedTokenizer | None
-    normalisation: Normalisation | None
+    model: Any
+    layers: HookedLayers
+    config: Mapping[str, Any]
+    stack: str = ""
+    notes: tuple[str, ...] = ()
+    tokenizer: IsolatedTokenizer | None = None
+    normalisation: Normalisation | None = None
 
-    @property
-    def layers(self) -> HookedLayers:
-        """Its layers."""
-        return self.loaded.layers
-
-    def noted(self, note: str) -> Subject:
-        """The same with one more note."""
-        return replace(self, loaded=replace(self.loaded, notes=(*self.loaded.notes, note)))
+    @classmethod
+    def of(
+        cls,
+        loaded: tuple[Any, str],
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        commit: str | None = None,
+        notes: tuple[str, ...] = (),
+        tokenizer: IsolatedTokenizer | None = None,
+        normalisation: Normalisation | None = None,
+        device: str = "cpu",
+    ) -> Subject:
+        """From what ``load`` or ``load_untrained`` returned. Raises Skipped if it cannot be profiled."""
+        model, stack = loaded
+        model = model.to(device).eval().requires_grad_(False)
+        special_ids = tokenizer.special_ids if tokenizer else ()
+        layers = layers_of(model, config, stack, special_ids=special_ids, normalisation=normalisation)
+        if stack:
+            notes = (*notes, "the layers of its encoder; those of the decoder also depend on a second input")
+        return cls(name, commit, model, layers, config, stack, notes, tokenizer, normalisation)
 
     def twin(self, seed: int, device: str) -> Subject:
         """The same architecture with fresh weights."""
-        special = self.tokenizer.special_ids if self.tokenizer else ()
-        made = untrained(self.loaded.config, seed, device=device, special_ids=special, normalisation=self.normalisation)
-        return replace(self, name=f"{self.name} (untrained)", loaded=made)
+        return Subject.of(
+            load_untrained(self.config, seed),
+            f"{self.name} (untrained)",
+            self.config,
+            commit=self.commit,
+            tokenizer=self.tokenizer,
+            normalisation=self.normalisation,
+            device=device,
+        )
 
 
 def read_subject(
@@ -68,7 +94,6 @@ def read_subject(
     *,
     device: str = "cpu",
     tokenizer: IsolatedTokenizer | None = None,
-    conversion: Callable[[], str | None] | None = None,
     memory: int | None = None,
 ) -> Subject:
     """Read and load a model; ``base`` returns the weights that an adapter is merged into.
@@ -78,27 +103,34 @@ def read_subject(
     Raises Skipped if these files can never be profiled, Failed if another try may work.
     """
     checkpoint = open_checkpoint(
-        source.reference,
-        commit=source.commit,
-        filenames=source.filenames,
-        relation=source.relation,
-        conversion=conversion,
+        source.reference, commit=source.commit, filenames=source.filenames, relation=source.relation
     )
     try:
-        _check_memory(checkpoint, memory)
-        if checkpoint.kind == "adapter":
-            if base is None:
-                raise Skipped("adapter_unsupported", "it is an adapter, and its base is not known")
+        # The weights once as stored and once as float32.
+        infos = checkpoint.tensors.values()
+        needed = sum(info.nbytes + 4 * math.prod(info.shape) for info in infos) + WORKING_BYTES
+        if checkpoint.kind == "full" and memory is not None and needed > memory:
+            raise Failed("out_of_memory", f"it needs {needed >> 20} MiB of memory, and {memory >> 20} MiB are free")
+        if checkpoint.kind != "adapter":
+            weights = full_weights(checkpoint)
+        elif base is not None:
             weights = merged_weights(checkpoint, base())
         else:
-            weights = full_weights(checkpoint)
+            raise Skipped("adapter_unsupported", "it is an adapter, and its base is not known")
         own = tokenizer_of(checkpoint) or tokenizer
         normalisation = _normalisation(checkpoint)
     finally:
         checkpoint.close()
-    special = own.special_ids if own else ()
-    loaded = load(weights, device=device, special_ids=special, normalisation=normalisation)
-    return Subject(source.reference.id, checkpoint.commit, loaded, own, normalisation)
+    return Subject.of(
+        load(weights),
+        source.reference.id,
+        weights.config,
+        commit=checkpoint.commit,
+        notes=weights.notes,
+        tokenizer=own,
+        normalisation=normalisation,
+        device=device,
+    )
 
 
 def read_weights(source: Source) -> FullWeights:
@@ -127,15 +159,6 @@ def download_base(source: Source) -> None:
             hf_hub_download(source.reference.id, file.name, revision=checkpoint.commit)
     except Exception as error:
         raise as_model_error(error) from error
-
-
-def _check_memory(checkpoint: Checkpoint, memory: int | None) -> None:
-    """Raise Failed if the weights, once as stored and once as float32, are larger than ``memory``."""
-    stored = sum(info.nbytes for info in checkpoint.tensors.values())
-    numbers = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
-    needed = stored + 4 * numbers + WORKING_BYTES
-    if checkpoint.kind == "full" and memory is not None and needed > memory:
-        raise Failed("out_of_memory", f"it needs {needed >> 20} MiB of memory, and {memory >> 20} MiB are free")
 
 
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:

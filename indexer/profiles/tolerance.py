@@ -39,14 +39,24 @@ def tolerances(
     serves all layers.
     """
     varying = [layer for layer in chosen if not spreads[layer].is_constant]
-    factors = {layer: _covariance_factor(spreads[layer]) for layer in varying}
+    # By layer a factor F (rank, width) of the covariance C = Fᵀ·F, without directions of zero variance.
+    factors = {}
+    for layer in varying:
+        values, vectors = torch.linalg.eigh(spreads[layer].covariance.double())
+        kept = values > values[-1] * 1e-10
+        factors[layer] = (vectors[:, kept] * values[kept].sqrt()).T.contiguous()
     asked = _candidates(layers, inputs, seed)
     most = max((len(candidates) for _, _, candidates in asked), default=0)
     # By token D·Dᵀ, then the same under the layer's own covariance.
     # Allocated once: keeping thousands of small tensors between large temporary ones fragments 500 MB of the heap.
     grams = {layer: torch.zeros(len(asked), 2, most, most, dtype=torch.float64) for layer in varying}
     for which, (number, place, candidates) in enumerate(asked):
-        changed = _with_candidates(layers, inputs[number], place, candidates)
+        # One input with each of the candidates at one position.
+        one = inputs[number][None] if layers.patch is None else patchify(inputs[number][None], layers.patch)
+        changed = one.repeat(len(candidates), 1, 1)
+        changed[:, place] = candidates
+        if layers.patch is not None and layers.image_shape is not None:
+            changed = unpatchify(changed, layers.patch, layers.image_shape)
         with torch.no_grad():
             found = layers.states(changed, varying)
         for layer in varying:
@@ -54,26 +64,20 @@ def tolerances(
             flat, own = moved.flatten(1), (moved @ factors[layer].T).flatten(1)
             grams[layer][which] = torch.stack([flat @ flat.T, own @ own.T])
     constant: Measures = {"tolerance": (0.0, 0.0), "tolerance_own": (0.0, 0.0)}
-    return {layer: _measures(grams[layer], spreads[layer], seed) if layer in grams else constant for layer in chosen}
-
-
-def _covariance_factor(spread: Spread) -> torch.Tensor:
-    """A factor F (rank, width) of the covariance C = Fᵀ·F, without directions of zero variance."""
-    values, vectors = torch.linalg.eigh(spread.covariance.double())
-    kept = values > values[-1] * 1e-10
-    return (vectors[:, kept] * values[kept].sqrt()).T.contiguous()
-
-
-def _measures(grams: torch.Tensor, spread: Spread, seed: int) -> Measures:
-    """From the Gram matrices of all tokens (tokens, 2, candidates, candidates)."""
     draws = torch.randn(DRAWS, CANDIDATES, generator=seeded_generator(seed, "tolerance"), dtype=torch.float64)
-    smallest = (SAME * spread.size) ** 2
-    white, own = [], []
-    for plain, weighted in grams:
-        drawn = draws[:, : len(plain)]
-        white.append(_critical_noise(plain, plain * spread.size**2, drawn, smallest))
-        own.append(_critical_noise(plain, weighted, drawn, smallest))
-    return {"tolerance": _median(torch.stack(white), seed), "tolerance_own": _median(torch.stack(own), seed)}
+    measures = dict.fromkeys(chosen, constant)
+    for layer, by_token in grams.items():
+        size = spreads[layer].size
+        white, own = [], []
+        for plain, weighted in by_token:
+            drawn = draws[:, : len(plain)]
+            white.append(_critical_noise(plain, plain * size**2, drawn, (SAME * size) ** 2))
+            own.append(_critical_noise(plain, weighted, drawn, (SAME * size) ** 2))
+        measures[layer] = {
+            "tolerance": _median(torch.stack(white), seed),
+            "tolerance_own": _median(torch.stack(own), seed),
+        }
+    return measures
 
 
 def _critical_noise(gram: torch.Tensor, covariance: torch.Tensor, draws: torch.Tensor, smallest: float) -> torch.Tensor:
@@ -123,14 +127,3 @@ def _candidates(layers: Layers, inputs: torch.Tensor, seed: int) -> list[tuple[i
         nearest = distances.topk(min(CANDIDATES, len(others) - 1), largest=False).indices
         found.append((number, place, others[nearest]))
     return found
-
-
-def _with_candidates(layers: Layers, one: torch.Tensor, place: int, candidates: torch.Tensor) -> torch.Tensor:
-    """One input with each of the candidates at one position: (candidates, …)."""
-    if layers.patch is not None and layers.image_shape is not None:
-        changed = patchify(one[None], layers.patch).repeat(len(candidates), 1, 1)
-        changed[:, place] = candidates
-        return unpatchify(changed, layers.patch, layers.image_shape)
-    changed = one.repeat(len(candidates), 1, 1)
-    changed[:, place] = candidates
-    return changed

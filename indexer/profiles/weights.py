@@ -1,24 +1,20 @@
 """All weights of a model, read by this project's own readers, with adapters merged.
 
-Nothing is unpickled and no code of the repository is run. ``FullWeights.write`` makes a safetensors folder of them,
-with a config.json from which everything that could name code is removed.
+Nothing is unpickled and no code of the repository is run. Everything that could name code is removed from the config.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from indexer.architectures.architecture import load_architecture
-from indexer.architectures.layout import Layout
 from indexer.errors import Skipped
 from indexer.untrusted import shown
-from indexer.weights.adapter import LoraModule, lora_paths, read_lora, whole_weights
+from indexer.weights.adapter import lora_paths, read_lora, whole_weights
 from indexer.weights.checkpoint import Checkpoint
 from indexer.weights.stored_tensor import READABLE
 
@@ -54,30 +50,14 @@ _LEFT_OUT = frozenset(
 # If one of these is above 1, the model is a mixture of experts.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
-State = dict[str, torch.Tensor]
-
 
 @dataclass(frozen=True)
 class FullWeights:
     """All tensors of a model by their names in the checkpoint, and its config without anything that names code."""
 
-    tensors: State
+    tensors: dict[str, torch.Tensor]
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def write(self, folder: Path) -> None:
-        """Write model.safetensors and config.json."""
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
-        whole = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
-        save_file(whole, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -117,13 +97,27 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     architecture = load_architecture(str(base.config.get("model_type")))
     layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
     located = architecture.locate_modules(lora_paths(adapter), layout)
-    changed: State = {}
+    stored = {matrix.key: matrix for matrix in layout.matrices}
+    changed: dict[str, torch.Tensor] = {}
     left: list[str] = []
     for module in read_lora(adapter):
         if module.path not in located:
             left.append(module.path)
             continue
-        _merge(module, located[module.path], layout, base.tensors, changed)
+        for matrix in located[module.path]:
+            a, b = matrix.extract_lora(module.a, module.b)
+            target = stored[matrix.key]
+            delta = module.scale * (b.float() @ a.float())
+            if not torch.isfinite(delta).all():
+                raise Skipped("not_finite", f"the adapter's delta of {matrix.key} overflows")
+            if target.tensor not in changed:
+                changed[target.tensor] = base.tensors[target.tensor].float().clone()
+            whole = changed[target.tensor]
+            oriented = whole.mT if target.transposed else whole
+            if target.rows is None:
+                oriented += delta
+            else:
+                oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
     if left:
         some = ", ".join(shown(path, 60) for path in left[:3])
         raise Skipped(
@@ -133,25 +127,7 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     return FullWeights({**base.tensors, **changed}, base.config, base.notes)
 
 
-def _merge(module: LoraModule, matrices: Any, layout: Layout, tensors: State, changed: State) -> None:
-    stored = {matrix.key: matrix for matrix in layout.matrices}
-    for matrix in matrices:
-        a, b = matrix.extract_lora(module.a, module.b)
-        target = stored[matrix.key]
-        delta = module.scale * (b.float() @ a.float())
-        if not torch.isfinite(delta).all():
-            raise Skipped("not_finite", f"the adapter's delta of {matrix.key} overflows")
-        if target.tensor not in changed:
-            changed[target.tensor] = tensors[target.tensor].float().clone()
-        whole = changed[target.tensor]
-        oriented = whole.mT if target.transposed else whole
-        if target.rows is None:
-            oriented += delta
-        else:
-            oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
-
-
-def _replace_whole_tensors(adapter: Checkpoint, base: FullWeights, changed: State) -> None:
+def _replace_whole_tensors(adapter: Checkpoint, base: FullWeights, changed: dict[str, torch.Tensor]) -> None:
     """Tensors that an adapter saves whole replace the base's. Heads, which the base lacks, are ignored."""
     if not whole_weights(adapter):
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from indexer.profiles.single import Reference
+    from indexer.profiles.single import Profile
     from query.reader import AtlasReader
 
 AGAINST = {"base": "its base", "untrained": "an untrained twin"}
@@ -72,11 +72,6 @@ class Depth(Drawn):
     untrained_layers: LayerRows
     sentence: str
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        lists = ("layers", "against_layers", "untrained_layers", "notes")
-        return {name: list(value) if name in lists else value for name, value in vars(self).items()}
 
     @property
     def headline(self) -> str:
@@ -184,45 +179,30 @@ def depth(
     found = _stored(atlas, model, base)
     if found is None:
         options = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed}
-        return _measured_now(
-            atlas, model, against, base, options | {"layers": None if layers is None else tuple(layers)}, device
-        )
-    notes = _notes(found)
-    compared = "untrained" if found.subject == "base" and against == "base" else against
-    if compared in AGAINST:
-        stored = read_profiled(atlas, found.base, subject=compared, probe=found.probe_sha256)
-        other = stored[0] if stored else None
+        options["layers"] = None if layers is None else tuple(layers)
+        found, of_base, twin, notes = _measured_now(atlas, model, against, base, options, device)
+        other = of_base if against == "base" else twin
     else:
-        other = _stored(atlas, compared, found.base)
+        twin = _newest(atlas, found.base, subject="untrained", probe=found.probe_sha256)
+        compared = "untrained" if found.subject == "base" and against == "base" else against
+        if compared in AGAINST:
+            other = _newest(atlas, found.base, subject=compared, probe=found.probe_sha256)
+        else:
+            other = _stored(atlas, compared, found.base)
+            if other is None:
+                raise AtlasError(f"{against} has no profile in this atlas.", f"Make one: index profile {against}")
+            if other.probe_sha256 != found.probe_sha256:
+                other = None
+        notes = ()
         if other is None:
-            raise AtlasError(f"{against} has no profile in this atlas.", f"Make one: index profile {against}")
-        if other.probe_sha256 != found.probe_sha256:
-            other = None
-    if other is None:
-        what = AGAINST.get(against, against)
-        notes += (f"{what} has no profile with the same probe: index profile --base {found.base} --with-untrained",)
-    twin = read_profiled(atlas, found.base, subject="untrained", probe=found.probe_sha256)
-    return _depth(found, against, other, twin[0].layers if twin else (), notes)
-
-
-def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None:
-    """The stored profile of a base or an indexed model."""
-    try:
-        canonical = atlas.base_named(model)
-    except AtlasError:
-        reference = ModelRef.parse(model)
-        known = atlas.find(reference, base) if reference.folder is None else None
-        if known is None:
-            return None
-        found = read_profiled(atlas, known.base, subject="fine_tune", model=known.model)
-    else:
-        found = read_profiled(atlas, canonical, subject="base")
-    return found[0] if found else None
-
-
-def _depth(
-    found: Profiled, against: str, other: Profiled | None, untrained: LayerRows, notes: tuple[str, ...]
-) -> Depth:
+            what = AGAINST.get(against, against)
+            hint = f"index profile --base {found.base} --with-untrained"
+            notes = (f"{what} has no profile with the same probe: {hint}",)
+    if found.stack:
+        notes = (f"the layers of its {found.stack}", *notes)
+    if any(row["verified"] is not None for row in found.layers):
+        certificate = "verified is a certificate and no measure of depth: search finds the input nearly everywhere"
+        notes = (certificate, *notes)
     text = "there is nothing to compare it with."
     if other is not None:
         name = AGAINST.get(other.subject, against) if against in AGAINST else against
@@ -238,25 +218,32 @@ def _depth(
         recipe=found.recipe,
         layers=found.layers,
         against_layers=other.layers if other else (),
-        untrained_layers=untrained,
+        untrained_layers=twin.layers if twin else (),
         sentence=text,
         notes=notes,
     )
 
 
-def _notes(found: Profiled) -> tuple[str, ...]:
-    notes = []
-    if any(row["verified"] is not None for row in found.layers):
-        notes.append("verified is a certificate and no measure of depth: search finds the input nearly everywhere")
-    if found.stack:
-        notes.append(f"the layers of its {found.stack}")
-    return tuple(notes)
+def _newest(atlas: AtlasReader, base: str, **conditions: str) -> Profiled | None:
+    found = read_profiled(atlas, base, **conditions)
+    return found[0] if found else None
+
+
+def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None:
+    """The stored profile of a base or an indexed model."""
+    try:
+        canonical = atlas.base_named(model)
+    except AtlasError:
+        reference = ModelRef.parse(model)
+        known = atlas.find(reference, base) if reference.folder is None else None
+        return _newest(atlas, known.base, subject="fine_tune", model=known.model) if known else None
+    return _newest(atlas, canonical, subject="base")
 
 
 def _measured_now(
     atlas: AtlasReader, model: str, against: str, base: str | None, options: dict[str, Any], device: str
-) -> Depth:
-    """The same for a model without a stored profile."""
+) -> tuple[Profiled, Profiled | None, Profiled | None, tuple[str, ...]]:
+    """A model without a stored profile, its base, an untrained twin if it is compared with one, and notes."""
     require("Running a model", *READERS)
     from indexer.profiles.single import ProfileRequest, profile_now
 
@@ -266,48 +253,52 @@ def _measured_now(
     profile, of_base, twin = profile_now(
         reference, ProfileRequest(**options), untrained=against == "untrained", device=device
     )
-    found = _as_profiled(profile, reference)
-    other = of_base if against == "base" else twin
-    return _depth(
-        found,
-        against,
-        None if other is None else _as_profiled(other, reference),
-        _as_profiled(twin, reference).layers if twin else (),
-        (*_notes(found), *profile.notes, "measured now; nothing was stored: index profile keeps it"),
-    )
 
+    def as_stored(profile: Profile) -> Profiled:
+        identity = profile.identity
+        return Profiled(
+            model=identity.model,
+            base=reference.base or identity.model,
+            subject=identity.subject,
+            author=None,
+            probe=identity.probe,
+            probe_sha256=profile.probe_sha256,
+            sequences=profile.sequences,
+            tokens=profile.tokens,
+            seed=identity.seed,
+            recipe=identity.recipe,
+            stack=profile.stack,
+            layers=tuple({name: row.get(name) for name in ROW_COLUMNS} for row in profile.rows()),
+        )
 
-def _as_profiled(profile: Any, reference: Reference) -> Profiled:
-    """A measured profile as a stored one would be read."""
-    identity = profile.identity
-    return Profiled(
-        model=identity.model,
-        base=reference.base or identity.model,
-        subject=identity.subject,
-        author=None,
-        probe=identity.probe,
-        probe_sha256=profile.probe_sha256,
-        sequences=profile.sequences,
-        tokens=profile.tokens,
-        seed=identity.seed,
-        recipe=identity.recipe,
-        stack=profile.stack,
-        layers=tuple({name: row.get(name) for name in ROW_COLUMNS} for row in profile.rows()),
-    )
-
-
-Comparison = Callable[[float, float], bool]
+    notes = (*profile.notes, "measured now; nothing was stored: index profile keeps it")
+    others = [None if one is None else as_stored(one) for one in (of_base, twin)]
+    return as_stored(profile), others[0], others[1], notes
 
 
 def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -> str:
     """How a model's layers differ from those of ``name`` ("its base"), in a sentence; larger things first."""
+    theirs_by_layer = {row["layer"]: row for row in against}
+
+    def differs(measure: str, is_different: Callable[[float, float], bool]) -> tuple[int, float, float] | None:
+        """The layer from which on all layers differ by more than chance, and both values at the last layer."""
+        first, mine, theirs = None, 0.0, 0.0
+        for row in rows:
+            other = theirs_by_layer.get(row["layer"])
+            if other is None or row[measure] is None or other[measure] is None:
+                return None
+            mine, theirs = row[measure], other[measure]
+            is_beyond_chance = abs(mine - theirs) > ERRORS * difference_error(row, other, measure)
+            if not (is_beyond_chance and is_different(mine, theirs)):
+                first = None
+            elif first is None:
+                first = row["layer"]
+        return None if first is None else (first, mine, theirs)
+
     same = [row["layer"] for row in itertools.takewhile(lambda row: row.get("drift") == 0, rows)]
     if same and len(same) == len(rows):
         return "every layer gives exactly what its base gives."
     clauses = [f"up to layer {same[-1]} it gives exactly what its base gives"] if same else []
-
-    def differs(measure: str, is_different: Comparison) -> tuple[int, float, float] | None:
-        return _differs_from(rows, against, measure, is_different)
 
     readable = [row["readable"] for row in rows]
     if all(value is not None for value in readable):
@@ -326,44 +317,17 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
             f"from layer {layer} on descent finds fewer tokens ({mine:.0%} at the last; {name} {theirs:.0%})"
         )
 
-    def lower(mine: float, theirs: float) -> bool:
-        return mine * LEAST_RATIO < theirs
-
-    def higher(mine: float, theirs: float) -> bool:
-        return mine > theirs * LEAST_RATIO
-
-    for word, is_different in (("less", lower), ("more", higher)):
-        found = differs("tolerance", is_different)
-        if found is not None:
-            layer, mine, theirs = found
-            ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
-            clauses.append(
-                f"from layer {layer} on it takes up to {ratio:.1f}× {word} noise to lose a token than in {name}"
-            )
-            break
-    for word, is_different in (("more broadly", higher), ("more narrowly", lower)):
-        found = differs("reach", is_different)
-        if found is not None:
-            layer, mine, theirs = found
-            clauses.append(
-                f"from layer {layer} on it looks {word} ({mine:.1f} positions at the last; {name} {theirs:.1f})"
-            )
-            break
+    lower = differs("tolerance", lambda mine, theirs: mine * LEAST_RATIO < theirs)
+    found = lower or differs("tolerance", lambda mine, theirs: mine > theirs * LEAST_RATIO)
+    if found is not None:
+        layer, mine, theirs = found
+        ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
+        amount = f"{ratio:.1f}× {'less' if lower else 'more'} noise"
+        clauses.append(f"from layer {layer} on it takes up to {amount} to lose a token than in {name}")
+    higher = differs("reach", lambda mine, theirs: mine > theirs * LEAST_RATIO)
+    found = higher or differs("reach", lambda mine, theirs: mine * LEAST_RATIO < theirs)
+    if found is not None:
+        layer, mine, theirs = found
+        how = "more broadly" if higher else "more narrowly"
+        clauses.append(f"from layer {layer} on it looks {how} ({mine:.1f} positions at the last; {name} {theirs:.1f})")
     return ("; ".join(clauses) or f"no layer differs from {name} by more than chance") + "."
-
-
-def _differs_from(
-    rows: Sequence[LayerRow], against: Sequence[LayerRow], measure: str, is_different: Comparison
-) -> tuple[int, float, float] | None:
-    """The layer from which on all layers differ by more than chance, and both values at the last layer."""
-    theirs = {row["layer"]: row for row in against}
-    first = None
-    last = (0.0, 0.0)
-    for row in rows:
-        other = theirs.get(row["layer"])
-        if other is None or row[measure] is None or other[measure] is None:
-            return None
-        last = (row[measure], other[measure])
-        differs = is_different(*last) and abs(last[0] - last[1]) > ERRORS * difference_error(row, other, measure)
-        first = (first if first is not None else row["layer"]) if differs else None
-    return None if first is None else (first, *last)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +59,17 @@ def read_profiled(
     groups: dict[tuple[Any, ...], list[LayerRow]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["subject"], row["probe_sha256"], row["seed"]), []).append(row)
-    return [_merged(group) for group in groups.values()]
-
-
-def _merged(rows: Sequence[LayerRow]) -> Profiled:
-    """The profiles of one model and probe as one: a measure that the newest lacks is taken from an earlier one."""
-    merged: dict[int, LayerRow] = {}
-    for row in rows:
-        known = merged.setdefault(row["layer"], dict(row))
-        known |= {name: value for name, value in row.items() if known[name] is None}
-    facts = {name: rows[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
-    layers = ({name: merged[layer][name] for name in ROW_COLUMNS} for layer in sorted(merged))
-    return Profiled(layers=tuple(layers), **facts)
+    found = []
+    for group in groups.values():
+        # Profiles of one model and probe as one: a measure that the newest lacks is taken from an earlier one.
+        merged: dict[int, LayerRow] = {}
+        for row in group:
+            known = merged.setdefault(row["layer"], dict(row))
+            known |= {name: value for name, value in row.items() if known[name] is None}
+        facts = {name: group[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
+        layers = ({name: merged[layer][name] for name in ROW_COLUMNS} for layer in sorted(merged))
+        found.append(Profiled(layers=tuple(layers), **facts))
+    return found
 
 
 def difference_error(row: LayerRow, other: LayerRow, measure: str) -> float:

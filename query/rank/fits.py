@@ -28,7 +28,6 @@ _ROUNDING = 1e-6
 # A smaller difference in AIC does not say which form is better (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
 FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
-_STRAIGHT = ("constant", "linear")
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ class Fit:
 
     form: str
     equation: str
-    parameters: Parameters
     aic: float
-    aicc: float | None
     loo_error: float | None
+    aicc: float | None
+    parameters: Parameters
 
     def at(self, layers: Sequence[float] | Floats) -> Floats:
         """The fitted rank at ``layers``."""
@@ -72,15 +71,12 @@ def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
     known = [layer for layer, rank in enumerate(ranks) if rank is not None]
     x = np.array(known, dtype=np.float64)
     y = np.array([ranks[layer] for layer in known], dtype=np.float64)
-    least = {name: _fewest(name) for name in FORMS}
-    return tuple(_fit(name, x, y, len(ranks)) for name in FORMS if len(known) >= least[name])
-
-
-def _fewest(name: str) -> int:
-    """The number of layers that a form needs."""
-    if name == "constant":
-        return 1
-    return max(FORMS[name].count + 2, 0 if name in _STRAIGHT else FEWEST_FOR_CURVES)
+    found = []
+    for name, form in FORMS.items():
+        fewest = max(form.count + 2, 0 if name == "linear" else FEWEST_FOR_CURVES)
+        if len(known) >= (1 if name == "constant" else fewest):
+            found.append(_fit(name, form, x, y, len(ranks)))
+    return tuple(found)
 
 
 def best_fit(fits: Sequence[Fit]) -> Fit | None:
@@ -96,30 +92,28 @@ def best_fit(fits: Sequence[Fit]) -> Fit | None:
     return min(close, key=lambda fit: (len(fit.parameters), judged[fit.form]))
 
 
-def _fit(name: str, x: Floats, y: Floats, depth: int) -> Fit:
-    form = FORMS[name]
+def _fit(name: str, form: Form, x: Floats, y: Floats, depth: int) -> Fit:
     parameters = form.fit(x, y, depth)
     spare = len(x) - form.count - 1
     rounding = _ROUNDING * max(float(np.abs(y).max()), 1.0)
     residual = max(_root_mean_square(y - form.curve(parameters, x)), rounding)
     aic = 2 * len(x) * math.log(residual) + 2 * form.count
+    loo_error = None
+    if len(x) > 1:
+        errors = np.empty(len(x))
+        for place in range(len(x)):
+            without = form.fit(np.delete(x, place), np.delete(y, place), depth)
+            errors[place] = y[place] - form.curve(without, x[[place]])[0]
+        loo_error = _root_mean_square(errors)
+        loo_error = loo_error if loo_error > rounding else 0.0
     return Fit(
         form=name,
         equation=f"rank ≈ {form.equation(parameters)}",
-        parameters=parameters,
         aic=aic,
+        loo_error=loo_error,
         aicc=aic + 2 * form.count * (form.count + 1) / spare if spare > 0 else None,
-        loo_error=_left_out_error(form, x, y, depth, rounding) if len(x) > 1 else None,
+        parameters=parameters,
     )
-
-
-def _left_out_error(form: Form, x: Floats, y: Floats, depth: int, rounding: float) -> float:
-    errors = np.empty(len(x))
-    for place in range(len(x)):
-        parameters = form.fit(np.delete(x, place), np.delete(y, place), depth)
-        errors[place] = y[place] - form.curve(parameters, x[[place]])[0]
-    error = _root_mean_square(errors)
-    return error if error > rounding else 0.0
 
 
 def _root_mean_square(errors: Floats) -> float:
@@ -233,11 +227,6 @@ def _plus(*terms: tuple[float, str]) -> str:
     return " ".join([shown(first[0]) + first[1], *signed])
 
 
-def _exponent(number: float) -> str:
-    text = shown(number)
-    return f"({text})" if text.startswith("−") else text
-
-
 FORMS = {
     "constant": Form(1, partial(_polynomial, 0), lambda p, x: np.full(len(x), p["a"]), _sum),
     "linear": Form(2, partial(_polynomial, 1), lambda p, x: p["a"] + p["b"] * x, _sum),
@@ -251,7 +240,7 @@ FORMS = {
         2,
         _power,
         lambda p, x: p["a"] * (x + 1) ** p["b"],
-        lambda p: f"{shown(p['a'])}·(x+1)^{_exponent(p['b'])}",
+        lambda p: f"{shown(p['a'])}·(x+1)^" + (shown(p["b"]) if p["b"] >= 0 else f"({shown(p['b'])})"),
     ),
     "quadratic": Form(3, partial(_polynomial, 2), lambda p, x: p["a"] + p["b"] * x + p["c"] * x**2, _sum),
     "elliptic": Form(

@@ -6,17 +6,19 @@ The rank at a threshold is the smallest r for which the r largest singular value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
+from query.figures import THEMES, label, styled_grid
 from query.population import LeftOut
 from query.rank.fits import Fit, best_fit, fit_forms
-from query.rank.values import Ranks, checked_relations, countable_models, one_model, read_ranks
+from query.rank.values import checked_relations, countable_models, one_model, read_ranks
 from query.results import Drawn
 from query.wording import counted, decimal
 
@@ -34,6 +36,13 @@ _NAMES_SHOWN = 3
 # Singular values from a Gram matrix are accurate for shares of the energy up to this one
 # (``indexer.deltas.svd.spectrum``).
 FINEST_THRESHOLD = 0.9999
+# The picture.
+PANEL = (2.0, 1.5)  # inches
+SMOOTH = 200  # points of a dashed curve
+DASHES = (0, (4, 3))
+WIDEST_LEGEND = 6.0  # inches: its four entries side by side
+FEED_FORWARD = ("gate", "feedforward1", "feedforward2")
+COLOURED = ("query", "key", "value", "output", *FEED_FORWARD)  # cross-attention and fused matrices share these colours
 
 
 @dataclass(frozen=True)
@@ -65,14 +74,10 @@ class FamilyRanks:
         return {
             "ranks": list(self.ranks),
             "spread": list(self.spread),
-            "fit": _fit_row(self.fit) if self.fit else None,
+            "fit": asdict(self.fit) if self.fit else None,
             "counts": list(self.counts),
-            "fits": [_fit_row(fit) for fit in self.fits],
+            "fits": [asdict(fit) for fit in self.fits],
         }
-
-
-def _fit_row(fit: Fit) -> dict[str, Any]:
-    return {name: getattr(fit, name) for name in ("form", "equation", "aic", "loo_error", "aicc", "parameters")}
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,12 +103,6 @@ class RankStudy(Drawn):
     left_out: LeftOut
     lacking: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """A panel for each family: its mean with the spread, and the best fit dashed."""
-        from query.rank.picture import rank_figure
-
-        return rank_figure(self, theme, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object."""
@@ -149,6 +148,17 @@ class RankStudy(Drawn):
             cross = "cross-attention" if family_name.startswith("cross_") else ""
             title = ", ".join(filter(None, (stack, cross)))
             panels.setdefault(f" ({title})" if title else "", []).append(name)
+        by_layer = {
+            f"mean rank{title}": [
+                {"layer": layer}
+                | {
+                    name.rpartition(".")[2]: "" if rank is None else f"{rank:{_DIGITS}.1f}"
+                    for name, rank in zip(names, ranks, strict=True)
+                }
+                for layer, ranks in enumerate(zip_longest(*(self.families[name].ranks for name in names)))
+            ]
+            for title, names in panels.items()
+        }
         return {
             "base": self.base,
             **({"model": self.model} if self.model else {}),
@@ -158,16 +168,86 @@ class RankStudy(Drawn):
             "left out": self.left_out.words() or "none",
             "lacking spectra": len(self.lacking),
             ("all fits" if details else "best fit") + " (x = layer)": fits,
-            **{f"mean rank{title}": self._by_layer(names) for title, names in panels.items()},
+            **by_layer,
         }
 
-    def _by_layer(self, names: list[str]) -> list[dict[str, Any]]:
-        families = {name.rpartition(".")[2]: self.families[name].ranks for name in names}
-        return [
-            {"layer": layer}
-            | {name: "" if rank is None else f"{rank:{_DIGITS}.1f}" for name, rank in zip(families, ranks, strict=True)}
-            for layer, ranks in enumerate(zip_longest(*families.values()))
-        ]
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """A panel for each family, all with one scale: its mean with the spread, and the best fit dashed.
+
+        Rows: attention, cross-attention and feed-forward of each stack. The others of a row are grey behind each.
+        """
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        colours, rows = THEMES[theme], _panel_rows(list(self.families))
+        columns = max(len(names) for names in rows)
+        size = (max(PANEL[0] * columns, 4.0), PANEL[1] * len(rows) + 0.8)
+        figure, axes = styled_grid(*size, len(rows), columns, theme, ax)
+        grid = np.reshape(axes, (len(rows), columns))
+        highest = max(float(np.nan_to_num(_band(family)[1]).max()) for family in self.families.values())
+        for names, panels in zip(rows, grid, strict=True):
+            for name, panel in zip(names, panels, strict=False):
+                for other in names:
+                    if other != name:
+                        panel.plot(_column(self.families[other].ranks), color=colours.rest, linewidth=0.8, zorder=1)
+                family, bare_name = self.families[name], name.rpartition(".")[2].removeprefix("cross_")
+                colour = next(colours.palette[i] for i, one in enumerate(COLOURED) if bare_name.startswith(one))
+                layers = np.arange(len(family.ranks))
+                panel.fill_between(layers, *_band(family), color=colour, alpha=0.22, linewidth=0, zorder=2)
+                mean: dict[str, Any] = {"linewidth": 1.4, "marker": "o", "markersize": 2.2}
+                panel.plot(layers, _column(family.ranks), color=colour, zorder=4, **mean)
+                panel.set_title(name, loc="left", fontsize=8, color=colours.ink, pad=11)
+                if family.fit is not None:
+                    x = np.linspace(0, layers[-1], SMOOTH)
+                    panel.plot(x, family.fit.at(x), color=colours.ink, linewidth=0.8, linestyle=DASHES, zorder=5)
+                    equation = family.fit.equation.removeprefix("rank ")
+                    panel.text(0, 1.03, equation, transform=panel.transAxes, fontsize=6, color=colours.ink)
+                panel.set_ylim(0, 1.06 * highest)
+                # Every layer, or every second, fourth … of a deep model.
+                step = next((step for step in (1, 2, 4, 5, 10) if len(layers) <= 7 * step), 20)
+                panel.set_xticks(range(0, len(layers), step))
+            for panel in panels[len(names) :]:
+                panel.set_axis_off()
+            panels[0].set_ylabel("rank", fontsize=8)
+        for panel in grid[-1][: len(rows[-1])]:
+            panel.set_xlabel("layer x", fontsize=8)
+
+        which = "rank of this family" if self.model else "mean rank of this family"
+        handles: list[Any] = [Line2D([], [], color=colours.ink, label=which, **mean)]
+        if self.model is None:
+            handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label="± standard deviation over models"))
+        handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=DASHES, label="best fit"))
+        if any(len(names) > 1 for names in rows):
+            handles.append(Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families"))
+        style: dict[str, Any] = {"fontsize": 7, "frameon": False, "labelcolor": colours.ink}
+        beside = 4 if figure.bbox.width / figure.dpi >= WIDEST_LEGEND else 2
+        figure.legend(handles=handles, loc="outside lower left", ncols=beside, **style)
+        base = f"fine-tunes of {label(self.base)}"
+        who = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
+        title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{who}"
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9, color=colours.ink)
+        return figure
+
+
+def _panel_rows(names: Sequence[str]) -> list[list[str]]:
+    """Families of one stack and kind, in the order of ``names``."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        stack, _, family = name.rpartition(".")
+        is_feed_forward = family.startswith(FEED_FORWARD)
+        part = "cross" if family.startswith("cross_") else "feedforward" if is_feed_forward else "attention"
+        rows.setdefault((stack, part), []).append(name)
+    return list(rows.values())
+
+
+def _column(numbers: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if number is None else number for number in numbers])
+
+
+def _band(family: FamilyRanks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean ± spread, cut off at zero."""
+    ranks, spread = _column(family.ranks), np.nan_to_num(_column(family.spread))
+    return np.maximum(ranks - spread, 0), ranks + spread
 
 
 def rank_by_depth(
@@ -184,13 +264,14 @@ def rank_by_depth(
 
     Copies, unrelated models and duplicates do not count. Neither do zero deltas (matrices that an adapter does not
     touch, frozen layers); W counts even where it equals the base's. If the rank of some model lies beyond the singular
-    values in its record, only models with spectra count (see ``Ranks.comparable``) and the others are lacking.
+    values in its record, only models with spectra count and the others are lacking: the largest singular values alone
+    give only small ranks, so including those models would bias the mean down.
     ``model``: use this one alone, whatever its flags. ``relation``: only these relations, separated by commas.
     ``whole``: take fused matrices (GPT-2's c_attn) whole instead of split.
 
     Raises AtlasError if no model is left, and ValueError for a threshold outside (0, 1] or another ``of``.
     """
-    if not 0 < threshold <= 1 or of not in ("delta", "weights"):
+    if not 0 < threshold <= 1 or of not in SYMBOLS:
         raise ValueError(f"no ranks of {of!r} at {threshold}")
     relations = checked_relations(relation)
     if model is None:
@@ -200,67 +281,55 @@ def rank_by_depth(
     else:
         candidate, canonical, notes = one_model(atlas, model, base)
         candidates, left_out = [candidate], LeftOut()
-    ranks = read_ranks(atlas, canonical, candidates, of=of, threshold=threshold, whole=whole)
-    known, lacking = _known(ranks, canonical, model)
+    matrices, ranks = read_ranks(atlas, canonical, candidates, of=of, threshold=threshold, whole=whole)
+    counts: NDArray[np.bool_] = np.asarray(~np.isnan(ranks).any(axis=1))
+    if model is None and not counts.all():
+        counts &= np.array([row["has_spectra"] for row in candidates], dtype=bool)
+    if not counts.any() and model is not None:
+        name = candidates[0]["model"]
+        raise AtlasError(
+            f"The record of {name} does not hold all singular values.",
+            f"Read it again: `add({name!r}, {canonical!r}, spectra=True)`",
+        )
+    if not counts.any():
+        raise AtlasError(
+            f"None of the {len(candidates)} models of {canonical} has all its singular values in this atlas.",
+            f"Read them: `build({canonical!r}, spectra=True)`",
+        )
+    known = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
+    if np.isnan(known).all():
+        raise AtlasError(f"{model or 'Every model'} changes no matrix of {canonical}: a zero δW has no rank.", "")
+    lacking = tuple(row["model"] for row, is_counted in zip(candidates, counts, strict=True) if not is_counted)
     if lacking:
         names = ", ".join(lacking[:_NAMES_SHOWN]) + (" …" if len(lacking) > _NAMES_SHOWN else "")
         lack = "model lacks spectra and does" if len(lacking) == 1 else "models lack spectra and do"
         notes.append(f"{len(lacking)} {lack} not count ({names}): `build({canonical!r}, spectra=True)`")
     if threshold > FINEST_THRESHOLD:
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
+
+    columns: dict[str, dict[int, Any]] = {}
+    for column, key in zip(known.T, matrices, strict=True):
+        columns.setdefault(key.family_key, {})[key.layer] = column[~np.isnan(column)]
+    families = {}
+    for family, layers in columns.items():
+        found = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
+        means = tuple(float(one.mean()) if len(one) else None for one in found)
+        families[family] = FamilyRanks(
+            ranks=means,
+            spread=tuple(float(one.std(ddof=1)) if len(one) > 1 else None for one in found),
+            counts=tuple(len(one) for one in found),
+            fits=fit_forms(means),
+        )
     return RankStudy(
         base=canonical,
         of=of,
         threshold=threshold,
-        models=len(known.values),
-        families=_families(known),
-        model=candidates[0].model if model is not None else None,
+        models=len(known),
+        families=families,
+        model=candidates[0]["model"] if model is not None else None,
         relations=relations,
         whole=whole,
         left_out=left_out,
         lacking=lacking,
         notes=tuple(notes),
     )
-
-
-def _known(ranks: Ranks, base: str, model: str | None) -> tuple[Ranks, tuple[str, ...]]:
-    """The ranks that count, NaN for zero changes, and the names of models that lack theirs.
-
-    Raises AtlasError if no model is left, or nothing was changed.
-    """
-    included = ranks.comparable if model is None else ranks.known
-    if not included.any() and model is not None:
-        name = ranks.candidates[0].model
-        raise AtlasError(
-            f"The record of {name} does not hold all singular values.",
-            f"Read it again: `add({name!r}, {base!r}, spectra=True)`",
-        )
-    if not included.any():
-        raise AtlasError(
-            f"None of the {len(ranks.candidates)} models of {base} has all its singular values in this atlas.",
-            f"Read them: `build({base!r}, spectra=True)`",
-        )
-    values = np.where(ranks.values[included] > 0, ranks.values[included], np.nan)
-    if np.isnan(values).all():
-        raise AtlasError(f"{model or 'Every model'} changes no matrix of {base}: a zero δW has no rank.", "")
-    kept = tuple(one for one, is_in in zip(ranks.candidates, included, strict=True) if is_in)
-    lacking = tuple(one.model for one, is_in in zip(ranks.candidates, included, strict=True) if not is_in)
-    return Ranks(kept, ranks.cells, values), lacking
-
-
-def _families(ranks: Ranks) -> dict[str, FamilyRanks]:
-    """Mean and standard deviation by family and layer; None where there are too few values."""
-    columns: dict[str, dict[int, Any]] = {}
-    for column, cell in zip(ranks.values.T, ranks.cells, strict=True):
-        columns.setdefault(cell.family_key, {})[cell.layer] = column[~np.isnan(column)]
-    families = {}
-    for name, layers in columns.items():
-        found = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
-        means = tuple(float(one.mean()) if len(one) else None for one in found)
-        families[name] = FamilyRanks(
-            ranks=means,
-            spread=tuple(float(one.std(ddof=1)) if len(one) > 1 else None for one in found),
-            counts=tuple(len(one) for one in found),
-            fits=fit_forms(means),
-        )
-    return families

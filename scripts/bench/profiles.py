@@ -50,16 +50,17 @@ def child() -> None:
     """Measure in this process and print JSON."""
     import torch
 
-    from indexer.profiles.loading import untrained
-    from indexer.profiles.measure import RECEPTIVE_FIELD_SEQUENCES, ProfileRequest
-    from indexer.profiles.measure import measure as profile
+    from indexer.profiles.loading import layers_of, load_untrained
+    from indexer.profiles.measurement import RECEPTIVE_FIELD_SEQUENCES, ProfileRequest
+    from indexer.profiles.measurement import measure as profile
     from indexer.profiles.probes import random_probe
     from indexer.profiles.receptive_field import COLUMN_DRAWS, QUARTERS
     from indexer.profiles.recovery import FEWEST_FIT_TOKENS, FIT_TOKENS_AT_ONCE, TOKENS_PER_WIDTH
     from indexer.profiles.tolerance import CANDIDATES, PLACES
 
     torch.set_num_threads(1)
-    layers = untrained(CONFIG).layers
+    model, stack = load_untrained(CONFIG, 0)
+    layers = layers_of(model.eval().requires_grad_(False), CONFIG, stack)
     probe = random_probe(layers)
     inputs = probe.inputs(layers)
     width, depth = layers.tokens.shape[1], layers.depth

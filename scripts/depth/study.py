@@ -14,17 +14,16 @@ import torch
 from indexer.profiles.features import DEFAULT, SHARP, Ascent, find_features, original_ascent
 from indexer.profiles.images import seeded_patch_embedding, shipped_images
 from indexer.profiles.layers import Layers, nearest_tokens, patchify
-from indexer.profiles.measure import ProfileRequest, measure
+from indexer.profiles.measurement import ProfileRequest, measure
 from indexer.profiles.probes import image_probe, random_probe, shipped_text, text_probe
 from indexer.profiles.recovery import (
-    ORIGINAL_IMAGES,
-    ORIGINAL_TEXT,
     blank_start,
     criterion,
     image_error,
     recover,
     recover_as_original,
     recover_images,
+    times_closer,
 )
 from indexer.profiles.single import Reference, invert_words, read_now
 from indexer.profiles.statistics import spread_of
@@ -88,13 +87,13 @@ def reconstructions(models: Models) -> Iterator[Row]:
         for layer in LAYERS:
             hidden = layers.state(target, layer).detach()
             found = recover_images(layers, layer, hidden, spread_of(hidden).unit, 0)
-            error = image_error(layers, found, target)
-            quarter = len(error.rows) // 4
-            row = {"model": name, "layer": layer, "error": error.value, "error_se": error.error,
-                   "first quarter": sum(error.rows[:quarter]), "last quarter": sum(error.rows[-quarter:])}  # fmt: skip
+            error, standard_error, shares = image_error(layers, found, target)
+            quarter = len(shares) // 4
+            row = {"model": name, "layer": layer, "error": error, "error_se": standard_error,
+                   "first quarter": sum(shares[:quarter]), "last quarter": sum(shares[-quarter:])}  # fmt: skip
             if layer == 1:
-                plain = recover_as_original(layers, layer, hidden, 0, ORIGINAL_IMAGES)
-                row["seed recipe"] = image_error(layers, plain, target).value
+                plain = recover_as_original(layers, layer, hidden, 0)
+                row["seed recipe"] = image_error(layers, plain, target)[0]
             yield row
 
 
@@ -140,13 +139,10 @@ def patches(models: Models) -> Iterator[Row]:
 def sentences(models: Models) -> Iterator[Row]:
     """S7 and S9: a sentence from layers, by every recipe, trained and untrained, and among its own words."""
     for name, subject in (("trained", models.gpt2), ("untrained", models.gpt2_twin)):
-        assert subject.tokenizer is not None
         for recipe, restrict, steps in (
             ("default", False, None), ("blank", False, 400), ("seed", False, 500), ("seed", True, 500), ("blank", True, 400),
         ):  # fmt: skip
-            _, found = invert_words(
-                subject, subject.tokenizer, SENTENCE, (1, 2, 4), recipe=recipe, restrict=restrict, steps=steps
-            )
+            _, found = invert_words(subject, SENTENCE, (1, 2, 4), recipe=recipe, restrict=restrict, steps=steps)
             for one in found:
                 yield {"model": f"GPT-2, {name}", "recipe": recipe, "own words only": restrict, "layer": one.layer,
                        "right": one.right, "closer_ratio": one.closer_ratio, "output": one.output}  # fmt: skip
@@ -168,15 +164,15 @@ def criteria(models: Models) -> Iterator[Row]:
                 guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, 0), steps)
                 yield _met(name, f"Adam, {steps} steps", layers, layer, inputs, guess, probe.ids)
             for rate in (0.03, 0.3, 3.0):
-                guess = recover_as_original(layers, layer, target, 0, ORIGINAL_TEXT.changed(500, rate))
+                guess = recover_as_original(layers, layer, target, 0, 500, rate)
                 yield _met(name, f"seed, rate {rate:g}", layers, layer, inputs, guess, probe.ids)
 
 
 def _met(name: str, way: str, layers: Layers, layer: int, inputs: Any, guess: Any, ids: torch.Tensor) -> Row:
-    found = criterion(layers, layer, inputs, guess, 0, 0.05)
+    found, shifted = criterion(layers, layer, inputs, guess, 0, 0.05)
     right = float((nearest_tokens(layers, guess)[..., 0] == ids).double().mean())
-    return {"model": f"GPT-2, {name}", "way": way, "layer": layer, "met": float(found.is_met.mean()),
-            "times nearer": float(found.ratio.mean()), "right": right}  # fmt: skip
+    return {"model": f"GPT-2, {name}", "way": way, "layer": layer, "met": float((found < shifted).double().mean()),
+            "times nearer": float(times_closer(found, shifted).mean()), "right": right}  # fmt: skip
 
 
 def _targets(layers: Layers) -> torch.Tensor:

@@ -17,7 +17,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.executor import in_processes
 from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.names import ModelRef
-from indexer.profiles.measure import ProfileRequest
+from indexer.profiles.measurement import ProfileRequest
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import Source, read_subject

@@ -16,7 +16,7 @@ from safetensors.numpy import load
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.profiling import ProfileOptions, ProfileReport, profile_base
-from indexer.profiles import measure
+from indexer.profiles import measurement
 from indexer.profiles.store import ProfileStore
 from indexer.publish.verification import verify
 from indexer.storage.atomic_files import remove_leftovers
@@ -88,15 +88,17 @@ def published(folder: AtlasFolder) -> list[tuple]:
 
 def interrupted_at(call: int, monkeypatch) -> list[int]:
     """Ctrl-C at the ``call``-th layer that is measured; the layers measured are kept in the list."""
-    whole, measured = measure._Measurement.row, []
+    measured = []
+    made = measurement.LayerRow
 
-    def row(self, layer, base):
-        measured.append(layer)
-        if len(measured) == call:
-            raise KeyboardInterrupt
-        return whole(self, layer, base)
+    def row(layer, *rest):
+        if len(rest) == 2:  # else it is a layer of an earlier run, with its values
+            measured.append(layer)
+            if len(measured) == call:
+                raise KeyboardInterrupt
+        return made(layer, *rest)
 
-    monkeypatch.setattr(measure._Measurement, "row", row)
+    monkeypatch.setattr(measurement, "LayerRow", row)
     return measured
 
 

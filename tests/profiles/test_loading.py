@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
 import signal
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.names import ModelRef
-from indexer.profiles.images import images_sha256, read_image
-from indexer.profiles.measure import ProfileRequest, measure
-from indexer.profiles.probes import ProbeChoice, random_probe
+from indexer.profiles.measurement import ProfileRequest, measure
+from indexer.profiles.probes import random_probe
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import tokenizer_of
@@ -71,7 +67,7 @@ def test_states_are_those_of_the_library(tmp_path, kind):
     folder = saved(tmp_path / "model", kind)
     subject = read(folder)
     assert subject.layers.depth == 3
-    assert subject.loaded.stack == ("encoder" if kind in ("t5", "bart") else "")
+    assert subject.stack == ("encoder" if kind in ("t5", "bart") else "")
     model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     model = model.get_encoder() if kind in ("t5", "bart") else model
     ids = torch.arange(5, 17)[None]
@@ -89,7 +85,7 @@ def test_a_vision_transformer_takes_pixels(tmp_path):
     subject = read(saved(tmp_path / "vit", "vit"))
     pixels = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
-        expected = subject.loaded.model(pixel_values=2 * pixels - 1, output_hidden_states=True).hidden_states
+        expected = subject.model(pixel_values=2 * pixels - 1, output_hidden_states=True).hidden_states
     torch.testing.assert_close(subject.layers.state(pixels, 2), expected[2])
     assert subject.layers.patch == 4
 
@@ -142,8 +138,8 @@ def test_code_of_a_repository_is_never_run(tmp_path):
     folder = changed_config(saved(tmp_path / "model", "bert"), auto_map={"AutoModel": "modeling.Evil"})
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\nclass Evil: pass\n")
     subject = read(folder)
-    assert "the library's own bert" in subject.loaded.notes[0]
-    assert type(subject.loaded.model).__name__ == "BertModel"
+    assert "the library's own bert" in subject.notes[0]
+    assert type(subject.model).__name__ == "BertModel"
     changed_config(folder, model_type="my_own")
     with pytest.raises(ModelError, match="never run"):
         read(folder)
@@ -339,70 +335,10 @@ def test_an_invalid_tokenizer_is_refused(tmp_path):
     assert tokenizer_of(open_checkpoint(ModelRef.parse(str(folder)))) is None
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG whose header claims this size, without pixels."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
-@pytest.mark.parametrize(
-    ("content", "wanted"),
-    [
-        (b"no image at all", "cannot be read as an image"),
-        (b"", "cannot be read as an image"),
-        (bomb(40_000, 25_000), "more than 67108864 pixels"),
-        (bomb(9_600, 9_600), "more than 67108864 pixels"),
-        (bomb(8_193, 8_193), "more than 67108864 pixels"),
-        (bomb(8, 8), "cannot be read as an image"),
-    ],
-)
-def test_invalid_images_are_refused(tmp_path, content, wanted):
-    path = tmp_path / "image.png"
-    path.write_bytes(content)
-    with pytest.raises(AtlasError, match=wanted):
-        read_image(path, (3, 16, 16))
-    with pytest.raises(AtlasError, match="no file"):
-        read_image(tmp_path / "missing.png", (3, 16, 16))
-
-
 def test_warnings_of_the_library_are_not_shown(tmp_path, capfd):
     folder = changed_config(saved(tmp_path / "model", "gpt2"), bos_token_id=50256, eos_token_id=50256)
     read(folder)
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.fixture
-def pipe(tmp_path) -> Path:
-    """A FIFO without a writer: opening it as a file blocks for ever."""
-    os.mkfifo(tmp_path / "pipe")
-    return tmp_path / "pipe"
-
-
-@pytest.mark.parametrize("path", ["pipe", "/dev/zero", "."])
-def test_special_files_are_refused_without_waiting(pipe, monkeypatch, path):
-    """Images and texts named by a user: a FIFO, an endless device, a folder."""
-    monkeypatch.chdir(pipe.parent)
-    path = Path(path)
-    with deadline(10):
-        for read in (
-            lambda: read_image(path, (3, 16, 16)),
-            lambda: images_sha256([path]),
-            lambda: ProbeChoice(text=path).source,
-        ):
-            with pytest.raises(AtlasError, match=r"a pipe|a device|a folder"):
-                read()
-
-
-def test_a_sparse_image_file_is_not_read_whole(tmp_path):
-    with (tmp_path / "image.png").open("wb") as file:
-        file.truncate(1 << 40)
-    for read in (lambda path: read_image(path, (3, 16, 16)), lambda path: images_sha256([path])):
-        with pytest.raises(AtlasError, match="more than"):
-            read(tmp_path / "image.png")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from indexer.errors import AtlasError, ModelError
 from indexer.names import ModelRef
 from indexer.profiles import tokenizer as module
-from indexer.profiles.single import Reference, invert_text
+from indexer.profiles.single import Reference, invert_words, read_now
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.weights.checkpoint import open_checkpoint
 from tests.profiles.test_vocabulary import saved
@@ -91,5 +91,5 @@ def test_a_question_about_such_a_model_is_answered_in_one_line(tmp_path):
     folder = saved(tmp_path / "model", 80)
     (folder / "tokenizer.json").write_bytes(tokenizer(pre_tokenizer=BACKTRACKS))
     with pytest.raises(AtlasError, match="Its tokenizer fails") as caught:
-        invert_text(Reference(str(folder)), "x" * 60 + " a b")
+        invert_words(read_now(Reference(str(folder))), "x" * 60 + " a b")
     assert "\n" not in str(caught.value)

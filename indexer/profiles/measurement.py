@@ -13,25 +13,24 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, BadArgument, Failed
 from indexer.names import MEASURES
-from indexer.profiles.layers import Layers, States, chosen_layers, eval_mode, nearest_tokens
+from indexer.profiles.layers import Layers, States, eval_mode, nearest_tokens
 from indexer.profiles.probes import Probe
-from indexer.profiles.receptive_field import ReceptiveField, receptive_fields
+from indexer.profiles.receptive_field import receptive_fields
 from indexer.profiles.recovery import (
-    ORIGINAL_IMAGES,
-    ORIGINAL_TEXT,
-    LinearReadout,
     blank_start,
     criterion,
     decode_as_original,
     exact_search,
     fit_readout,
     image_error,
+    read_off,
     recover,
     recover_as_original,
     recover_images,
+    times_closer,
 )
-from indexer.profiles.statistics import Measures, Spread, accuracy, compare_with_base, spread_of, standard_error
-from indexer.profiles.store import Profile, ProfileIdentity, joined
+from indexer.profiles.statistics import Measures, accuracy, compare_with_base, spread_of, standard_error
+from indexer.profiles.store import Profile, ProfileIdentity
 from indexer.profiles.subject import Subject
 from indexer.profiles.tolerance import tolerances
 
@@ -146,10 +145,8 @@ def measure(
     outputs overflow, AtlasError if a layer does not exist.
     """
     request = request or ProfileRequest()
-    chosen = list(request.layers) if request.layers is not None else chosen_layers(layers.depth)
-    layers.check(chosen)
+    chosen = layers.choose(request.layers)
     work = [layer for layer in chosen if layer not in done]
-    rows = []
     if not layers.takes_images and not torch.isfinite(layers.tokens).all():
         raise Failed("not_finite", "its embeddings hold NaN or infinite values")
     with eval_mode(layers):
@@ -159,89 +156,71 @@ def measure(
         for layer, hidden in sorted(states.items()):
             if not torch.isfinite(hidden).all():
                 raise Failed("not_finite", f"the outputs of layer {layer} hold NaN or infinite values")
-        if work:
-            measurement = _Measurement(layers, probe, inputs, states, request, work, progress)
+        if not work:
+            return Measured((), states)
+        # Measures that share a forward pass are computed for all layers at once.
+        spreads = {layer: spread_of(hidden) for layer, hidden in states.items()}
+        progress("noise", 0)
+        tolerance = tolerances(layers, inputs, states, spreads, work, request.seed)
+        readout: dict[int, torch.Tensor] = {}
+        if not layers.takes_images:
+            progress("linear map", 0)
+            readout = fit_readout(layers, work, probe.tokens or 1, request.seed)
+        progress("reach", 0)
+        varying = [layer for layer in work if not spreads[layer].is_constant]
+        fields: dict[int, Measures] = {}
+        if varying:
+            fields = receptive_fields(layers, inputs[:RECEPTIVE_FIELD_SEQUENCES], varying, request.seed)
+        rows = []
         for layer in work:
             progress("layer", layer)
-            rows.append(measurement.row(layer, None if base is None else base.get(layer)))
-            keep(rows[-1])
+            hidden, spread = states[layer], spreads[layer]
+            row = LayerRow(layer, spread.is_constant, spread.size)
+            row.add(tolerance[layer])
+            if probe.ids is not None:
+                guess = nearest_tokens(layers, read_off(readout[layer], hidden))[..., 0]
+                row.add_mean("readable", accuracy(guess, probe.ids))
+            row.add(fields.get(layer, {}))
+            if base is not None and layer in base:
+                row.add(compare_with_base(hidden, base[layer]))
+            if probe.ids is not None:
+                _add_recovered_words(row, layers, probe.ids, hidden, spread.unit, request, readout[layer])
+            elif request.recover or request.is_original:
+                if request.is_original:
+                    found = recover_as_original(layers, layer, hidden, request.seed, request.steps, request.rate)
+                else:
+                    found = recover_images(layers, layer, hidden, spread.unit, request.seed)
+                value, error, _ = image_error(layers, found, inputs)
+                row.add({"image_error": (value, error)})
+            rows.append(row)
+            keep(row)
     return Measured(tuple(rows), states)
 
 
-class _Measurement:
-    """The measures of one model; those that share a forward pass are computed for all layers at once."""
-
-    def __init__(
-        self,
-        layers: Layers,
-        probe: Probe,
-        inputs: torch.Tensor,
-        states: States,
-        request: ProfileRequest,
-        work: Collection[int],
-        progress: Callable[[str, int], None],
-    ) -> None:
-        self.layers, self.probe, self.inputs, self.states, self.request = layers, probe, inputs, states, request
-        self.spreads: dict[int, Spread] = {layer: spread_of(hidden) for layer, hidden in states.items()}
-        progress("noise", 0)
-        self.tolerances = tolerances(layers, inputs, states, self.spreads, work, request.seed)
-        self.readout: LinearReadout | None = None
-        if not layers.takes_images:
-            progress("linear map", 0)
-            self.readout = fit_readout(layers, work, probe.tokens or 1, request.seed)
-        progress("reach", 0)
-        self.fields: dict[int, ReceptiveField] = {}
-        varying = [layer for layer in work if not self.spreads[layer].is_constant]
-        if varying:
-            self.fields = receptive_fields(layers, inputs[:RECEPTIVE_FIELD_SEQUENCES], varying, request.seed)
-
-    def row(self, layer: int, base: torch.Tensor | None) -> LayerRow:
-        """Everything asked of one layer."""
-        spread = self.spreads[layer]
-        row = LayerRow(layer, spread.is_constant, spread.size)
-        row.add(self.tolerances[layer])
-        if self.readout is not None and self.probe.ids is not None:
-            guess = nearest_tokens(self.layers, self.readout.guess(layer, self.states[layer]))[..., 0]
-            row.add_mean("readable", accuracy(guess, self.probe.ids))
-        if layer in self.fields:
-            found = self.fields[layer]
-            row.add({"reach": (found.reach, found.reach_error), "own": (found.own, found.own_error)})
-            row.add({"start_share": (found.start, found.start_error)})
-        if base is not None:
-            row.add(compare_with_base(self.states[layer], base))
-        if not self.layers.takes_images:
-            self._measure_recovered_words(row)
-        elif self.request.recover or self.request.is_original:
-            self._measure_recovered_images(row)
-        return row
-
-    def _measure_recovered_words(self, row: LayerRow) -> None:
-        layers, layer, ids, target = self.layers, row.layer, self.probe.ids, self.states[row.layer]
-        assert ids is not None
-        request, unit, seed = self.request, self.spreads[layer].unit, self.request.seed
-        if request.recover:
-            guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, seed))
-            row.add_mean("recovered", accuracy(nearest_tokens(layers, guess)[..., 0], ids))
-            if not row.is_constant:
-                met = criterion(layers, layer, self.inputs, guess, seed, request.shift)
-                row.add_mean("closer", met.is_met)
-                row.add_mean("closer_ratio", met.ratio)
-        if request.is_original:
-            guess = recover_as_original(layers, layer, target, seed, ORIGINAL_TEXT.changed(request.steps, request.rate))
-            row.add_mean("recovered_seed", accuracy(decode_as_original(layers, guess)[..., 0], ids))
-        if request.exact and self.readout is not None:
-            found, certified = exact_search(layers, layer, target, unit, self.readout)
-            row.add_mean("verified", accuracy(found, ids) * certified.cpu().double())
-
-    def _measure_recovered_images(self, row: LayerRow) -> None:
-        layer, target, request = row.layer, self.states[row.layer], self.request
-        if request.is_original:
-            method = ORIGINAL_IMAGES.changed(request.steps, request.rate)
-            found = recover_as_original(self.layers, layer, target, request.seed, method)
-        else:
-            found = recover_images(self.layers, layer, target, self.spreads[layer].unit, request.seed)
-        error = image_error(self.layers, found, self.inputs)
-        row.add({"image_error": (error.value, error.error)})
+def _add_recovered_words(
+    row: LayerRow,
+    layers: Layers,
+    ids: torch.Tensor,
+    target: torch.Tensor,
+    unit: float,
+    request: ProfileRequest,
+    linear_map: torch.Tensor,
+) -> None:
+    """What descent and search find of the tokens, as far as it is asked."""
+    layer, seed = row.layer, request.seed
+    if request.recover:
+        guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, seed))
+        row.add_mean("recovered", accuracy(nearest_tokens(layers, guess)[..., 0], ids))
+        if not row.is_constant:
+            found, shifted = criterion(layers, layer, layers.embed(ids), guess, seed, request.shift)
+            row.add_mean("closer", found < shifted)
+            row.add_mean("closer_ratio", times_closer(found, shifted))
+    if request.is_original:
+        guess = recover_as_original(layers, layer, target, seed, request.steps, request.rate)
+        row.add_mean("recovered_seed", accuracy(decode_as_original(layers, guess)[..., 0], ids))
+    if request.exact:
+        words, certified = exact_search(layers, layer, target, unit, linear_map)
+        row.add_mean("verified", accuracy(words, ids) * certified.cpu().double())
 
 
 def make_profile(
@@ -255,41 +234,44 @@ def make_profile(
     progress: Callable[[str, int], None] = lambda what, layer: None,
     keep: Callable[[Profile], None] = lambda profile: None,
 ) -> tuple[Profile, States]:
-    """Measure the layers that ``earlier`` lacks; also returns h_l of the probe, for fine-tunes.
+    """Measure the layers that ``earlier``, of an interrupted run, lacks; also returns h_l of the probe, for fine-tunes.
 
     ``keep`` is called with all complete layers whenever there is one more, so that an interrupted run loses none.
     Raises Failed if activations overflow.
     """
     started = time.process_time()
     rows: list[LayerRow] = []
+    for row in [] if earlier is None else earlier.rows():
+        values = {name: row[name] for name in MEASURES if row[name] is not None}
+        errors = {name: row[f"{name}_error"] for name in MEASURES if row[f"{name}_error"] is not None}
+        rows.append(LayerRow(row["layer"], row["is_constant"], row["spread"], values, errors))
+    done = [row.layer for row in rows]
 
     def profile(is_complete: bool) -> Profile:
-        values = _columns([row.values for row in rows])
-        values["spread"] = np.array([row.spread for row in rows], dtype=np.float32)
-        made = Profile(
+        rows.sort(key=lambda row: row.layer)
+        columns = _columns([row.values for row in rows])
+        return Profile(
             identity=identity,
             layers=np.array([row.layer for row in rows], dtype=np.int64),
             is_constant=np.array([row.is_constant for row in rows], dtype=bool),
-            values=values,
+            values=columns | {"spread": np.array([row.spread for row in rows], dtype=np.float32)},
             errors=_columns([row.errors for row in rows]),
             is_complete=is_complete,
-            stack=subject.loaded.stack,
+            stack=subject.stack,
             probe_sha256=probe.sha256,
             sequences=probe.sequences,
             tokens=probe.tokens,
             device=str(subject.layers.device),
             threads=torch.get_num_threads(),
-            cpu_seconds=time.process_time() - started,
+            cpu_seconds=time.process_time() - started + (earlier.cpu_seconds if earlier else 0.0),
             made=datetime.now(UTC).isoformat(timespec="seconds"),
-            notes=subject.loaded.notes,
+            notes=subject.notes,
         )
-        return joined(made, earlier)
 
     def keep_row(row: LayerRow) -> None:
         rows.append(row)
         keep(profile(is_complete=False))
 
-    done = [] if earlier is None else earlier.layers.tolist()
     measured = measure(subject.layers, probe, request, base=base, done=done, progress=progress, keep=keep_row)
     return profile(is_complete=True), measured.states
 
