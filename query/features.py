@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_NEURONS = 64
 CELL = 0.98  # inches
 MOST_COLUMNS = 16
+NUMBERS = ("activation", "best_probe", "change_by_row", "change_by_column")  # of a feature
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,10 +53,7 @@ class FeatureGrid(Drawn):
             "patch": self.patch,
             "layers": [one.layer for one in self.features],
             "neurons": ["all" if one.neuron is None else one.neuron for one in self.features],
-            "activation": [one.activation for one in self.features],
-            "best_probe": [one.best_probe for one in self.features],
-            "change_by_row": [list(one.change_by_row) for one in self.features],
-            "change_by_column": [list(one.change_by_column) for one in self.features],
+            **{name: [getattr(one, name) for one in self.features] for name in NUMBERS},
             "notes": list(self.notes),
         }
 
@@ -69,8 +67,7 @@ class FeatureGrid(Drawn):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer and neuron; ``neuron``: None for all of them together."""
-        kept = ("layer", "neuron", "activation", "best_probe", "change_by_row", "change_by_column")
-        return [{name: getattr(one, name) for name in kept} for one in self.features]
+        return [{name: getattr(one, name) for name in ("layer", "neuron", *NUMBERS)} for one in self.features]
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """A row for each layer, or with ``details`` for each neuron."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ LONGEST_WORD = 10
 
 @dataclass(frozen=True, repr=False)
 class WordsBack(Drawn):
-    """What each layer gives back of ``input``; ``words`` are its tokens."""
+    """What each layer gives back of ``input``, whose tokens are ``tokens``."""
 
     OPTIONAL_COLUMNS = ("top", "closer_ratio")
     SHOW_HEADLINE = True
@@ -36,20 +36,9 @@ class WordsBack(Drawn):
     model: str
     input: str
     recipe: str
-    words: tuple[str, ...]
+    tokens: tuple[str, ...]
     layers: tuple[LayerWords, ...]
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        return {
-            "model": self.model,
-            "input": self.input,
-            "recipe": self.recipe,
-            "tokens": list(self.words),
-            "layers": [vars(one) | {"top": [list(words) for words in one.top]} for one in self.layers],
-            "notes": list(self.notes),
-        }
 
     @property
     def headline(self) -> str:
@@ -63,11 +52,7 @@ class WordsBack(Drawn):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer, with the nearest words of each position."""
-        return [
-            {"layer": one.layer, "output": one.output, "right": one.right, "closer_ratio": one.closer_ratio,
-             "top": [" | ".join(words) for words in one.top]}
-            for one in self.layers
-        ]  # fmt: skip
+        return [asdict(one) | {"top": [" | ".join(words) for words in one.top]} for one in self.layers]
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows; ``top`` only if there is more than one word per position, or with ``details``."""
@@ -79,7 +64,7 @@ class WordsBack(Drawn):
         from matplotlib.patches import Rectangle
 
         colours = THEMES[theme]
-        columns, rows = len(self.words), len(self.layers) + 1
+        columns, rows = len(self.tokens), len(self.layers) + 1
         figure, axes = new_figure(max(4.5, CELL[0] * columns + 1.5), CELL[1] * rows + 1.0, theme, ax)
         axes.set_xlim(0, columns)
         axes.set_ylim(rows, 0)
@@ -92,10 +77,10 @@ class WordsBack(Drawn):
         twin.tick_params(length=0, colors=colours.ink)
         for spine in (*axes.spines.values(), *twin.spines.values()):
             spine.set_visible(False)
-        words = [list(self.words), *([top[0] for top in one.top] for one in self.layers)]
+        words = [list(self.tokens), *([top[0] for top in one.top] for one in self.layers)]
         for row, line in enumerate(words):
             for column, word in enumerate(line):
-                is_right = row > 0 and word == self.words[column]
+                is_right = row > 0 and word == self.tokens[column]
                 colour = colours.palette[2] if is_right else colours.faint if row else colours.background
                 cell = Rectangle((column + 0.03, row + 0.06), 0.94, 0.88, facecolor=colour,
                                  alpha=0.45 if is_right else 0.5, linewidth=0)  # fmt: skip

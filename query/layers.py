@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from indexer.records.record import Record
     from query.reader import AtlasReader
 
 CELL = (0.62, 0.24)  # inches
@@ -43,11 +42,6 @@ class Change:
     energy: float
     rank_50: int | None
     rank_90: int | None
-
-    @property
-    def family_key(self) -> str:
-        """``query``, or ``encoder.query`` if there are two stacks."""
-        return family_key(self.stack, self.family)
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Layers(Drawn):
     @property
     def families(self) -> list[Part]:
         """By family: ``query``, or ``encoder.query``."""
-        return _parts(self.deltas, lambda one: one.family_key)
+        return _parts(self.deltas, lambda one: family_key(one.stack, one.family))
 
     @property
     def headline(self) -> str:
@@ -121,10 +115,7 @@ class Layers(Drawn):
         return list(rows.values())
 
     def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
-        """One of MEASURES by layer and family: a panel for each stack, with one scale for all.
-
-        Cells without a value, and untouched matrices, stay empty. Raises AtlasError if matplotlib is not installed.
-        """
+        """One of MEASURES by layer and family: a panel for each stack, with one scale for all."""
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
 
@@ -134,16 +125,17 @@ class Layers(Drawn):
         deepest = max(one.layer for one in self.deltas) + 1
         size = (max(CELL[0] * widest, 3.0) * len(stacks) + 1.2, max(CELL[1] * deepest, 0.8) + 1.3)
         figure, axes = styled_grid(*size, 1, len(stacks), theme, ax)
-        values = [_shown_value(one, of) for one in self.deltas]
+        # Cells without a value, and untouched matrices, stay empty.
+        values = [math.nan if one.norm == 0 or getattr(one, of) is None else getattr(one, of) for one in self.deltas]
         scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
         shades = LinearSegmentedColormap.from_list("scale", colours.scale)
         panels = list(np.reshape(axes, -1))
         for stack, panel in zip(stacks, panels, strict=True):
-            deltas = [one for one in self.deltas if one.stack == stack]
-            families = list(dict.fromkeys(one.family for one in deltas))
-            cells = np.full((max(one.layer for one in deltas) + 1, len(families)), np.nan)
-            for one in deltas:
-                cells[one.layer, families.index(one.family)] = _shown_value(one, of)
+            deltas = [(one, value) for one, value in zip(self.deltas, values, strict=True) if one.stack == stack]
+            families = list(dict.fromkeys(one.family for one, _ in deltas))
+            cells = np.full((max(one.layer for one, _ in deltas) + 1, len(families)), np.nan)
+            for one, value in deltas:
+                cells[one.layer, families.index(one.family)] = value
             panel.imshow(cells, origin="lower", aspect="auto", cmap=shades, norm=scale, interpolation="nearest")
             panel.set_xticks(range(len(families)), families, rotation=30, ha="right", fontsize=7)
             panel.set_yticks(range(0, len(cells), -(-len(cells) // 12)))
@@ -168,12 +160,6 @@ class Layers(Drawn):
 
         file = checked_output(path)
         write_output(file, draw(self.figure(theme, of), file.suffix.lower()))
-
-
-def _shown_value(one: Change, of: str) -> float:
-    """NaN for a cell that stays empty."""
-    value = getattr(one, of)
-    return math.nan if value is None or one.norm == 0 else float(value)
 
 
 def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part]:
@@ -205,32 +191,9 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
     if model.record is None:
         assert model.model_id is not None
         found = stored_layers(atlas, model.model_id, model.name, model.base)
-    else:
-        found = _layers(model.name, model.base, _measured(model.record))
-    return replace(found, notes=unrelated_notes(model))
-
-
-def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
-    """The same for an indexed model, by its id; without notes."""
-    rows = atlas.rows(
-        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90 FROM deltas WHERE model_id = ?",
-        [model_id],
-    )
-    return _layers(model, base, rows)
-
-
-def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]]) -> Layers:
-    """From a row for each delta."""
-    total = math.fsum(one["norm"] ** 2 for one in rows)
-    order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
-    changes = tuple(Change(**one, share=one["norm"] ** 2 / total if total else 0.0) for one in order)
-    return Layers(model, base, math.sqrt(total), changes)
-
-
-def _measured(record: Record) -> list[dict[str, Any]]:
-    """The rows of a model that was just read."""
+        return replace(found, notes=unrelated_notes(model))
     rows = []
-    for delta in record.deltas:
+    for delta in model.record.deltas:
         half, most = delta.change_ranks((0.5, 0.9))
         rows.append(
             {
@@ -244,4 +207,21 @@ def _measured(record: Record) -> list[dict[str, Any]]:
                 "rank_90": most,
             }
         )
-    return rows
+    return _layers(model.name, model.base, rows, unrelated_notes(model))
+
+
+def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
+    """The same for an indexed model, by its id; without notes."""
+    rows = atlas.rows(
+        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90 FROM deltas WHERE model_id = ?",
+        [model_id],
+    )
+    return _layers(model, base, rows)
+
+
+def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], notes: tuple[str, ...] = ()) -> Layers:
+    """From a row for each delta."""
+    total = math.fsum(one["norm"] ** 2 for one in rows)
+    order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
+    changes = tuple(Change(**one, share=one["norm"] ** 2 / total if total else 0.0) for one in order)
+    return Layers(model, base, math.sqrt(total), changes, notes)

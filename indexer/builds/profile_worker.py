@@ -82,8 +82,7 @@ class ProfileWorker:
     @property
     def probe(self) -> Probe:
         """The probe as tensors."""
-        inputs = torch.from_numpy(self.inputs)
-        return Probe(self.probe_name, **{"pixels" if inputs.is_floating_point() else "ids": inputs})
+        return Probe(self.probe_name, torch.from_numpy(self.inputs))
 
     def __call__(self, unit: ProfileUnit) -> Result[ProfileUnit]:
         """Profile one model and write each layer when it is measured. Never raises for a bad model."""

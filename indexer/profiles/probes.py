@@ -30,24 +30,21 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 @dataclass(frozen=True)
 class Probe:
-    """The inputs of one profile: ``ids`` (sequences, tokens), or ``pixels`` (images, channels, height, width)."""
+    """The inputs of one profile: token ids (sequences, tokens), or pixels (images, channels, height, width)."""
 
     name: str
-    ids: torch.Tensor | None = None
-    pixels: torch.Tensor | None = None
+    values: torch.Tensor
 
     @property
-    def values(self) -> torch.Tensor:
-        """``ids`` or ``pixels``."""
-        held = self.ids if self.ids is not None else self.pixels
-        assert held is not None
-        return held
+    def ids(self) -> torch.Tensor | None:
+        """The token ids; None for images."""
+        return None if self.values.is_floating_point() else self.values
 
     @property
     def sha256(self) -> str:
         """Checksum of the values, whatever their name."""
-        held = self.values
-        return hashlib.sha256(f"{tuple(held.shape)}|".encode() + held.contiguous().numpy().tobytes()).hexdigest()
+        content = self.values.contiguous().numpy().tobytes()
+        return hashlib.sha256(f"{tuple(self.values.shape)}|".encode() + content).hexdigest()
 
     @property
     def sequences(self) -> int:
@@ -61,13 +58,12 @@ class Probe:
 
     def inputs(self, layers: Layers) -> torch.Tensor:
         """The continuous input. Raises AtlasError if the model lacks one of the ids, or takes something else."""
-        if self.pixels is not None:
+        if self.ids is None:
             if not layers.takes_images:
                 raise AtlasError(
                     "This model takes words, not images.", "Give `stem='image'` to put a patch embedding before it."
                 )
-            return self.pixels.to(layers.device)
-        assert self.ids is not None
+            return self.values.to(layers.device)
         most = int(self.ids.max())
         if most >= len(layers.tokens):
             raise AtlasError(
@@ -121,7 +117,7 @@ def image_probe(pixels: torch.Tensor) -> Probe:
     """Images (images, channels, height, width) in the model's own range of values."""
     if pixels.ndim != 4 or not len(pixels):
         raise ValueError(f"images have four dimensions, not shape {tuple(pixels.shape)}")
-    return Probe("image", pixels=pixels.float())
+    return Probe("image", pixels.float())
 
 
 @dataclass(frozen=True)

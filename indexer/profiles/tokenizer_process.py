@@ -17,31 +17,24 @@ MOST_ADDRESS_SPACE = 4 << 30  # transformers takes 1 GiB, a vocabulary of 64 MiB
 MOST_ANSWER = 8 << 20  # bytes of one answer
 
 
-def _fast(content: bytes) -> tuple[Any, list[int]]:
-    from tokenizers import Tokenizer
+def _tokenizer(files: dict[str, bytes], settings: dict[str, bool]) -> tuple[Any, list[int]]:
+    """A tokenizer, and its special ids."""
+    if "tokenizer.json" in files:
+        from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(content.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return tokenizer, special
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        added = tokenizer.get_added_tokens_decoder()
+        return tokenizer, [number for number, token in added.items() if token.special]
 
-
-def _older(files: dict[str, bytes], settings: dict[str, bool]) -> tuple[Any, list[int]]:
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
-    return tokenizer, list(tokenizer.all_special_ids)
-
-
-def _answer(tokenizer: Any, request: dict[str, Any]) -> Any:
-    if "text" in request:
-        found = tokenizer.encode(request["text"], add_special_tokens=False)
-        return [int(one) for one in getattr(found, "ids", found)]
-    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]]
+        older = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
+    return older, list(older.all_special_ids)
 
 
 def _write(value: Any) -> None:
@@ -62,11 +55,15 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     files, settings = pickle.load(sys.stdin.buffer)  # written by the parent process
-    fast = files.get("tokenizer.json")
-    tokenizer, special = _fast(fast) if fast is not None else _older(files, settings)
+    tokenizer, special = _tokenizer(files, settings)
     _write(sorted(special))
     for line in sys.stdin.buffer:
-        _write(_answer(tokenizer, json.loads(line)))
+        request = json.loads(line)
+        if "text" in request:
+            found = tokenizer.encode(request["text"], add_special_tokens=False)
+            _write([int(one) for one in getattr(found, "ids", found)])
+        else:
+            _write([tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -241,88 +241,85 @@ def depth_study(atlas: AtlasReader, base: str | None = None, *, seed: int = 0) -
         raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)
     authors = [str(facts[one.model]["author"]) for one in models]
     datasets = [tuple(facts[one.model]["datasets"]) for one in models]
-    table = _Table(models, of_base[0], authors, np.random.default_rng(seed))
+    layers = [row["layer"] for row in of_base[0].layers]
+    base_values = {name: _column(of_base[0], name, layers) for name in STUDIED}
+    values = {
+        name: np.array([_column(one, name, layers) for one in models]) for name in (*STUDIED, "delta", "own_delta")
+    }
+    changes = {name: values[name] - (0 if name in AGAINST_BASE else base_values[name]) for name in STUDIED}
+    random = np.random.default_rng(seed)
     return DepthStudy(
         base=canonical,
         probe=models[0].probe,
         models=len(models),
         authors=len(set(authors)),
-        means=tuple(table.means()),
-        agreements=tuple(table.agreements()),
+        means=tuple(_means(layers, values, base_values)),
+        agreements=tuple(_agreements(layers, values, changes, np.array(authors), random)),
         forgetful=tuple(_input_losses(models, of_base[0], datasets)),
-        data_share=tuple(table.data_shares(datasets)),
+        data_share=tuple(_data_shares(changes, datasets, random)),
         profiles=tuple(models),
         notes=notes,
     )
 
 
-class _Table:
-    """An array (models, layers) for each measure."""
+def _column(one: Profiled, name: str, layers: Sequence[int]) -> Floats:
+    by_layer = {row["layer"]: row[name] for row in one.layers}
+    found = [by_layer.get(layer) for layer in layers]
+    return np.array([np.nan if value is None else value for value in found], dtype=float)
 
-    def __init__(
-        self, models: Sequence[Profiled], base: Profiled, authors: Sequence[str], random: np.random.Generator
-    ) -> None:
-        self.layers = [row["layer"] for row in base.layers]
-        self.of_base = {name: self._column(base, name) for name in STUDIED}
-        self.values = {
-            name: np.array([self._column(one, name) for one in models]) for name in (*STUDIED, "delta", "own_delta")
-        }
-        # What is studied of each measure: its difference to the base's, unless it is one already.
-        self.changes = {
-            name: self.values[name] - (0 if name in AGAINST_BASE else self.of_base[name]) for name in STUDIED
-        }
-        self.authors = np.array(authors)
-        self.random = random
 
-    def _column(self, one: Profiled, name: str) -> Floats:
-        by_layer = {row["layer"]: row[name] for row in one.layers}
-        found = [by_layer.get(layer) for layer in self.layers]
-        return np.array([np.nan if value is None else value for value in found], dtype=float)
+def _means(layers: Sequence[int], values: Mapping[str, Floats], of_base: Mapping[str, Floats]) -> Iterator[LayerRow]:
+    """Mean and standard deviation over models, by layer, of every measure: ``values`` are (models, layers)."""
+    for place, layer in enumerate(layers):
+        row: LayerRow = {"layer": layer}
+        for name, column in values.items():
+            found = column[:, place]
+            found = found[~np.isnan(found)]
+            if len(found) > 1:
+                row |= {name: float(found.mean()), f"{name}_sd": float(found.std(ddof=1))}
+                if name in of_base and not np.isnan(of_base[name][place]):
+                    row[f"{name}_base"] = float(of_base[name][place])
+        yield row
 
-    def means(self) -> list[LayerRow]:
-        """Mean and standard deviation over models, by layer."""
-        rows = []
-        for place, layer in enumerate(self.layers):
-            row: LayerRow = {"layer": layer}
-            for name, values in self.values.items():
-                found = values[:, place]
-                found = found[~np.isnan(found)]
-                if len(found) > 1:
-                    row |= {name: float(found.mean()), f"{name}_sd": float(found.std(ddof=1))}
-                    if name in self.of_base and not np.isnan(self.of_base[name][place]):
-                        row[f"{name}_base"] = float(self.of_base[name][place])
-            rows.append(row)
-        return rows
 
-    def agreements(self) -> Iterator[Agreement]:
-        """By measure: pooled over layers, then layer by layer; then with this layer's own change, pooled."""
-        places: list[int | None] = [None, *range(len(self.layers))]
-        for name in STUDIED:
-            for of, place in (*(("delta", place) for place in places), ("own_delta", None)):
-                chosen = slice(None) if place is None else slice(place, place + 1)
-                left, right = self.values[of][:, chosen], self.changes[name][:, chosen]
-                is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
-                if is_known.sum() < LEAST_MODELS or np.ptp(right[is_known]) == 0:
-                    continue
-                rho, low, high = spearman(left[is_known], right[is_known], self.authors[is_known], self.random, DRAWS)
-                layer = None if place is None else self.layers[place]
-                yield Agreement(name, layer, of, int(is_known.sum()), rho, low, high)
-
-    def data_shares(self, datasets: Sequence[tuple[str, ...]]) -> Iterator[dict[str, Any]]:
-        """η² at the last layer over models that name exactly one data set, and its mean over permutations."""
-        named = [place for place, names in enumerate(datasets) if len(names) == 1]
-        groups = np.array([datasets[place][0] for place in named])
-        for name in STUDIED:
-            values = self.changes[name][named, -1] if named else np.zeros(0)
-            is_known = ~np.isnan(values)
-            if is_known.sum() < LEAST_MODELS or np.ptp(values[is_known]) == 0:
+def _agreements(
+    layers: Sequence[int],
+    values: Mapping[str, Floats],
+    changes: Mapping[str, Floats],
+    authors: NDArray[Any],
+    random: np.random.Generator,
+) -> Iterator[Agreement]:
+    """By measure: pooled over layers, then layer by layer; then with this layer's own change, pooled."""
+    places: list[int | None] = [None, *range(len(layers))]
+    for name, change in changes.items():
+        for of, place in (*(("delta", place) for place in places), ("own_delta", None)):
+            chosen = slice(None) if place is None else slice(place, place + 1)
+            left, right = values[of][:, chosen], change[:, chosen]
+            is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
+            if is_known.sum() < LEAST_MODELS or np.ptp(right[is_known]) == 0:
                 continue
-            of, known = groups[is_known], values[is_known]
-            by_chance = [_eta_squared(self.random.permutation(known), of) for _ in range(DRAWS)]
-            observed = _eta_squared(known, of)
-            p = (1 + sum(one >= observed for one in by_chance)) / (1 + DRAWS)
-            yield {"measure": name, "models": len(known), "share": observed,
-                   "chance": float(np.mean(by_chance)), "p": p}  # fmt: skip
+            rho, low, high = spearman(left[is_known], right[is_known], authors[is_known], random, DRAWS)
+            layer = None if place is None else layers[place]
+            yield Agreement(name, layer, of, int(is_known.sum()), rho, low, high)
+
+
+def _data_shares(
+    changes: Mapping[str, Floats], datasets: Sequence[tuple[str, ...]], random: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """η² at the last layer over models that name exactly one data set, and its mean over permutations."""
+    named = [place for place, names in enumerate(datasets) if len(names) == 1]
+    groups = np.array([datasets[place][0] for place in named])
+    for name, change in changes.items():
+        values = change[named, -1] if named else np.zeros(0)
+        is_known = ~np.isnan(values)
+        if is_known.sum() < LEAST_MODELS or np.ptp(values[is_known]) == 0:
+            continue
+        of, known = groups[is_known], values[is_known]
+        by_chance = [_eta_squared(random.permutation(known), of) for _ in range(DRAWS)]
+        observed = _eta_squared(known, of)
+        p = (1 + sum(one >= observed for one in by_chance)) / (1 + DRAWS)
+        yield {"measure": name, "models": len(known), "share": observed,
+               "chance": float(np.mean(by_chance)), "p": p}  # fmt: skip
 
 
 def _eta_squared(values: Floats, groups: NDArray[Any]) -> float:
