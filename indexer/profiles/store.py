@@ -122,7 +122,10 @@ class ProfileStore:
 
     def write(self, profile: Profile) -> None:
         """Write a profile atomically, after the file that describes its run; an earlier one is replaced."""
-        arrays: dict[str, NDArray[Any]] = {"layers": profile.layers, "is_constant": profile.is_constant.astype(np.uint8)}
+        arrays: dict[str, NDArray[Any]] = {
+            "layers": profile.layers,
+            "is_constant": profile.is_constant.astype(np.uint8),
+        }
         for name, column in profile.values.items():
             arrays[name] = column.astype(np.float32)
         for name, column in profile.errors.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
+import indexer.profiles
 from indexer.errors import AtlasError, Failed
 from indexer.profiles.features import SHARP, find_features
 from indexer.profiles.layers import Layers, chosen_layers, nearest_tokens, patchify
@@ -363,3 +365,9 @@ def test_a_neuron_of_one_patch_changes_its_row_and_its_column_alone():
     (found,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
     assert found.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
     assert found.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
+
+
+def test_public_names_stay_functions_after_their_modules_are_imported():
+    """A module of the name of its function took its place from the second import on."""
+    names = [getattr(indexer.profiles, name) for name in indexer.profiles.__all__ for _ in range(2)]
+    assert not [one for one in names if isinstance(one, ModuleType)]
